@@ -1,0 +1,34 @@
+VENV ?= .venv
+PY = $(VENV)/bin/python
+
+.PHONY: install demo test check bench protos clean
+
+install: $(VENV)/installed
+	@echo "installed into $(VENV)"
+
+demo: $(VENV)/installed
+	$(VENV)/bin/ps-lab demo
+
+test: $(VENV)/installed-test
+	$(PY) -m pytest
+
+check: $(VENV)/installed-test
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest -m "not integration"'
+
+bench: $(VENV)/installed-test
+	$(PY) benchmarks/run.py
+
+protos: $(VENV)/installed-test
+	$(PY) protos/generate.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/python
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[examples]' && touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1' && $(PY) -m pip install --quiet -c constraints.txt --group test --group check && touch $@

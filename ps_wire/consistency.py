@@ -1,0 +1,71 @@
+"""Consistency models as a person types them: parsed once, printed back the same.
+
+`docs/consistency.md` defines them. This file knows how they are written, not how a gate works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ps_wire.errors import ConsistencyInvalid
+
+VALID = "bsp, ssp:S (S >= 0, the bound on the clock gap), asp"
+
+
+@dataclass(frozen=True, slots=True)
+class BSP:
+    """Bulk synchronous parallel (Valiant 1990): one optimizer step on the mean of all gradients."""
+
+    def __str__(self) -> str:
+        return "bsp"
+
+
+@dataclass(frozen=True, slots=True)
+class SSP:
+    """Stale synchronous parallel (Ho et al., NIPS 2013).
+
+    Attributes:
+        staleness: the bound s on the clock gap while computing, in steps.
+    """
+
+    staleness: int
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise ConsistencyInvalid(
+                f"ssp: staleness must be >= 0, got {self.staleness}", staleness=self.staleness
+            )
+
+    def __str__(self) -> str:
+        return f"ssp:{self.staleness}"
+
+
+@dataclass(frozen=True, slots=True)
+class ASP:
+    """Asynchronous parallel (Recht et al., NIPS 2011): nobody ever waits at the gate."""
+
+    def __str__(self) -> str:
+        return "asp"
+
+
+Consistency: TypeAlias = BSP | SSP | ASP
+
+
+def parse(text: str) -> Consistency:
+    """The model that `text` names.
+
+    Raises:
+        ConsistencyInvalid: it names none, or has a bound that makes no sense; the valid ones are listed.
+    """
+    name, colon, bound = text.strip().partition(":")
+    if name == "bsp" and not colon:
+        return BSP()
+    if name == "asp" and not colon:
+        return ASP()
+    if name == "ssp" and colon:
+        digits = bound.removeprefix("-")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 9:
+            return SSP(int(bound))
+        raise ConsistencyInvalid(f"ssp: the bound must be a whole number, got {bound!r}", spec=text)
+    raise ConsistencyInvalid(f"unknown consistency {text!r}; valid are: {VALID}", spec=text)

@@ -1,0 +1,255 @@
+"""The error tree, and its one table to gRPC status codes.
+
+    PsError (1)
+    ├── UsageError (64)                what a person typed
+    │   ├── ConsistencyInvalid
+    │   └── AddressInvalid
+    ├── Unavailable (69, retryable)    a server that does not answer, or not yet
+    │   ├── ServerUnreachable
+    │   ├── ServerNotReady
+    │   ├── StartLimitExceeded
+    │   └── ConnectionLost
+    ├── ConfigurationRefused (78)      two parties that do not fit together
+    │   ├── ProtocolMismatch
+    │   ├── ShardMismatch
+    │   ├── JobMismatch
+    │   ├── TableMismatch
+    │   ├── OptimizerUnsupported
+    │   ├── ParameterUnsupported
+    │   ├── WorkerNumberTaken
+    │   ├── JobFull
+    │   └── MemoryLimitExceeded
+    ├── FrameRefused (1)               bytes that are no frame, or a frame out of place
+    │   ├── FrameMalformed
+    │   ├── FrameTooLarge
+    │   ├── PayloadMismatch
+    │   ├── PushOutOfOrder
+    │   ├── StrangerRefused
+    │   └── StaleIncarnation
+    ├── JobUnknown (1)                 the servers do not know this job, table or worker
+    ├── WorkerLost (1)                 a member vanished without leaving
+    ├── GradientChanged (1)            a gradient was touched after it had left
+    └── InternalError (1)              our own bug, seen from the other side
+
+An error crosses the wire as its class name, message and facts; the receiving end raises the same class.
+This file knows no transport: status codes are their gRPC names.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar, TypeAlias
+
+Fact: TypeAlias = str | int | float | None
+
+
+class PsError(Exception):
+    """Root of every error that this project raises on purpose.
+
+    Attributes:
+        facts: what the message is made of, for programs: names, numbers, addresses.
+        retryable: whether the same call may succeed later.
+        exit_code: what a command ends with (`architecture.md`, section 6).
+    """
+
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, **facts: Fact) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+    @property
+    def message(self) -> str:
+        """The sentence that a person reads."""
+        return str(self.args[0])
+
+
+class UsageError(PsError):
+    """A value that a person typed is not one of the valid ones."""
+
+    exit_code = 64
+
+
+class ConsistencyInvalid(UsageError):
+    """A consistency spec that does not parse, or has a bound that makes no sense."""
+
+
+class AddressInvalid(UsageError):
+    """A server address that is not HOST:PORT."""
+
+
+class Unavailable(PsError):
+    """A server does not answer, or is not ready yet."""
+
+    retryable = True
+    exit_code = 69
+
+
+class ServerUnreachable(Unavailable):
+    """No connection to an address within the connect limit."""
+
+
+class ServerNotReady(Unavailable):
+    """The server runs but is not registered with its coordinator yet, or is stopping."""
+
+
+class StartLimitExceeded(Unavailable):
+    """The job did not start in time; the message says who was missing."""
+
+
+class ConnectionLost(Unavailable):
+    """A connection broke and could not be made again within the retry limit."""
+
+
+class ConfigurationRefused(PsError):
+    """Two parties that do not fit together; running again does not help."""
+
+    exit_code = 78
+
+
+class ProtocolMismatch(ConfigurationRefused):
+    """The two ends speak different versions of the protocol."""
+
+
+class ShardMismatch(ConfigurationRefused):
+    """The list of servers has the wrong length or order."""
+
+
+class JobMismatch(ConfigurationRefused):
+    """A worker wants another consistency or size for a job that exists."""
+
+
+class TableMismatch(ConfigurationRefused):
+    """A worker's table differs from the one that the job has; the first difference is named."""
+
+
+class OptimizerUnsupported(ConfigurationRefused):
+    """The servers cannot run this optimizer on slices."""
+
+
+class ParameterUnsupported(ConfigurationRefused):
+    """A parameter whose dtype or layout the servers cannot hold."""
+
+
+class WorkerNumberTaken(ConfigurationRefused):
+    """Another live process holds this worker number."""
+
+
+class JobFull(ConfigurationRefused):
+    """More workers than the job was made for, or a job that has already started."""
+
+
+class MemoryLimitExceeded(ConfigurationRefused):
+    """The job does not fit into the server's memory limit."""
+
+
+class FrameRefused(PsError):
+    """A frame that was not taken; nothing of it was applied."""
+
+
+class FrameMalformed(FrameRefused):
+    """Bytes that are not a frame."""
+
+
+class FrameTooLarge(FrameRefused):
+    """A frame that announces more bytes than the limits allow."""
+
+
+class PayloadMismatch(FrameRefused):
+    """A payload of another size or dtype than the partition has."""
+
+
+class PushOutOfOrder(FrameRefused):
+    """A push or pull whose step is not the worker's clock on that partition."""
+
+
+class StrangerRefused(FrameRefused):
+    """A connection without a valid token, or a worker that is not a member."""
+
+
+class StaleIncarnation(FrameRefused):
+    """A frame of an incarnation that is not its worker's live one."""
+
+
+class JobUnknown(PsError):
+    """The servers do not know this job, table or worker."""
+
+
+class WorkerLost(PsError):
+    """A member of the job vanished without leaving."""
+
+
+class GradientChanged(PsError):
+    """A gradient, or what its step needs, changed after the push had left."""
+
+
+class InternalError(PsError):
+    """A bug of ours, reported by the side it happened on."""
+
+
+STATUS: dict[type[PsError], str] = {
+    UsageError: "INVALID_ARGUMENT",
+    ConsistencyInvalid: "INVALID_ARGUMENT",
+    AddressInvalid: "INVALID_ARGUMENT",
+    Unavailable: "UNAVAILABLE",
+    ServerUnreachable: "UNAVAILABLE",
+    ServerNotReady: "UNAVAILABLE",
+    StartLimitExceeded: "DEADLINE_EXCEEDED",
+    ConnectionLost: "UNAVAILABLE",
+    ConfigurationRefused: "FAILED_PRECONDITION",
+    ProtocolMismatch: "FAILED_PRECONDITION",
+    ShardMismatch: "FAILED_PRECONDITION",
+    JobMismatch: "FAILED_PRECONDITION",
+    TableMismatch: "FAILED_PRECONDITION",
+    OptimizerUnsupported: "FAILED_PRECONDITION",
+    ParameterUnsupported: "FAILED_PRECONDITION",
+    WorkerNumberTaken: "ALREADY_EXISTS",
+    JobFull: "FAILED_PRECONDITION",
+    MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
+    FrameRefused: "INVALID_ARGUMENT",
+    FrameMalformed: "INVALID_ARGUMENT",
+    FrameTooLarge: "INVALID_ARGUMENT",
+    PayloadMismatch: "INVALID_ARGUMENT",
+    PushOutOfOrder: "ABORTED",
+    StrangerRefused: "PERMISSION_DENIED",
+    StaleIncarnation: "ABORTED",
+    JobUnknown: "NOT_FOUND",
+    WorkerLost: "ABORTED",
+    GradientChanged: "FAILED_PRECONDITION",
+    InternalError: "INTERNAL",
+    PsError: "UNKNOWN",
+}
+
+BY_NAME: dict[str, type[PsError]] = {cls.__name__: cls for cls in STATUS}
+
+
+def facts_to_json(error: PsError) -> str:
+    """The facts of an error as a JSON object, at most 4 KiB of it (else empty)."""
+    text = json.dumps(error.facts)
+    return text if len(text) <= 4096 else "{}"
+
+
+def from_wire(name: str, message: str, facts_json: str = "") -> PsError:
+    """The error that the other side raised.
+
+    Args:
+        name: its class; an unknown one becomes `PsError` and is kept in the message.
+        message: its sentence.
+        facts_json: a JSON object of its facts; anything else counts as none.
+    """
+    try:
+        parsed = json.loads(facts_json) if facts_json else {}
+    except ValueError:
+        parsed = {}
+    facts: dict[str, Fact] = {}
+    if isinstance(parsed, dict):
+        facts = {
+            key: value
+            for key, value in parsed.items()
+            if value is None or isinstance(value, str | int | float)
+        }
+    cls = BY_NAME.get(name)
+    error = PsError(f"{name}: {message}") if cls is None else cls(message)
+    error.facts = facts
+    return error

@@ -1,0 +1,180 @@
+"""Frames of the data plane: a fixed header of 64 bytes, meta, payload. `docs/protocol.md` has each byte.
+
+Owns the binary layout and its checks. It must not know what a frame means to a shard or a worker.
+Invariant: `decode(encode(frame)) == frame`, and nothing that fails a check gets past `decode`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
+
+MAGIC = 0x31765350  # b"PSv1" in little endian
+PROTOCOL = 1
+HEADER_BYTES = 64
+MAX_PAYLOAD_BYTES = 4 << 20
+MAX_META_BYTES = (4 << 20) - HEADER_BYTES
+META_ALIGNMENT = 16  # the payload behind it stays aligned for every dtype
+
+_HEADER = struct.Struct("<IBBBBIHHQQIIIIIfII")
+assert _HEADER.size == HEADER_BYTES
+
+
+class Kind(IntEnum):
+    """What a frame is. The numbers are on the wire: they are never reused."""
+
+    HELLO = 1
+    HYPER = 2
+    LOAD = 3
+    PUSH = 4
+    ABSTAIN = 5
+    PULL = 6
+    PULLED = 7
+    ACK = 8
+    REFUSE = 9
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+_NONE = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame. Fields that a kind does not use are 0; `docs/protocol.md` lists which it uses.
+
+    Attributes:
+        kind: what it is.
+        codec: how the payload is encoded; 0 is the partition's dtype as it is.
+        flags: none are defined yet.
+        partition: number in the table's plan.
+        table: number of the table in its job.
+        rank: which rank of a worker group sent it.
+        step: the sender's clock on the partition.
+        version: PUSH: the version that the gradient was computed on. PULLED: the version sent.
+        worker: number of the worker in its job.
+        incarnation: of that worker; grows at each join.
+        generation: of the shard.
+        epoch: of the job's membership, as far as the sender knows; information only.
+        hyper: number of the hyper-parameters that a PUSH takes, or a HYPER sets.
+        weight: of the push in a BSP mean.
+        meta: by kind: a bitmap, a list, a message.
+        payload: elements, raw.
+    """
+
+    kind: Kind
+    codec: int = 0
+    flags: int = 0
+    partition: int = 0
+    table: int = 0
+    rank: int = 0
+    step: int = 0
+    version: int = 0
+    worker: int = 0
+    incarnation: int = 0
+    generation: int = 0
+    epoch: int = 0
+    hyper: int = 0
+    weight: float = 1.0
+    meta: bytes | memoryview = _NONE
+    payload: bytes | memoryview = _NONE
+
+
+def header(frame: Frame, payload_bytes: int) -> bytes:
+    """The 64 bytes that go before a frame's meta and a payload of that size."""
+    return _HEADER.pack(
+        MAGIC,
+        PROTOCOL,
+        frame.kind,
+        frame.codec,
+        frame.flags,
+        frame.partition,
+        frame.table,
+        frame.rank,
+        frame.step,
+        frame.version,
+        frame.worker,
+        frame.incarnation,
+        frame.generation,
+        frame.epoch,
+        frame.hyper,
+        frame.weight,
+        payload_bytes,
+        len(frame.meta),
+    )
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame as one message: header, meta padded to 16 bytes, payload. Copies the payload once."""
+    head = header(frame, len(frame.payload))
+    if not frame.meta:
+        return b"".join((head, frame.payload))
+    padding = bytes(-len(frame.meta) % META_ALIGNMENT)
+    return b"".join((head, frame.meta, padding, frame.payload))
+
+
+def decode(message: bytes) -> Frame:
+    """The frame in `message`; its meta and payload are views of it.
+
+    Raises:
+        FrameMalformed: too short, wrong magic, unknown kind, or a length that does not fit.
+        FrameTooLarge: it announces more meta or payload than the limits.
+        ProtocolMismatch: the magic is right and the version of the protocol is not.
+    """
+    if len(message) < HEADER_BYTES:
+        raise FrameMalformed(f"a frame has at least {HEADER_BYTES} bytes, got {len(message)}")
+    fields = _HEADER.unpack_from(message)
+    magic, protocol, kind_number = fields[0], fields[1], fields[2]
+    payload_bytes, meta_bytes = fields[16], fields[17]
+    if magic != MAGIC:
+        raise FrameMalformed(f"not a frame: magic {magic:#010x}, expected {MAGIC:#010x}")
+    check_protocol(protocol)
+    kind = _KINDS.get(kind_number)
+    if kind is None:
+        raise FrameMalformed(f"unknown kind of frame {kind_number}")
+    if payload_bytes > MAX_PAYLOAD_BYTES or meta_bytes > MAX_META_BYTES:
+        raise FrameTooLarge(
+            f"a frame announces {payload_bytes} bytes of payload and {meta_bytes} of meta; "
+            f"at most {MAX_PAYLOAD_BYTES} and {MAX_META_BYTES} are taken"
+        )
+    start = HEADER_BYTES + meta_bytes + -meta_bytes % META_ALIGNMENT
+    if len(message) != start + payload_bytes:
+        raise FrameMalformed(
+            f"a frame announces {start + payload_bytes} bytes in all and has {len(message)}"
+        )
+    view = memoryview(message)
+    return Frame(
+        kind=kind,
+        codec=fields[3],
+        flags=fields[4],
+        partition=fields[5],
+        table=fields[6],
+        rank=fields[7],
+        step=fields[8],
+        version=fields[9],
+        worker=fields[10],
+        incarnation=fields[11],
+        generation=fields[12],
+        epoch=fields[13],
+        hyper=fields[14],
+        weight=fields[15],
+        meta=view[HEADER_BYTES : HEADER_BYTES + meta_bytes] if meta_bytes else _NONE,
+        payload=view[start:] if payload_bytes else _NONE,
+    )
+
+
+def check_protocol(theirs: int) -> None:
+    """Refuses a peer of another version.
+
+    Raises:
+        ProtocolMismatch: naming both versions.
+    """
+    if theirs != PROTOCOL:
+        raise ProtocolMismatch(
+            f"the other end speaks protocol {theirs}, this one {PROTOCOL}: "
+            "install the same version on both",
+            theirs=theirs,
+            ours=PROTOCOL,
+        )
