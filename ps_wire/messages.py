@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from ps_wire.errors import FrameMalformed, PsError, from_wire, facts_to_json
+from ps_wire.errors import FrameMalformed, PsError, facts_to_json, from_wire
 from ps_wire.table import (
     BucketOptions,
     Hyperparameters,

@@ -1,0 +1,1 @@
+"""The shards and the coordinator: weights, optimizer state, gates, membership."""
