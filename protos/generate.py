@@ -21,8 +21,15 @@ def generate(out: Path) -> None:
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     status = protoc.main(
-        ["protoc", f"-I{PROTOS}", f"-I{well_known}", f"--python_out={out}", f"--pyi_out={out}"]
-        + [f"--grpc_python_out={out}", *sources]
+        [
+            "protoc",
+            f"-I{PROTOS}",
+            f"-I{well_known}",
+            f"--python_out={out}",
+            f"--pyi_out={out}",
+            f"--grpc_python_out={out}",
+            *sources,
+        ]
     )
     if status != 0:
         raise RuntimeError(f"protoc ended with status {status}")

@@ -116,7 +116,6 @@ class Ledger:
     refused: int = 0
     max_gap: int = 0
     gate_wait_s: float = 0.0
-    gate_wait_max_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -217,9 +216,7 @@ class Partition:
         self._waiting[pull.worker] = pull
         return self._answer(pull.asked_s)
 
-    def decide(
-        self, step: int, workers: frozenset[int], scale: float, now_s: float
-    ) -> list[Action]:
+    def decide(self, step: int, workers: frozenset[int], scale: float, now_s: float) -> list[Action]:
         """Closes `step` with the contributions of `workers`; those of others are dropped and counted."""
         assert self.gate.aggregates, "only BSP holds pushes for a decision"
         assert step == self.version, (step, self.version)
@@ -317,10 +314,7 @@ class Partition:
             return []
         for pull in ready:
             del self._waiting[pull.worker]
-            ledger = self._ledger(pull.worker)
-            waited_s = now_s - pull.asked_s
-            ledger.gate_wait_s += waited_s
-            ledger.gate_wait_max_s = max(ledger.gate_wait_max_s, waited_s)
+            self._ledger(pull.worker).gate_wait_s += now_s - pull.asked_s
         return [Answer(pulls=tuple(ready), version=self.version, clocks=self.clocks)]
 
     def _record_tau(self, contribution: Contribution) -> None:

@@ -141,9 +141,7 @@ def decode(message: bytes) -> Frame:
         )
     start = HEADER_BYTES + meta_bytes + -meta_bytes % META_ALIGNMENT
     if len(message) != start + payload_bytes:
-        raise FrameMalformed(
-            f"a frame announces {start + payload_bytes} bytes in all and has {len(message)}"
-        )
+        raise FrameMalformed(f"a frame announces {start + payload_bytes} bytes in all and has {len(message)}")
     view = memoryview(message)
     return Frame(
         kind=kind,
@@ -173,8 +171,7 @@ def check_protocol(theirs: int) -> None:
     """
     if theirs != PROTOCOL:
         raise ProtocolMismatch(
-            f"the other end speaks protocol {theirs}, this one {PROTOCOL}: "
-            "install the same version on both",
+            f"the other end speaks protocol {theirs}, this one {PROTOCOL}: install the same version on both",
             theirs=theirs,
             ours=PROTOCOL,
         )

@@ -73,8 +73,7 @@ def hyperparameters_to_proto(value: Hyperparameters) -> spec.Hyperparameters:
         groups=[
             spec.Group(
                 hyperparameters=[
-                    spec.Hyperparameter(name=name, value=value_to_proto(item))
-                    for name, item in group
+                    spec.Hyperparameter(name=name, value=value_to_proto(item)) for name, item in group
                 ]
             )
             for group in value.groups
@@ -152,9 +151,7 @@ def table_from_proto(message: spec.Table) -> TableSpec:
 
 def refused_to_proto(error: PsError) -> coordinator.Refused:
     """An error as a message."""
-    return coordinator.Refused(
-        error=type(error).__name__, message=error.message, facts=facts_to_json(error)
-    )
+    return coordinator.Refused(error=type(error).__name__, message=error.message, facts=facts_to_json(error))
 
 
 def refused_from_proto(message: coordinator.Refused) -> PsError:

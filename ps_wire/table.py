@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ps_wire.dtypes import item_bytes
 from ps_wire.errors import ParameterUnsupported, TableMismatch, UsageError
 
-Value: TypeAlias = float | int | bool | str | None | tuple[float, ...]
+Value: TypeAlias = float | int | bool | str | tuple[float, ...] | None
 Group: TypeAlias = tuple[tuple[str, Value], ...]
 
 PAGE_BYTES = 4096
@@ -169,9 +169,11 @@ def _first_difference(ours: TableSpec, theirs: TableSpec) -> tuple[str, object, 
         return "optimizer", ours.optimizer.name, theirs.optimizer.name
     if ours.buckets != theirs.buckets:
         return "bucket sizes", ours.buckets, theirs.buckets
-    return _first_hyper_difference(
-        ours.optimizer.hyperparameters, theirs.optimizer.hyperparameters
-    ) or ("number of the table", ours.number, theirs.number)
+    return _first_hyper_difference(ours.optimizer.hyperparameters, theirs.optimizer.hyperparameters) or (
+        "number of the table",
+        ours.number,
+        theirs.number,
+    )
 
 
 def _first_hyper_difference(
