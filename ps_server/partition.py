@@ -131,6 +131,7 @@ class Partition:
     gate: Gate
     decides_alone: bool = True
     version: int = 0
+    newest_clock: int = 0
     tau: Counter[int] = field(default_factory=Counter)
     ledgers: dict[int, Ledger] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
@@ -161,6 +162,7 @@ class Partition:
         known = self._members.get(worker)
         assert known is None or known.incarnation < incarnation, (worker, incarnation)
         self._members[worker] = _Member(incarnation, clock)
+        self.newest_clock = max(self.newest_clock, clock)
         self._waiting.pop(worker, None)
         self._ledger(worker)
         return []
@@ -190,6 +192,7 @@ class Partition:
         self._check_order(contribution, member.clock, ledger)
         ledger.received += 1
         member.clock += 1
+        self.newest_clock = max(self.newest_clock, member.clock)
         gap = member.clock - min(other.clock for other in self._members.values())
         ledger.max_gap = max(ledger.max_gap, gap)
         acknowledged = Ack(worker=contribution.worker, step=contribution.step)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ps_wire.v1 import spec_pb2 as ps__wire_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cps_wire/v1/coordinator.proto\x12\nps_wire.v1\x1a\x15ps_wire/v1/spec.proto\"\x86\x02\n\rMemberRequest\x12 \n\x04join\x18\x01 \x01(\x0b\x32\x10.ps_wire.v1.JoinH\x00\x12+\n\nmake_table\x18\x02 \x01(\x0b\x32\x15.ps_wire.v1.MakeTableH\x00\x12(\n\x08uploaded\x18\x03 \x01(\x0b\x32\x14.ps_wire.v1.UploadedH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.ps_wire.v1.HeartbeatH\x00\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x12.ps_wire.v1.FinishH\x00\x12\"\n\x05leave\x18\x06 \x01(\x0b\x32\x11.ps_wire.v1.LeaveH\x00\x42\x06\n\x04kind\"q\n\x04Join\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x1c\n\x03job\x18\x02 \x01(\x0b\x32\x0f.ps_wire.v1.Job\x12\x13\n\x06worker\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x04\x42\t\n\x07_worker\"-\n\tMakeTable\x12 \n\x05table\x18\x01 \x01(\x0b\x32\x11.ps_wire.v1.Table\"(\n\x08Uploaded\x12\r\n\x05table\x18\x01 \x01(\r\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\"C\n\tHeartbeat\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x14.ps_wire.v1.Progress\"\x9f\x01\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x10\n\x08waited_s\x18\x03 \x01(\x01\x12\x32\n\x07metrics\x18\x04 \x03(\x0b\x32!.ps_wire.v1.Progress.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\x06\x46inish\x12&\n\x08progress\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.Progress\"?\n\x05Leave\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x14.ps_wire.v1.Progress\"\x93\x03\n\x0bMemberReply\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.ps_wire.v1.JoinedH\x00\x12+\n\ntable_made\x18\x02 \x01(\x0b\x32\x15.ps_wire.v1.TableMadeH\x00\x12\x31\n\rtable_started\x18\x03 \x01(\x0b\x32\x18.ps_wire.v1.TableStartedH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.ps_wire.v1.WaitingH\x00\x12/\n\theartbeat\x18\x05 \x01(\x0b\x32\x1a.ps_wire.v1.HeartbeatReplyH\x00\x12/\n\x0cupload_final\x18\x06 \x01(\x0b\x32\x17.ps_wire.v1.UploadFinalH\x00\x12\"\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x11.ps_wire.v1.EndedH\x00\x12 \n\x04left\x18\x08 \x01(\x0b\x32\x10.ps_wire.v1.LeftH\x00\x12&\n\x07refused\x18\t \x01(\x0b\x32\x13.ps_wire.v1.RefusedH\x00\x42\x06\n\x04kind\"a\n\x06Joined\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\x12\x0f\n\x07resumed\x18\x05 \x01(\x08\"*\n\tTableMade\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0e\n\x06upload\x18\x02 \x01(\x08\"+\n\x0cTableStarted\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x17\n\x07Waiting\x12\x0c\n\x04whom\x18\x01 \x01(\t\" \n\x0eHeartbeatReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\r\n\x0bUploadFinal\"\x1a\n\x05\x45nded\x12\x11\n\thas_state\x18\x01 \x01(\x08\"\x06\n\x04Left\"8\n\x07Refused\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\x03 \x01(\t\"h\n\rFollowRequest\x12(\n\x08register\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.RegisterH\x00\x12%\n\x04\x64one\x18\x02 \x01(\x0b\x32\x15.ps_wire.v1.OrderDoneH\x00\x42\x06\n\x04kind\"P\n\x08Register\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"P\n\tOrderDone\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x13.ps_wire.v1.Refused\x12\r\n\x05\x63lock\x18\x03 \x01(\x04\"\xfa\x01\n\x05Order\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x05\x61\x64mit\x18\x02 \x01(\x0b\x32\x17.ps_wire.v1.AdmitMemberH\x00\x12*\n\x06remove\x18\x03 \x01(\x0b\x32\x18.ps_wire.v1.RemoveMemberH\x00\x12+\n\nopen_table\x18\x04 \x01(\x0b\x32\x15.ps_wire.v1.OpenTableH\x00\x12-\n\x0bstart_table\x18\x05 \x01(\x0b\x32\x16.ps_wire.v1.StartTableH\x00\x12\'\n\x08\x64rop_job\x18\x06 \x01(\x0b\x32\x13.ps_wire.v1.DropJobH\x00\x42\x06\n\x04kind\"_\n\x0b\x41\x64mitMember\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.ps_wire.v1.Job\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\r\n\x05\x63lock\x18\x04 \x01(\x04\"@\n\x0cRemoveMember\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\":\n\tOpenTable\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x05table\x18\x02 \x01(\x0b\x32\x11.ps_wire.v1.Table\"(\n\nStartTable\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\"\x16\n\x07\x44ropJob\x12\x0b\n\x03job\x18\x01 \x01(\t\"=\n\nStateChunk\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.StateKey\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"J\n\x08StateKey\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x0c\n\x04name\x18\x04 \x01(\t\"\x0f\n\rPutStateReply\"4\n\x0fGetStateRequest\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.StateKey\"\x0f\n\rStatusRequest\"V\n\x0bStatusReply\x12\x12\n\nnum_shards\x18\x01 \x01(\r\x12#\n\x04jobs\x18\x02 \x03(\x0b\x32\x15.ps_wire.v1.JobStatus\x12\x0e\n\x06shards\x18\x03 \x03(\t\"w\n\tJobStatus\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.ps_wire.v1.Job\x12\r\n\x05state\x18\x02 \x01(\t\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.ps_wire.v1.WorkerStatus\x12\x12\n\nnum_tables\x18\x04 \x01(\r\"\x9e\x01\n\x0cWorkerStatus\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x04\x12\r\n\x05state\x18\x05 \x01(\t\x12&\n\x08progress\x18\x06 \x01(\x0b\x32\x14.ps_wire.v1.Progress\x12\x17\n\x0fheartbeat_age_s\x18\x07 \x01(\x01\x32\xcd\x02\n\x0b\x43oordinator\x12@\n\x06Member\x12\x19.ps_wire.v1.MemberRequest\x1a\x17.ps_wire.v1.MemberReply(\x01\x30\x01\x12:\n\x06\x46ollow\x12\x19.ps_wire.v1.FollowRequest\x1a\x11.ps_wire.v1.Order(\x01\x30\x01\x12?\n\x08PutState\x12\x16.ps_wire.v1.StateChunk\x1a\x19.ps_wire.v1.PutStateReply(\x01\x12\x41\n\x08GetState\x12\x1b.ps_wire.v1.GetStateRequest\x1a\x16.ps_wire.v1.StateChunk0\x01\x12<\n\x06Status\x12\x19.ps_wire.v1.StatusRequest\x1a\x17.ps_wire.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cps_wire/v1/coordinator.proto\x12\nps_wire.v1\x1a\x15ps_wire/v1/spec.proto\"\x86\x02\n\rMemberRequest\x12 \n\x04join\x18\x01 \x01(\x0b\x32\x10.ps_wire.v1.JoinH\x00\x12+\n\nmake_table\x18\x02 \x01(\x0b\x32\x15.ps_wire.v1.MakeTableH\x00\x12(\n\x08uploaded\x18\x03 \x01(\x0b\x32\x14.ps_wire.v1.UploadedH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.ps_wire.v1.HeartbeatH\x00\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x12.ps_wire.v1.FinishH\x00\x12\"\n\x05leave\x18\x06 \x01(\x0b\x32\x11.ps_wire.v1.LeaveH\x00\x42\x06\n\x04kind\"q\n\x04Join\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x1c\n\x03job\x18\x02 \x01(\x0b\x32\x0f.ps_wire.v1.Job\x12\x13\n\x06worker\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x04\x42\t\n\x07_worker\"-\n\tMakeTable\x12 \n\x05table\x18\x01 \x01(\x0b\x32\x11.ps_wire.v1.Table\"(\n\x08Uploaded\x12\r\n\x05table\x18\x01 \x01(\r\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\"C\n\tHeartbeat\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x14.ps_wire.v1.Progress\"\x9f\x01\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x10\n\x08waited_s\x18\x03 \x01(\x01\x12\x32\n\x07metrics\x18\x04 \x03(\x0b\x32!.ps_wire.v1.Progress.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\x06\x46inish\x12&\n\x08progress\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.Progress\"?\n\x05Leave\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x14.ps_wire.v1.Progress\"\x93\x03\n\x0bMemberReply\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.ps_wire.v1.JoinedH\x00\x12+\n\ntable_made\x18\x02 \x01(\x0b\x32\x15.ps_wire.v1.TableMadeH\x00\x12\x31\n\rtable_started\x18\x03 \x01(\x0b\x32\x18.ps_wire.v1.TableStartedH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.ps_wire.v1.WaitingH\x00\x12/\n\theartbeat\x18\x05 \x01(\x0b\x32\x1a.ps_wire.v1.HeartbeatReplyH\x00\x12/\n\x0cupload_final\x18\x06 \x01(\x0b\x32\x17.ps_wire.v1.UploadFinalH\x00\x12\"\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x11.ps_wire.v1.EndedH\x00\x12 \n\x04left\x18\x08 \x01(\x0b\x32\x10.ps_wire.v1.LeftH\x00\x12&\n\x07refused\x18\t \x01(\x0b\x32\x13.ps_wire.v1.RefusedH\x00\x42\x06\n\x04kind\"a\n\x06Joined\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\x12\x0f\n\x07resumed\x18\x05 \x01(\x08\"*\n\tTableMade\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0e\n\x06upload\x18\x02 \x01(\x08\"+\n\x0cTableStarted\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x17\n\x07Waiting\x12\x0c\n\x04whom\x18\x01 \x01(\t\" \n\x0eHeartbeatReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\r\n\x0bUploadFinal\"\x1a\n\x05\x45nded\x12\x11\n\thas_state\x18\x01 \x01(\x08\"\x06\n\x04Left\"8\n\x07Refused\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\x03 \x01(\t\"h\n\rFollowRequest\x12(\n\x08register\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.RegisterH\x00\x12%\n\x04\x64one\x18\x02 \x01(\x0b\x32\x15.ps_wire.v1.OrderDoneH\x00\x42\x06\n\x04kind\"^\n\x08Register\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04\x62oot\x18\x05 \x01(\x0c\"\xa3\x01\n\tOrderDone\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x13.ps_wire.v1.Refused\x12\x31\n\x06\x63locks\x18\x03 \x03(\x0b\x32!.ps_wire.v1.OrderDone.ClocksEntry\x1a-\n\x0b\x43locksEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xfa\x01\n\x05Order\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x05\x61\x64mit\x18\x02 \x01(\x0b\x32\x17.ps_wire.v1.AdmitMemberH\x00\x12*\n\x06remove\x18\x03 \x01(\x0b\x32\x18.ps_wire.v1.RemoveMemberH\x00\x12+\n\nopen_table\x18\x04 \x01(\x0b\x32\x15.ps_wire.v1.OpenTableH\x00\x12-\n\x0bstart_table\x18\x05 \x01(\x0b\x32\x16.ps_wire.v1.StartTableH\x00\x12\'\n\x08\x64rop_job\x18\x06 \x01(\x0b\x32\x13.ps_wire.v1.DropJobH\x00\x42\x06\n\x04kind\"\xc4\x01\n\x0b\x41\x64mitMember\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.ps_wire.v1.Job\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x33\n\x06\x63locks\x18\x04 \x03(\x0b\x32#.ps_wire.v1.AdmitMember.ClocksEntry\x12\x0e\n\x06reader\x18\x05 \x01(\x08\x1a-\n\x0b\x43locksEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"@\n\x0cRemoveMember\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\":\n\tOpenTable\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x05table\x18\x02 \x01(\x0b\x32\x11.ps_wire.v1.Table\"(\n\nStartTable\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\"\x16\n\x07\x44ropJob\x12\x0b\n\x03job\x18\x01 \x01(\t\"=\n\nStateChunk\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.StateKey\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"J\n\x08StateKey\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x0c\n\x04name\x18\x04 \x01(\t\"\x0f\n\rPutStateReply\"4\n\x0fGetStateRequest\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.StateKey\"\x0f\n\rStatusRequest\"V\n\x0bStatusReply\x12\x12\n\nnum_shards\x18\x01 \x01(\r\x12#\n\x04jobs\x18\x02 \x03(\x0b\x32\x15.ps_wire.v1.JobStatus\x12\x0e\n\x06shards\x18\x03 \x03(\t\"w\n\tJobStatus\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.ps_wire.v1.Job\x12\r\n\x05state\x18\x02 \x01(\t\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.ps_wire.v1.WorkerStatus\x12\x12\n\nnum_tables\x18\x04 \x01(\r\"\x9e\x01\n\x0cWorkerStatus\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x04\x12\r\n\x05state\x18\x05 \x01(\t\x12&\n\x08progress\x18\x06 \x01(\x0b\x32\x14.ps_wire.v1.Progress\x12\x17\n\x0fheartbeat_age_s\x18\x07 \x01(\x01\x32\xcd\x02\n\x0b\x43oordinator\x12@\n\x06Member\x12\x19.ps_wire.v1.MemberRequest\x1a\x17.ps_wire.v1.MemberReply(\x01\x30\x01\x12:\n\x06\x46ollow\x12\x19.ps_wire.v1.FollowRequest\x1a\x11.ps_wire.v1.Order(\x01\x30\x01\x12?\n\x08PutState\x12\x16.ps_wire.v1.StateChunk\x1a\x19.ps_wire.v1.PutStateReply(\x01\x12\x41\n\x08GetState\x12\x1b.ps_wire.v1.GetStateRequest\x1a\x16.ps_wire.v1.StateChunk0\x01\x12<\n\x06Status\x12\x19.ps_wire.v1.StatusRequest\x1a\x17.ps_wire.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROGRESS_METRICSENTRY']._loaded_options = None
   _globals['_PROGRESS_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_ORDERDONE_CLOCKSENTRY']._loaded_options = None
+  _globals['_ORDERDONE_CLOCKSENTRY']._serialized_options = b'8\001'
+  _globals['_ADMITMEMBER_CLOCKSENTRY']._loaded_options = None
+  _globals['_ADMITMEMBER_CLOCKSENTRY']._serialized_options = b'8\001'
   _globals['_MEMBERREQUEST']._serialized_start=68
   _globals['_MEMBERREQUEST']._serialized_end=330
   _globals['_JOIN']._serialized_start=332
@@ -75,37 +79,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOLLOWREQUEST']._serialized_start=1644
   _globals['_FOLLOWREQUEST']._serialized_end=1748
   _globals['_REGISTER']._serialized_start=1750
-  _globals['_REGISTER']._serialized_end=1830
-  _globals['_ORDERDONE']._serialized_start=1832
-  _globals['_ORDERDONE']._serialized_end=1912
-  _globals['_ORDER']._serialized_start=1915
-  _globals['_ORDER']._serialized_end=2165
-  _globals['_ADMITMEMBER']._serialized_start=2167
-  _globals['_ADMITMEMBER']._serialized_end=2262
-  _globals['_REMOVEMEMBER']._serialized_start=2264
-  _globals['_REMOVEMEMBER']._serialized_end=2328
-  _globals['_OPENTABLE']._serialized_start=2330
-  _globals['_OPENTABLE']._serialized_end=2388
-  _globals['_STARTTABLE']._serialized_start=2390
-  _globals['_STARTTABLE']._serialized_end=2430
-  _globals['_DROPJOB']._serialized_start=2432
-  _globals['_DROPJOB']._serialized_end=2454
-  _globals['_STATECHUNK']._serialized_start=2456
-  _globals['_STATECHUNK']._serialized_end=2517
-  _globals['_STATEKEY']._serialized_start=2519
-  _globals['_STATEKEY']._serialized_end=2593
-  _globals['_PUTSTATEREPLY']._serialized_start=2595
-  _globals['_PUTSTATEREPLY']._serialized_end=2610
-  _globals['_GETSTATEREQUEST']._serialized_start=2612
-  _globals['_GETSTATEREQUEST']._serialized_end=2664
-  _globals['_STATUSREQUEST']._serialized_start=2666
-  _globals['_STATUSREQUEST']._serialized_end=2681
-  _globals['_STATUSREPLY']._serialized_start=2683
-  _globals['_STATUSREPLY']._serialized_end=2769
-  _globals['_JOBSTATUS']._serialized_start=2771
-  _globals['_JOBSTATUS']._serialized_end=2890
-  _globals['_WORKERSTATUS']._serialized_start=2893
-  _globals['_WORKERSTATUS']._serialized_end=3051
-  _globals['_COORDINATOR']._serialized_start=3054
-  _globals['_COORDINATOR']._serialized_end=3387
+  _globals['_REGISTER']._serialized_end=1844
+  _globals['_ORDERDONE']._serialized_start=1847
+  _globals['_ORDERDONE']._serialized_end=2010
+  _globals['_ORDERDONE_CLOCKSENTRY']._serialized_start=1965
+  _globals['_ORDERDONE_CLOCKSENTRY']._serialized_end=2010
+  _globals['_ORDER']._serialized_start=2013
+  _globals['_ORDER']._serialized_end=2263
+  _globals['_ADMITMEMBER']._serialized_start=2266
+  _globals['_ADMITMEMBER']._serialized_end=2462
+  _globals['_ADMITMEMBER_CLOCKSENTRY']._serialized_start=1965
+  _globals['_ADMITMEMBER_CLOCKSENTRY']._serialized_end=2010
+  _globals['_REMOVEMEMBER']._serialized_start=2464
+  _globals['_REMOVEMEMBER']._serialized_end=2528
+  _globals['_OPENTABLE']._serialized_start=2530
+  _globals['_OPENTABLE']._serialized_end=2588
+  _globals['_STARTTABLE']._serialized_start=2590
+  _globals['_STARTTABLE']._serialized_end=2630
+  _globals['_DROPJOB']._serialized_start=2632
+  _globals['_DROPJOB']._serialized_end=2654
+  _globals['_STATECHUNK']._serialized_start=2656
+  _globals['_STATECHUNK']._serialized_end=2717
+  _globals['_STATEKEY']._serialized_start=2719
+  _globals['_STATEKEY']._serialized_end=2793
+  _globals['_PUTSTATEREPLY']._serialized_start=2795
+  _globals['_PUTSTATEREPLY']._serialized_end=2810
+  _globals['_GETSTATEREQUEST']._serialized_start=2812
+  _globals['_GETSTATEREQUEST']._serialized_end=2864
+  _globals['_STATUSREQUEST']._serialized_start=2866
+  _globals['_STATUSREQUEST']._serialized_end=2881
+  _globals['_STATUSREPLY']._serialized_start=2883
+  _globals['_STATUSREPLY']._serialized_end=2969
+  _globals['_JOBSTATUS']._serialized_start=2971
+  _globals['_JOBSTATUS']._serialized_end=3090
+  _globals['_WORKERSTATUS']._serialized_start=3093
+  _globals['_WORKERSTATUS']._serialized_end=3251
+  _globals['_COORDINATOR']._serialized_start=3254
+  _globals['_COORDINATOR']._serialized_end=3587
 # @@protoc_insertion_point(module_scope)

@@ -189,26 +189,35 @@ class FollowRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "shard", "num_shards", "address")
+    __slots__ = ("protocol", "shard", "num_shards", "address", "boot")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     shard: int
     num_shards: int
     address: str
-    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    boot: bytes
+    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ...) -> None: ...
 
 class OrderDone(_message.Message):
-    __slots__ = ("number", "refused", "clock")
+    __slots__ = ("number", "refused", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
     number: int
     refused: Refused
-    clock: int
-    def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clock: _Optional[int] = ...) -> None: ...
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job")
@@ -227,16 +236,25 @@ class Order(_message.Message):
     def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "clock")
+    __slots__ = ("job", "worker", "incarnation", "clocks", "reader")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
     job: _spec_pb2.Job
     worker: int
     incarnation: int
-    clock: int
-    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
+    clocks: _containers.ScalarMap[int, int]
+    reader: bool
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ..., reader: bool = ...) -> None: ...
 
 class RemoveMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation")

@@ -1,0 +1,57 @@
+"""The weighted mean of gradients, in rank order: the arithmetic behind law 1, to the bit.
+
+Legend: E = elements of a partition, W = contributions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+
+class Scratch(threading.local):
+    """Two buffers per thread, grown to the largest partition and kept: no allocation when it is warm."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    def take(self, dtype: torch.dtype, numel: int, which: int = 0) -> torch.Tensor:
+        """A buffer of E elements; `which` tells the two apart. Valid until this thread takes it again."""
+        buffer = self._buffers.get((dtype, which))
+        if buffer is None or buffer.numel() < numel:
+            buffer = self._buffers[dtype, which] = torch.empty(numel, dtype=dtype)
+        return buffer[:numel]
+
+
+def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch) -> torch.Tensor:
+    """`(w0*g0 + w1*g1 + ...) / (w0 + w1 + ...)`, every product, sum and quotient rounded once.
+
+    With all weights 1 that is `((g0 + g1) + ...) / W`. `torch.add(alpha=)` would fuse product and sum and
+    differ in 18 % of the elements.
+
+    Args:
+        gradients: W tensors of shape (E,), in rank order; they are only read.
+        weights: W numbers.
+        scratch: where the result lies.
+
+    Returns:
+        Shape (E,), valid until this thread uses `scratch` again; for one gradient of weight 1, that
+        gradient itself.
+    """
+    first = gradients[0]
+    equal = all(weight == 1.0 for weight in weights)
+    if equal and len(gradients) == 1:
+        return first
+    out = scratch.take(first.dtype, first.numel())
+    if equal:
+        torch.add(first, gradients[1], out=out)
+        for gradient in gradients[2:]:
+            out.add_(gradient)
+        return out.div_(len(gradients))
+    torch.mul(first, weights[0], out=out)
+    product = scratch.take(first.dtype, first.numel(), 1)
+    for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
+        out.add_(torch.mul(gradient, weight, out=product))
+    return out.div_(sum(weights))

@@ -1,0 +1,105 @@
+"""One connection of one worker: its HELLO, then its frames, each to its table; errors go back as REFUSE.
+
+It knows frames and the shard, not the carrier underneath.
+"""
+
+from __future__ import annotations
+
+from ps_server.log import logger
+from ps_server.shard import Shard
+from ps_wire import frame as wire
+from ps_wire.carrier import Outlet
+from ps_wire.errors import (
+    FrameRefused,
+    InternalError,
+    ProtocolMismatch,
+    PsError,
+    StaleIncarnation,
+    StrangerRefused,
+)
+from ps_wire.messages import refused_to_proto
+
+
+class Session:
+    """A `Receiver`. The first frame must be HELLO: worker, incarnation, meta = token, then the job's name."""
+
+    def __init__(self, shard: Shard, outlet: Outlet, *, generation: int, token_bytes: int) -> None:
+        self._shard = shard
+        self._outlet = outlet
+        self._generation = generation
+        self._token_bytes = token_bytes
+        self._job: str | None = None
+        self._worker = 0
+        self._incarnation = 0
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether HELLO was accepted."""
+        return self._job is not None
+
+    def receive(self, message: bytes) -> bool:
+        """See `Receiver.receive`."""
+        try:
+            frame = wire.decode(message)
+        except (FrameRefused, ProtocolMismatch) as error:
+            self._refuse(wire.Frame(kind=wire.Kind.REFUSE), error)
+            return False
+        try:
+            if self._job is None:
+                self._hello(frame)
+            else:
+                self._take(frame, self._job)
+        except PsError as error:
+            self._refuse(frame, error)
+            return self.authenticated
+        except Exception as error:
+            logger.exception("job %s worker %d: bug while taking a frame", self._job, self._worker)
+            self._refuse(frame, InternalError(f"{type(error).__name__}: {error}"))
+            raise
+        return True
+
+    def closed(self) -> None:
+        """See `Receiver.closed`."""
+        if self._job is not None:
+            self._shard.forget(self._job, self._outlet)
+
+    def _hello(self, frame: wire.Frame) -> None:
+        if frame.kind is not wire.Kind.HELLO:
+            raise StrangerRefused(f"a connection starts with HELLO, not {frame.kind.name}")
+        meta = bytes(frame.meta)
+        token, name = meta[: self._token_bytes], meta[self._token_bytes :]
+        job = name.decode("ascii", errors="replace")
+        self._shard.use_token(job, frame.worker, frame.incarnation, token)
+        self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
+        hello = wire.Frame(
+            kind=wire.Kind.HELLO,
+            worker=frame.worker,
+            incarnation=frame.incarnation,
+            generation=self._generation,
+        )
+        self._outlet.send(wire.encode(hello))
+
+    def _take(self, frame: wire.Frame, job: str) -> None:
+        if frame.worker != self._worker:
+            raise StrangerRefused(f"this connection is worker {self._worker}'s, not {frame.worker}'s")
+        if frame.incarnation != self._incarnation:
+            raise StaleIncarnation(
+                f"this connection is incarnation {self._incarnation}'s, not {frame.incarnation}'s"
+            )
+        member = self._shard.is_member(job, self._worker, self._incarnation)
+        self._shard.table(job, frame.table).receive(frame, self._outlet, member=member)
+
+    def _refuse(self, frame: wire.Frame, error: PsError) -> None:
+        self._shard.count_refused()
+        logger.warning(
+            "job %s worker %d: %s frame refused: %s", self._job, self._worker, frame.kind.name, error
+        )
+        refusal = wire.Frame(
+            kind=wire.Kind.REFUSE,
+            table=frame.table,
+            partition=frame.partition,
+            step=frame.step,
+            worker=frame.worker,
+            meta=refused_to_proto(error).SerializeToString(),
+        )
+        self._outlet.send(wire.encode(refusal))

@@ -1,0 +1,244 @@
+"""All jobs on this shard: their members, tables and tokens, and the memory they may take.
+
+The coordinator's orders change it; connections look up what they may touch. It must not know gRPC.
+`_lock` guards the maps; it is never held while tensors are worked on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ps_server import optimizers
+from ps_server.gate import gate_of
+from ps_server.log import logger
+from ps_server.shard_table import ShardTable
+from ps_wire import consistency
+from ps_wire.carrier import Outlet
+from ps_wire.errors import JobUnknown, MemoryLimitExceeded, StrangerRefused
+from ps_wire.plan import Plan
+from ps_wire.table import TableSpec
+
+TOKEN_BYTES = 16
+MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
+
+
+@dataclass(slots=True)
+class ShardJob:
+    """A job's part on this shard.
+
+    Attributes:
+        members: worker -> (incarnation, first step by table); those in the gates.
+        known: worker -> live incarnation; members, and those who may only read.
+        tokens: (worker, incarnation) -> tokens good for one connection each.
+    """
+
+    name: str
+    consistency: consistency.Consistency
+    num_workers: int
+    members: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
+    tables: dict[int, ShardTable] = field(default_factory=dict)
+    tokens: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    memory_bytes: int = 0
+
+
+class Shard:
+    """See the module's docstring. Thread-safe."""
+
+    def __init__(self, *, index: int, num_shards: int, memory_limit_bytes: int | None) -> None:
+        self.index = index
+        self.num_shards = num_shards
+        self.memory_limit_bytes = memory_limit_bytes
+        self.refused_frames = 0
+        self._jobs: dict[str, ShardJob] = {}
+        self._lock = threading.Lock()
+
+    # -- the coordinator's orders ----------------------------------------------------------------------
+
+    def admit(
+        self,
+        *,
+        job: str,
+        consistency_text: str,
+        num_workers: int,
+        worker: int,
+        incarnation: int,
+        clocks: Mapping[int, int],
+        reader: bool,
+    ) -> None:
+        """A worker may connect; unless it only reads, it is a member from its clocks on."""
+        with self._lock:
+            entry = self._jobs.setdefault(
+                job,
+                ShardJob(name=job, consistency=consistency.parse(consistency_text), num_workers=num_workers),
+            )
+            entry.known[worker] = incarnation
+            for key in [key for key in entry.tokens if key[0] == worker]:
+                del entry.tokens[key]
+            if not reader:
+                entry.members[worker] = (incarnation, dict(clocks))
+            tables = list(entry.tables.values())
+        if not reader:
+            for table in tables:
+                table.join(worker, incarnation, clocks.get(table.spec.number, 0))
+
+    def remove(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
+        """A worker stops being a member; returns the newest clock by table."""
+        with self._lock:
+            entry = self._job(job)
+            if entry.members.get(worker, (None,))[0] == incarnation:
+                del entry.members[worker]
+            tables = list(entry.tables.values())
+        return {table.spec.number: table.leave(worker, incarnation) for table in tables}
+
+    def open_table(self, job: str, spec: TableSpec) -> None:
+        """Allocates a table for a job that has members.
+
+        Raises:
+            OptimizerUnsupported: the shards cannot run its optimizer.
+            MemoryLimitExceeded: it does not fit; nothing was allocated.
+        """
+        optimizers.check(spec.optimizer)
+        with self._lock:
+            entry = self._job(job)
+            assert spec.number not in entry.tables, (job, spec.number)
+            need = self._needed_bytes(spec, entry.num_workers)
+            used = sum(other.memory_bytes for other in self._jobs.values())
+            limit = self.memory_limit_bytes
+            if limit is not None and used + need > limit:
+                holders = ", ".join(f"{other.name} {other.memory_bytes}" for other in self._jobs.values())
+                raise MemoryLimitExceeded(
+                    f"table {spec.number} of job {job} needs {need} bytes on shard {self.index} (weights, "
+                    f"optimizer state and one slice for each of {entry.num_workers} workers); "
+                    f"{limit - used} of --memory-limit {limit} are free (jobs hold, in bytes: {holders})",
+                    needed=need,
+                    free=limit - used,
+                    limit=limit,
+                )
+            entry.memory_bytes += need
+            members = dict(entry.members)
+        table = ShardTable(
+            job=job,
+            spec=spec,
+            num_shards=self.num_shards,
+            shard=self.index,
+            gate=gate_of(entry.consistency),
+        )
+        for worker, (incarnation, clocks) in members.items():
+            table.join(worker, incarnation, clocks.get(spec.number, 0))
+        with self._lock:
+            entry.tables[spec.number] = table
+        logger.info("job %s: table %d opened, %d bytes", job, spec.number, need)
+
+    def start_table(self, job: str, number: int) -> None:
+        """Members may push and pull; the weights are no longer loaded."""
+        self.table(job, number).started = True
+
+    def drop(self, job: str) -> None:
+        """Forgets a job and frees its memory."""
+        with self._lock:
+            self._jobs.pop(job, None)
+
+    # -- connections -----------------------------------------------------------------------------------
+
+    def make_token(self, job: str, worker: int, incarnation: int) -> bytes:
+        """A token good for one connection of this worker.
+
+        Raises:
+            JobUnknown: the job is not on this shard.
+            StrangerRefused: the worker has not joined, or another incarnation of it has.
+        """
+        with self._lock:
+            entry = self._job(job)
+            self._check_known(entry, worker, incarnation)
+            token = secrets.token_bytes(TOKEN_BYTES)
+            kept = entry.tokens.setdefault((worker, incarnation), [])
+            kept.append(token)
+            del kept[:-MAX_TOKENS]
+            return token
+
+    def use_token(self, job: str, worker: int, incarnation: int, token: bytes) -> None:
+        """Takes a token back; it is good once.
+
+        Raises:
+            JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this worker's.
+        """
+        with self._lock:
+            entry = self._job(job)
+            self._check_known(entry, worker, incarnation)
+            kept = entry.tokens.get((worker, incarnation), [])
+            for place, known in enumerate(kept):
+                if hmac.compare_digest(known, token):
+                    del kept[place]
+                    return
+        raise StrangerRefused(f"worker {worker} of job {job}: this token was not given to it, or is used up")
+
+    def is_member(self, job: str, worker: int, incarnation: int) -> bool:
+        """Whether this worker's pulls go through the gate."""
+        with self._lock:
+            entry = self._jobs.get(job)
+            return entry is not None and entry.members.get(worker, (None,))[0] == incarnation
+
+    def table(self, job: str, number: int) -> ShardTable:
+        """A table of a job.
+
+        Raises:
+            JobUnknown: the job, or this table of it, is not on this shard.
+        """
+        with self._lock:
+            table = self._job(job).tables.get(number)
+        if table is None:
+            raise JobUnknown(f"job {job} has no table {number} on shard {self.index}", job=job, table=number)
+        return table
+
+    def forget(self, job: str, outlet: Outlet) -> None:
+        """A connection of this job is gone."""
+        with self._lock:
+            entry = self._jobs.get(job)
+            tables = list(entry.tables.values()) if entry is not None else []
+        for table in tables:
+            table.forget(outlet)
+
+    def count_refused(self) -> None:
+        """A frame was malformed, unknown, or from a stranger."""
+        with self._lock:
+            self.refused_frames += 1
+
+    def jobs(self) -> tuple[ShardJob, ...]:
+        """All jobs, to be read for figures only."""
+        with self._lock:
+            return tuple(self._jobs.values())
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _job(self, name: str) -> ShardJob:
+        entry = self._jobs.get(name)
+        if entry is None:
+            raise JobUnknown(
+                f"shard {self.index} does not know job {name!r}: nobody has joined it here, or the server "
+                "was started again without its state",
+                job=name,
+            )
+        return entry
+
+    @staticmethod
+    def _check_known(entry: ShardJob, worker: int, incarnation: int) -> None:
+        if entry.known.get(worker) != incarnation:
+            raise StrangerRefused(
+                f"worker {worker} with incarnation {incarnation} has not joined job {entry.name}",
+                worker=worker,
+                incarnation=incarnation,
+            )
+
+    def _needed_bytes(self, spec: TableSpec, num_workers: int) -> int:
+        plan = Plan(spec, self.num_shards)
+        total = 0
+        for bucket in plan.buckets:
+            start, end = bucket.slice_bounds(self.index)
+            slots = optimizers.state_slots(spec.optimizer, bucket.group)
+            total += (end - start) * bucket.item_bytes * (1 + slots + num_workers)
+        return total

@@ -1,0 +1,257 @@
+"""One table on one shard: its cells, and what frames about it mean.
+
+It checks what a frame says against the plan and hands it to the right cell. It must not know
+connections beyond their `Outlet`, nor the coordinator.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+
+from ps_server import optimizers
+from ps_server.average import Scratch
+from ps_server.cell import Cell, Gradient
+from ps_server.gate import Gate
+from ps_server.log import logger
+from ps_server.partition import Contribution, Ledger, Partition, Pull
+from ps_wire import frame as wire
+from ps_wire.carrier import Outlet
+from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch
+from ps_wire.messages import hyperparameters_from_proto, parse_message
+from ps_wire.plan import Plan
+from ps_wire.table import Hyperparameters, TableSpec
+from ps_wire.v1 import spec_pb2
+
+KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
+READ = 1  # flag of a PULL by one who is no member
+
+with warnings.catch_warnings():  # torch warns once that it will not write into bytes; nor do we
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+
+class ShardTable:
+    """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards the rest."""
+
+    def __init__(self, *, job: str, spec: TableSpec, num_shards: int, shard: int, gate: Gate) -> None:
+        """Allocates the shard's slice of the weights; pages are touched when they are loaded."""
+        self.spec = spec
+        self.plan = Plan(spec, num_shards)
+        self.started = False
+        self._job = job
+        self._lock = threading.Lock()
+        self._scratch = Scratch()
+        self._hyper: dict[int, OrderedDict[int, Hyperparameters]] = {}
+        self._warned_hyper = False
+        self._cells: dict[int, Cell] = {}
+        for partition in self.plan.partitions_of_shard(shard):
+            bucket = self.plan.buckets[partition.bucket]
+            group = spec.optimizer.hyperparameters.groups[bucket.group]
+            self._cells[partition.index] = Cell(
+                table=spec.number,
+                index=partition.index,
+                group=bucket.group,
+                weights=torch.zeros(partition.numel, dtype=getattr(torch, bucket.dtype)),
+                pieces=self.plan.pieces(partition),
+                optimizer=partial(optimizers.PieceOptimizer, spec.optimizer.name, group),
+                machine=Partition(gate),
+            )
+
+    # -- members ---------------------------------------------------------------------------------------
+
+    def join(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker becomes a member of every partition; `clock` is its first step."""
+        for cell in self._cells.values():
+            cell.join(worker, incarnation, clock)
+
+    def leave(self, worker: int, incarnation: int) -> int:
+        """A worker stops being a member; returns the newest clock over all partitions."""
+        now_s = time.monotonic()
+        return max(
+            (cell.leave(worker, incarnation, now_s, self._scratch) for cell in self._cells.values()),
+            default=0,
+        )
+
+    def forget(self, outlet: Outlet) -> None:
+        """A connection is gone."""
+        for cell in self._cells.values():
+            cell.forget(outlet)
+
+    # -- frames ----------------------------------------------------------------------------------------
+
+    def receive(self, frame: wire.Frame, outlet: Outlet, *, member: bool) -> None:
+        """Takes a frame of an authenticated worker.
+
+        Raises:
+            FrameRefused: the frame does not fit; nothing of it was taken.
+            JobUnknown: the table has not started, or has no weights.
+        """
+        handler = self._HANDLERS.get(frame.kind)
+        if handler is None:
+            raise FrameMalformed(f"a {frame.kind.name} frame does not go to a shard")
+        handler(self, frame, outlet, member)
+
+    def _take_load(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+        if self.started:
+            raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
+        cell = self._cell(frame.partition)
+        cell.load(self._values(cell, frame))
+        outlet.send(wire.encode(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
+
+    def _take_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
+        message = parse_message(spec_pb2.Hyperparameters, bytes(frame.meta))
+        hyper = hyperparameters_from_proto(message)
+        optimizers.check_hyperparameters(self.spec.optimizer.hyperparameters.groups, hyper.groups)
+        with self._lock:
+            kept = self._hyper.setdefault(frame.worker, OrderedDict())
+            kept[frame.hyper] = hyper
+            while len(kept) > KEPT_HYPERPARAMETERS:
+                kept.popitem(last=False)
+
+    def _take_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+        self._require_started()
+        cell = self._cell(frame.partition)
+        if not 0.0 < frame.weight < float("inf"):
+            raise PayloadMismatch(f"the weight of a push must be finite and > 0, got {frame.weight}")
+        gradient = Gradient(
+            values=self._values(cell, frame),
+            present=_bitmap(frame.meta, len(cell.pieces)),
+            hyper=self._hyper_of(frame),
+        )
+        self._push(cell, frame, gradient, outlet)
+
+    def _take_abstain(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+        self._require_started()
+        for cell in self._listed(frame):
+            self._push(cell, frame, None, outlet)
+
+    def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
+        cells = list(self._listed(frame))
+        if frame.flags & READ or not member:
+            for cell in cells:
+                cell.read(outlet, frame.step)
+            return
+        self._require_started()
+        for cell in cells:
+            pull = Pull(
+                worker=frame.worker,
+                incarnation=frame.incarnation,
+                clock=frame.step,
+                asked_s=time.monotonic(),
+            )
+            cell.pull(pull, outlet, self._scratch)
+
+    _HANDLERS: Mapping[wire.Kind, Callable[[ShardTable, wire.Frame, Outlet, bool], None]] = {
+        wire.Kind.LOAD: _take_load,
+        wire.Kind.HYPER: _take_hyper,
+        wire.Kind.PUSH: _take_push,
+        wire.Kind.ABSTAIN: _take_abstain,
+        wire.Kind.PULL: _take_pull,
+    }
+
+    def _push(self, cell: Cell, frame: wire.Frame, gradient: Gradient | None, outlet: Outlet) -> None:
+        before = cell.hyper_mismatches
+        contribution = Contribution(
+            worker=frame.worker,
+            incarnation=frame.incarnation,
+            step=frame.step,
+            version=frame.version,
+            weight=frame.weight,
+            payload=gradient,
+        )
+        cell.push(contribution, outlet, time.monotonic(), self._scratch)
+        if cell.hyper_mismatches > before and not self._warned_hyper:
+            self._warned_hyper = True
+            logger.warning(
+                "job %s table %d step %d: workers pushed different hyper-parameters; those of the "
+                "lowest-ranked contributor are used, others are counted (hyper_mismatches)",
+                self._job,
+                self.spec.number,
+                frame.step,
+            )
+
+    # -- checks ----------------------------------------------------------------------------------------
+
+    def _require_started(self) -> None:
+        if not self.started:
+            raise JobUnknown(f"table {self.spec.number} of job {self._job} has not started")
+
+    def _cell(self, index: int) -> Cell:
+        cell = self._cells.get(index)
+        if cell is None:
+            raise PayloadMismatch(
+                f"partition {index} of table {self.spec.number} is not on this shard", partition=index
+            )
+        return cell
+
+    def _listed(self, frame: wire.Frame) -> Iterator[Cell]:
+        if len(frame.meta) % 4 or not frame.meta:
+            raise FrameMalformed(f"a {frame.kind.name} frame lists partitions, 4 bytes each")
+        indices = struct.unpack(f"<{len(frame.meta) // 4}I", frame.meta)
+        return iter([self._cell(index) for index in indices])
+
+    def _values(self, cell: Cell, frame: wire.Frame) -> torch.Tensor:
+        expected = cell.weights.nbytes
+        if frame.codec != 0 or len(frame.payload) != expected:
+            raise PayloadMismatch(
+                f"partition {frame.partition} of table {self.spec.number} takes {expected} bytes of "
+                f"{str(cell.weights.dtype).removeprefix('torch.')} (codec 0), "
+                f"got {len(frame.payload)} bytes with codec {frame.codec}",
+                expected=expected,
+                got=len(frame.payload),
+            )
+        return torch.frombuffer(frame.payload, dtype=cell.weights.dtype)
+
+    def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
+        if frame.hyper == 0:
+            return self.spec.optimizer.hyperparameters
+        with self._lock:
+            kept = self._hyper.get(frame.worker)
+            hyper = kept.get(frame.hyper) if kept is not None else None
+        if hyper is None:
+            raise PayloadMismatch(f"worker {frame.worker} has sent no hyper-parameters {frame.hyper}")
+        return hyper
+
+    # -- figures ---------------------------------------------------------------------------------------
+
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells, in backward order; to be read for figures only."""
+        return tuple(self._cells.values())
+
+    def tau(self) -> Counter[int]:
+        """Version staleness of every push applied, over all partitions."""
+        total: Counter[int] = Counter()
+        for cell in self._cells.values():
+            with cell.lock:
+                total.update(cell.machine.tau)
+        return total
+
+    def ledger(self, worker: int) -> Ledger:
+        """A worker's figures: counts summed over partitions, gap and gate wait the largest of one."""
+        total = Ledger()
+        for cell in self._cells.values():
+            part = cell.machine.ledgers.get(worker, Ledger())
+            for name in ("received", "applied", "dropped", "abstained", "duplicates", "refused"):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            total.max_gap = max(total.max_gap, part.max_gap)
+            total.gate_wait_s = max(total.gate_wait_s, part.gate_wait_s)
+        return total
+
+
+def _bitmap(meta: bytes | memoryview, num_pieces: int) -> tuple[bool, ...]:
+    """Which pieces had a gradient: bit i of the meta is piece i; empty means all."""
+    if not meta:
+        return (True,) * num_pieces
+    if len(meta) != -(-num_pieces // 8):
+        raise FrameMalformed(
+            f"a bitmap of {num_pieces} pieces has {-(-num_pieces // 8)} bytes, got {len(meta)}"
+        )
+    return tuple(bool(meta[place >> 3] >> (place & 7) & 1) for place in range(num_pieces))
