@@ -1,0 +1,131 @@
+"""`ps-server`: one shard of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from ps_wire.address import parse_address, parse_servers
+from ps_wire.errors import PsError, UsageError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@app.command()
+def serve(
+    shard: Annotated[
+        str, typer.Option(envvar="PS_SHARD", metavar="K/N", help="This shard's number, of how many: 0/2.")
+    ] = "0/1",
+    port: Annotated[
+        int, typer.Option(envvar="PS_PORT", min=0, max=65535, help="Control and gRPC data; 0: any free one.")
+    ] = 50051,
+    host: Annotated[str, typer.Option(envvar="PS_HOST", help="Address to listen on.")] = "127.0.0.1",
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_COORDINATOR",
+            metavar="HOST:PORT",
+            help="Where shard 0 listens; needed by the others. Default: the first of PS_SERVERS.",
+        ),
+    ] = None,
+    servers: Annotated[str | None, typer.Option(envvar="PS_SERVERS", hidden=True)] = None,
+    advertise: Annotated[
+        str | None, typer.Option(envvar="PS_ADVERTISE", help="Host under which others reach this shard.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_MEMORY_LIMIT",
+            metavar="BYTES",
+            help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option(envvar="PS_INSECURE", help="Allow another --host than loopback: anybody can join.")
+    ] = False,
+) -> None:
+    """Starts one shard of the parameter server; shard 0 is also the coordinator."""
+    from ps_server import log  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
+    from ps_server.process import Server, ServerOptions  # noqa: PLC0415
+
+    index, num_shards = parse_shard(shard)
+    if host not in LOOPBACK and not insecure:
+        raise UsageError(f"--host {host} lets anybody on that network join: add --insecure if that is meant")
+    options = ServerOptions(
+        shard=index,
+        num_shards=num_shards,
+        host=host,
+        port=port,
+        coordinator=parse_coordinator(index, coordinator, servers),
+        advertise=advertise or host,
+        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+    )
+    log.set_up(index, num_shards)
+    raise SystemExit(asyncio.run(Server(options).run()))
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`K/N` as numbers.
+
+    Raises:
+        UsageError: it is not of that form, or K is not in 0..N-1.
+    """
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if match is None or not int(match[1]) < int(match[2]) <= 4096:
+        raise UsageError(f"--shard {text!r}: write K/N with K in 0..N-1, such as 0/2")
+    return int(match[1]), int(match[2])
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes, with an optional K, M, G or T (powers of 1024).
+
+    Raises:
+        UsageError: it is anything else, or 0.
+    """
+    match = re.fullmatch(r"(\d{1,15})([KMGT]?)(?:i?B)?", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f"--memory-limit {text!r}: write bytes, such as 500M or 8G")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def parse_coordinator(index: int, coordinator: str | None, servers: str | None) -> str | None:
+    """Where shard 0 is; None on shard 0.
+
+    Raises:
+        UsageError: a shard above 0 does not know it.
+    """
+    if index == 0:
+        return None
+    if coordinator is not None:
+        return parse_address(coordinator)
+    if servers is not None:
+        return parse_servers(servers)[0]
+    raise UsageError(f"shard {index} needs --coordinator HOST:PORT, the address of shard 0")
+
+
+def main() -> None:
+    """Runs the command; a named error becomes one line on stderr and its exit code."""
+    try:
+        app(standalone_mode=False)
+    except PsError as error:
+        sys.stderr.write(f"ps-server: {error.message}\n")
+        raise SystemExit(error.exit_code) from None
+    except typer.Abort:
+        raise SystemExit(130) from None
+    except Exception as error:
+        usage_exit(error, "ps-server")
+        raise
+
+
+def usage_exit(error: Exception, command: str) -> None:
+    """Ends with 64 where the option parser refused the arguments; returns otherwise."""
+    show = getattr(error, "format_message", None)
+    if show is not None:
+        sys.stderr.write(f"{command}: {show()} (see {command} --help)\n")
+        raise SystemExit(64) from None

@@ -1,0 +1,73 @@
+"""A shard above 0 follows the coordinator: it registers and carries orders out, for as long as it lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc.aio
+
+from ps_server.log import logger
+from ps_server.orders import carry_out
+from ps_server.shard import Shard
+from ps_wire.channel import CLIENT
+from ps_wire.frame import PROTOCOL
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import coordinator_pb2_grpc as rpc
+
+RETRY_S = 0.5
+
+
+class Follower:
+    """See the module's docstring.
+
+    Attributes:
+        address: the coordinator's; its name is resolved again at every connection.
+    """
+
+    def __init__(
+        self, shard: Shard, *, address: str, advertise: str, boot: bytes, on_ready: Callable[[bool], None]
+    ) -> None:
+        self.address = address
+        self._shard = shard
+        self._on_ready = on_ready
+        self._register = pb.Register(
+            protocol=PROTOCOL,
+            shard=shard.index,
+            num_shards=shard.num_shards,
+            address=advertise,
+            boot=boot,
+        )
+
+    async def run(self) -> None:
+        """Follows until cancelled; a broken stream is made again."""
+        async with grpc.aio.insecure_channel(self.address, options=CLIENT) as channel:
+            stub = rpc.CoordinatorStub(channel)
+            logged = ""
+            while True:
+                try:
+                    await self._follow(stub)
+                    reason = "the coordinator ended the stream"
+                except grpc.aio.AioRpcError as error:
+                    reason = f"{error.code().name}: {error.details()}"
+                self._on_ready(False)
+                if reason != logged:
+                    logger.warning("coordinator %s: %s; trying again", self.address, reason)
+                    logged = reason
+                await asyncio.sleep(RETRY_S)
+
+    async def _follow(self, stub: rpc.CoordinatorStub) -> None:
+        answers: asyncio.Queue[pb.FollowRequest] = asyncio.Queue()
+        answers.put_nowait(pb.FollowRequest(register=self._register))
+
+        async def outgoing() -> AsyncIterator[pb.FollowRequest]:
+            while True:
+                yield await answers.get()
+
+        call = stub.Follow(outgoing())
+        await call.wait_for_connection()
+        await call.initial_metadata()
+        self._on_ready(True)
+        async for order in call:
+            done = await asyncio.to_thread(carry_out, self._shard, order)
+            answers.put_nowait(pb.FollowRequest(done=done))

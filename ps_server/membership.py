@@ -1,0 +1,418 @@
+"""The life of a job, as the coordinator sees it: who belongs to it, which tables it has, when it ends.
+
+    waiting    until all workers have joined and made their tables, and the starter's weights are loaded
+    running    members push and pull
+    suspended  no live member is left and none has finished: the servers keep the state, and the job waits
+               for its workers again
+    ended      no live member is left and at least one has finished: who joins now may read
+
+Inputs are what workers say and what became of orders; each returns actions in order. Orders go to all shards,
+one after the other; their outcome comes back as `done` or `failed`. It must not know streams or queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ps_server.member import (
+    Action,
+    JobState,
+    Member,
+    MemberState,
+    ToMember,
+    ToShards,
+    refusal,
+    removal,
+    tell,
+)
+from ps_wire.errors import (
+    ConfigurationRefused,
+    JobFull,
+    JobMismatch,
+    JobUnknown,
+    PsError,
+    WorkerLost,
+    WorkerNumberTaken,
+)
+from ps_wire.messages import table_to_proto
+from ps_wire.table import TableSpec, check_same
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+MAX_TABLES = 64
+
+
+@dataclass(slots=True)
+class _Table:
+    spec: TableSpec
+    opened: bool = False
+    loaded: bool = False
+    starting: bool = False
+    started: bool = False
+
+
+@dataclass(slots=True)
+class Job:
+    """See the module's docstring. Not thread-safe."""
+
+    name: str
+    consistency: str
+    num_workers: int
+    state: JobState = JobState.WAITING
+    resumed: bool = False
+    has_final_state: bool = False
+    members: dict[int, Member] = field(default_factory=dict)
+    clocks: dict[int, int] = field(default_factory=dict)
+    _tables: list[_Table] = field(default_factory=list)
+    _any_finished: bool = False
+
+    # -- what can be asked -----------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> spec_pb2.Job:
+        """As a message."""
+        return spec_pb2.Job(name=self.name, consistency=self.consistency, num_workers=self.num_workers)
+
+    @property
+    def num_tables(self) -> int:
+        """Tables that its workers have made so far."""
+        return len(self._tables)
+
+    @property
+    def forgotten(self) -> bool:
+        """Nobody is here and there is no state to keep."""
+        return not any(member.present for member in self.members.values()) and not self._has_state
+
+    @property
+    def _has_state(self) -> bool:
+        return self.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.ENDED) or self.resumed
+
+    def member(self, worker: int, incarnation: int) -> Member:
+        """The live member of that number.
+
+        Raises:
+            JobUnknown: there is none with this incarnation.
+        """
+        member = self.members.get(worker)
+        if member is None or member.incarnation != incarnation or not member.present:
+            raise JobUnknown(f"worker {worker}, incarnation {incarnation}, is not in job {self.name}")
+        return member
+
+    # -- inputs from workers ---------------------------------------------------------------------------
+
+    def join(
+        self, *, consistency: str, num_workers: int, worker: int | None, host: str, pid: int
+    ) -> tuple[Member, list[Action]]:
+        """A worker wants to belong; `worker` is None where the number is to be given to it.
+
+        Raises:
+            JobMismatch: it wants another consistency or number of workers.
+            WorkerNumberTaken: the number is held; its holder is named.
+            JobFull: there is no free number, or the job has started without this worker.
+        """
+        self._check_same("consistency", self.consistency, consistency)
+        self._check_same("number of workers", self.num_workers, num_workers)
+        if worker is not None and worker >= self.num_workers:
+            raise JobFull(
+                f"worker {worker}: job {self.name} has --num-workers {self.num_workers}, "
+                f"numbered 0 to {self.num_workers - 1}"
+            )
+        number = self._number(worker)
+        if self.state is JobState.RUNNING:
+            raise JobFull(
+                f"job {self.name} runs since all its {self.num_workers} workers had joined; "
+                "nobody joins in mid-run"
+            )
+        if self.state is JobState.SUSPENDED:
+            self.state, self.resumed = JobState.WAITING, True
+        before = self.members.get(number)
+        member = Member(
+            worker=number,
+            incarnation=before.incarnation + 1 if before is not None else 1,
+            host=host,
+            pid=pid,
+            reader=self.state is JobState.ENDED,
+        )
+        self.members[number] = member
+        order = pb.AdmitMember(
+            job=self.spec,
+            worker=member.worker,
+            incarnation=member.incarnation,
+            clocks=self.clocks,
+            reader=member.reader,
+        )
+        return member, [ToShards(pb.Order(admit=order))]
+
+    def make_table(self, member: Member, spec: TableSpec) -> list[Action]:
+        """A worker makes its next table.
+
+        Raises:
+            ConfigurationRefused: not its next one, or one too many.
+            TableMismatch: the table differs from the one that another worker has made.
+        """
+        if spec.number != member.num_tables or spec.number >= MAX_TABLES:
+            raise ConfigurationRefused(
+                f"worker {member.worker} makes table {spec.number}; its next is {member.num_tables} "
+                f"of at most {MAX_TABLES}"
+            )
+        if spec.number < len(self._tables):
+            check_same(self._tables[spec.number].spec, spec)
+        elif self.state in (JobState.ENDED, JobState.SUSPENDED) or self.resumed:
+            raise ConfigurationRefused(
+                f"job {self.name} has {len(self._tables)} tables, not {spec.number + 1}"
+            )
+        member.num_tables += 1
+        if spec.number == len(self._tables):
+            self._tables.append(_Table(spec))
+            order = pb.OpenTable(job=self.name, table=table_to_proto(spec))
+            return [ToShards(pb.Order(open_table=order)), *self._tell_waiting()]
+        if self.state is JobState.ENDED:
+            return [self._table_made(member, spec.number), self._table_started(member, spec.number)]
+        if not self._tables[spec.number].opened:
+            return self._tell_waiting()
+        return [self._table_made(member, spec.number), *self._advance(spec.number)]
+
+    def uploaded(self, member: Member, number: int) -> list[Action]:
+        """The starter's weights of a table are on all shards."""
+        if number >= len(self._tables) or not self._uploads(member, number):
+            raise ConfigurationRefused(
+                f"worker {member.worker} was not asked for the weights of table {number}"
+            )
+        self._tables[number].loaded = True
+        return self._advance(number)
+
+    def uploaded_final(self, member: Member) -> list[Action]:
+        """The last state outside tables is here: the job has ended."""
+        if member is not self._final_uploader():
+            raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
+        self.has_final_state = True
+        return self._end()
+
+    def finish(self, member: Member) -> list[Action]:
+        """A worker has no more data: it leaves the gates and waits for the others."""
+        if member.reader:
+            return [self._ended(member)]
+        if member.state is not MemberState.JOINED:
+            raise ConfigurationRefused(f"worker {member.worker} is {member.state}, it cannot finish")
+        member.state = MemberState.FINISHING
+        return [removal(self.name, member)]
+
+    def leave(self, member: Member) -> list[Action]:
+        """A worker goes, in order."""
+        if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
+            member.state = MemberState.LEAVING
+            return [removal(self.name, member)]
+        member.state = MemberState.LEFT
+        return [tell(member, left=pb.Left()), *self._check_end()]
+
+    def lost(self, member: Member) -> list[Action]:
+        """A worker's stream broke before it had left."""
+        if not member.present:
+            return []
+        trains, goes = member.trains, member.state in (MemberState.LEAVING, MemberState.FINISHING)
+        member.state = MemberState.LOST
+        if goes:  # its removal is on the way, and what follows from it
+            return []
+        if not trains:
+            return self._check_end()
+        if self.state is not JobState.RUNNING:
+            return [removal(self.name, member)]
+        error = WorkerLost(
+            f"{member.holder} of job {self.name} vanished without leaving; the job cannot go on",
+            worker=member.worker,
+            host=member.host,
+            pid=member.pid,
+        )
+        return [removal(self.name, member), *self.tell_all(error)]
+
+    # -- outcomes of orders ----------------------------------------------------------------------------
+
+    def done(self, order: pb.Order, clocks: Mapping[int, int]) -> list[Action]:
+        """Every shard has carried the order out; `clocks` are the newest by table (remove)."""
+        match order.WhichOneof("kind"):
+            case "admit":
+                return self._admitted(order.admit)
+            case "remove":
+                return self._removed(order.remove, clocks)
+            case "open_table":
+                return self._opened(order.open_table.table.number)
+            case "start_table":
+                return self._started(order.start_table.table)
+            case _:
+                return []
+
+    def failed(self, order: pb.Order, error: PsError) -> list[Action]:
+        """A shard refused the order, or is not there: whom it concerns is told."""
+        if order.WhichOneof("kind") == "admit":
+            member = self.members[order.admit.worker]
+            if member.incarnation == order.admit.incarnation and member.present:
+                member.state = MemberState.LOST
+                return [refusal(member, error), *self._check_end()]
+            return []
+        told = self.tell_all(error)
+        return told + self._check_end() if order.WhichOneof("kind") == "remove" else told
+
+    def tell_all(self, error: PsError) -> list[Action]:
+        """Everybody present is told why the job cannot go on; they leave by themselves."""
+        return [refusal(member, error) for member in self._present()]
+
+    def drop(self) -> list[Action]:
+        """The job's state is given up: it is as if it had never been."""
+        self.state, self.resumed = JobState.WAITING, False
+        self._tables.clear()
+        return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
+
+    # -- inside: joining and starting ------------------------------------------------------------------
+
+    def _check_same(self, what: str, expected: object, got: object) -> None:
+        if expected != got:
+            raise JobMismatch(
+                f"{what} of job {self.name}: the job has {expected}, this worker wants {got}",
+                what=what,
+                expected=str(expected),
+                got=str(got),
+            )
+
+    def _number(self, wanted: int | None) -> int:
+        taken = {member.worker for member in self._present()}
+        if wanted is not None:
+            if wanted in taken:
+                raise WorkerNumberTaken(
+                    f"{self.members[wanted].holder} holds this number in job {self.name}",
+                    worker=wanted,
+                    host=self.members[wanted].host,
+                    pid=self.members[wanted].pid,
+                )
+            return wanted
+        free = [number for number in range(self.num_workers) if number not in taken]
+        if not free:
+            raise JobFull(
+                f"job {self.name} has all the workers of its --num-workers {self.num_workers}; "
+                "start another --job, or more workers from the beginning"
+            )
+        return free[0]
+
+    def _admitted(self, order: pb.AdmitMember) -> list[Action]:
+        member = self.members[order.worker]
+        if member.incarnation != order.incarnation or member.state is not MemberState.JOINING:
+            return []
+        member.state = MemberState.JOINED
+        joined = pb.Joined(
+            worker=member.worker,
+            incarnation=member.incarnation,
+            ended=member.reader,
+            resumed=self.resumed,
+        )
+        return [tell(member, joined=joined), *self._tell_waiting()]
+
+    def _opened(self, number: int) -> list[Action]:
+        self._tables[number].opened = True
+        makers = [member for member in self._present() if member.num_tables > number]
+        return [self._table_made(member, number) for member in makers] + self._advance(number)
+
+    def _uploads(self, member: Member, number: int) -> bool:
+        return member.worker == 0 and not member.reader and not self._tables[number].loaded
+
+    def _table_made(self, member: Member, number: int) -> ToMember:
+        made = pb.TableMade(table=number, upload=self._uploads(member, number))
+        return tell(member, table_made=made)
+
+    def _advance(self, number: int) -> list[Action]:
+        """Starts a table once nothing is missing; else tells those who wait what is."""
+        table = self._tables[number]
+        if table.started or table.starting:
+            return []
+        if not table.loaded or self._missing():
+            return self._tell_waiting()
+        table.starting = True
+        order = pb.StartTable(job=self.name, table=number)
+        return [ToShards(pb.Order(start_table=order))]
+
+    def _missing(self) -> list[str]:
+        """What the next table that has not started waits for, as people read it."""
+        here = [member for member in self._present() if member.state is MemberState.JOINED]
+        numbers = {member.worker for member in here}
+        missing = [f"worker {number} to join" for number in range(self.num_workers) if number not in numbers]
+        waits = [number for number, table in enumerate(self._tables) if not table.started]
+        if waits:
+            late = [member.worker for member in here if member.num_tables <= waits[0]]
+            missing += [f"worker {number} to make table {waits[0]}" for number in late]
+        return missing
+
+    def _tell_waiting(self) -> list[Action]:
+        if self.state is not JobState.WAITING and all(table.started for table in self._tables):
+            return []
+        loading = any(table.opened and not table.loaded for table in self._tables)
+        whom = "; ".join(self._missing() + ["the weights of worker 0"] * loading)
+        return [
+            tell(member, waiting=pb.Waiting(whom=whom))
+            for member in self._present()
+            if whom and member.state is MemberState.JOINED
+        ]
+
+    def _started(self, number: int) -> list[Action]:
+        table = self._tables[number]
+        table.starting, table.started = False, True
+        self.state, self.resumed = JobState.RUNNING, False
+        here = [member for member in self._present() if member.state is MemberState.JOINED]
+        return [self._table_started(member, number) for member in here]
+
+    def _table_started(self, member: Member, number: int) -> ToMember:
+        started = pb.TableStarted(table=number, step=self.clocks.get(number, 0))
+        return tell(member, table_started=started)
+
+    # -- inside: ending --------------------------------------------------------------------------------
+
+    def _removed(self, order: pb.RemoveMember, clocks: Mapping[int, int]) -> list[Action]:
+        for number, clock in clocks.items():
+            self.clocks[number] = max(self.clocks.get(number, 0), clock)
+        member = self.members[order.worker]
+        if member.incarnation != order.incarnation:
+            return []
+        actions: list[Action] = []
+        if member.state is MemberState.FINISHING:
+            member.state = MemberState.FINISHED
+            self._any_finished = True
+        elif member.state is MemberState.LEAVING:
+            member.state = MemberState.LEFT
+            actions.append(tell(member, left=pb.Left()))
+        return actions + self._check_end()
+
+    def _final_uploader(self) -> Member | None:
+        finished = [member for member in self._present() if member.state is MemberState.FINISHED]
+        return min(finished, key=lambda member: member.worker, default=None)
+
+    def _check_end(self) -> list[Action]:
+        """Whether the job goes on, ends, is suspended or is dropped, after somebody stopped training."""
+        if self.state in (JobState.ENDED, JobState.SUSPENDED):
+            return []
+        training = [member for member in self._present() if member.trains]
+        if training:
+            return self._tell_finished(training) if self.state is JobState.RUNNING else self._tell_waiting()
+        uploader = self._final_uploader()
+        if uploader is not None:
+            return [tell(uploader, upload_final=pb.UploadFinal())]
+        if self._any_finished:
+            return self._end()
+        if not self._has_state:
+            return self.drop()
+        self.state = JobState.SUSPENDED
+        for table in self._tables:
+            table.started = table.starting = False
+        return []
+
+    def _tell_finished(self, training: list[Member]) -> list[Action]:
+        waiting = pb.Waiting(whom=", ".join(member.holder for member in training) + " to finish")
+        finished = [member for member in self._present() if member.state is MemberState.FINISHED]
+        return [tell(member, waiting=waiting) for member in finished]
+
+    def _end(self) -> list[Action]:
+        self.state = JobState.ENDED
+        return [self._ended(member) for member in self._present()]
+
+    def _ended(self, member: Member) -> ToMember:
+        return tell(member, ended=pb.Ended(has_state=self.has_final_state))
+
+    def _present(self) -> list[Member]:
+        return [member for member in self.members.values() if member.present]

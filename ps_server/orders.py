@@ -1,0 +1,183 @@
+"""Orders of the coordinator: carried out on a shard, and sent to all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from ps_server.log import logger
+from ps_server.shard import Shard
+from ps_wire.errors import InternalError, PsError, ServerNotReady, ShardMismatch
+from ps_wire.frame import check_protocol
+from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
+from ps_wire.v1 import coordinator_pb2 as pb
+
+ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
+
+
+def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
+    """Carries one order out and says how it went. Blocks while memory is allocated."""
+    done = pb.OrderDone(number=order.number)
+    try:
+        clocks = _dispatch(shard, order)
+    except PsError as error:
+        done.refused.CopyFrom(refused_to_proto(error))
+    except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it, not wait for ever
+        logger.exception("bug while carrying out an order")
+        done.refused.CopyFrom(refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
+    else:
+        for number, clock in clocks.items():
+            done.clocks[number] = clock
+    return done
+
+
+def _dispatch(shard: Shard, order: pb.Order) -> dict[int, int]:
+    match order.WhichOneof("kind"):
+        case "admit":
+            shard.admit(
+                job=order.admit.job.name,
+                consistency_text=order.admit.job.consistency,
+                num_workers=order.admit.job.num_workers,
+                worker=order.admit.worker,
+                incarnation=order.admit.incarnation,
+                clocks=dict(order.admit.clocks),
+                reader=order.admit.reader,
+            )
+        case "remove":
+            return shard.remove(
+                job=order.remove.job, worker=order.remove.worker, incarnation=order.remove.incarnation
+            )
+        case "open_table":
+            shard.open_table(order.open_table.job, table_from_proto(order.open_table.table))
+        case "start_table":
+            shard.start_table(order.start_table.job, order.start_table.table)
+        case "drop_job":
+            shard.drop(order.drop_job.job)
+        case unknown:
+            raise InternalError(f"unknown order {unknown}")
+    return {}
+
+
+@dataclass(slots=True)
+class _Registered:
+    """A shard that follows: its address, the orders on their way to it and those it has not answered."""
+
+    address: str
+    boot: bytes
+    outbox: asyncio.Queue[pb.Order | None]
+    waiting: dict[int, asyncio.Future[pb.OrderDone]] = field(default_factory=dict)
+
+
+class Shards:
+    """All shards, as the coordinator reaches them. Used on the event loop only."""
+
+    def __init__(self, own: Shard, address: str) -> None:
+        self.num_shards = own.num_shards
+        self._own = own
+        self._address = address
+        self._registered: dict[int, _Registered] = {}
+        self._boots: dict[int, bytes] = {}
+        self._numbers = itertools.count(1)
+        self.on_lost_state: Callable[[int], Awaitable[None]] | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        """Advertised addresses by shard; empty where one is not registered."""
+        above = [self._registered.get(index) for index in range(1, self.num_shards)]
+        return [self._address, *(entry.address if entry is not None else "" for entry in above)]
+
+    def check_ready(self) -> None:
+        """Refuses while shards are missing.
+
+        Raises:
+            ServerNotReady: naming them.
+        """
+        missing = [str(index) for index, address in enumerate(self.addresses) if not address]
+        if missing:
+            raise ServerNotReady(
+                f"of {self.num_shards} shards, not registered with the coordinator yet: {', '.join(missing)}"
+            )
+
+    async def register(self, message: pb.Register) -> asyncio.Queue[pb.Order | None]:
+        """A shard starts to follow; returns where its orders come out, None at the end.
+
+        Raises:
+            ProtocolMismatch: another version.
+            ShardMismatch: a number or count that does not fit.
+        """
+        check_protocol(message.protocol)
+        if message.num_shards != self.num_shards or not 1 <= message.shard < self.num_shards:
+            raise ShardMismatch(
+                f"a server registers as shard {message.shard}/{message.num_shards}; "
+                f"the coordinator is shard 0/{self.num_shards}"
+            )
+        before = self._registered.pop(message.shard, None)
+        if before is not None:
+            self._give_up(message.shard, before)
+        known_boot = self._boots.get(message.shard)
+        self._boots[message.shard] = message.boot
+        if known_boot not in (None, message.boot) and self.on_lost_state is not None:
+            await self.on_lost_state(message.shard)
+        entry = _Registered(message.address, message.boot, asyncio.Queue())
+        self._registered[message.shard] = entry
+        logger.info("shard %d registered at %s", message.shard, message.address)
+        return entry.outbox
+
+    def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
+        """A follower's stream ended."""
+        entry = self._registered.get(shard)
+        if entry is not None and entry.outbox is outbox:
+            del self._registered[shard]
+            self._give_up(shard, entry)
+            logger.warning("shard %d at %s no longer follows", shard, entry.address)
+
+    def answered(self, shard: int, done: pb.OrderDone) -> None:
+        """A follower has carried out an order, or refused it."""
+        entry = self._registered.get(shard)
+        future = entry.waiting.pop(done.number, None) if entry is not None else None
+        if future is not None and not future.done():
+            future.set_result(done)
+
+    async def order(self, order: pb.Order) -> dict[int, int]:
+        """Sends an order to every shard and waits for all; returns the newest clocks by table.
+
+        Raises:
+            PsError: what the first shard that refused has said; the others may have carried it out.
+            ServerNotReady: a shard is not registered, or did not answer within `ORDER_LIMIT_S`.
+        """
+        self.check_ready()
+        message = pb.Order()
+        message.CopyFrom(order)
+        message.number = next(self._numbers)
+        own = asyncio.to_thread(carry_out, self._own, message)
+        others = [self._send(index, entry, message) for index, entry in sorted(self._registered.items())]
+        outcomes = await asyncio.gather(own, *others)
+        clocks: dict[int, int] = {}
+        for outcome in outcomes:
+            if outcome.HasField("refused"):
+                raise refused_from_proto(outcome.refused)
+            for number, clock in outcome.clocks.items():
+                clocks[number] = max(clocks.get(number, 0), clock)
+        return clocks
+
+    async def _send(self, shard: int, entry: _Registered, order: pb.Order) -> pb.OrderDone:
+        future: asyncio.Future[pb.OrderDone] = asyncio.get_running_loop().create_future()
+        entry.waiting[order.number] = future
+        entry.outbox.put_nowait(order)
+        try:
+            async with asyncio.timeout(ORDER_LIMIT_S):
+                return await future
+        except TimeoutError:
+            entry.waiting.pop(order.number, None)
+            error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {ORDER_LIMIT_S:g} s")
+            return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
+
+    @staticmethod
+    def _give_up(shard: int, entry: _Registered) -> None:
+        error = ServerNotReady(f"shard {shard} at {entry.address} is gone")
+        for number, future in entry.waiting.items():
+            if not future.done():
+                future.set_result(pb.OrderDone(number=number, refused=refused_to_proto(error)))
+        entry.outbox.put_nowait(None)

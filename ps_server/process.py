@@ -1,0 +1,171 @@
+"""The server process: one gRPC server with all services, its readiness, its end.
+
+Everything on the event loop only moves messages; tensors are worked on in the threads of `data_stream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import socket
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from ps_server.coordinator import Coordinator
+from ps_server.data_stream import DataStreams
+from ps_server.follower import Follower
+from ps_server.log import logger
+from ps_server.orders import Shards
+from ps_server.rpc_errors import ErrorInterceptor
+from ps_server.shard import Shard
+from ps_server.shard_service import ShardService
+from ps_wire.channel import SERVER
+from ps_wire.errors import Unavailable
+from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
+
+GRACE_S = 3.0  # calls that are answering may finish; streams of members and data do not end by themselves
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What a person typed, checked.
+
+    Attributes:
+        shard: number of this shard.
+        num_shards: of the service.
+        host: to bind; loopback unless told otherwise.
+        port: of the control plane and the gRPC carrier; 0 lets the system choose.
+        coordinator: HOST:PORT of shard 0; None on shard 0 itself.
+        advertise: the host under which workers reach this shard.
+        memory_limit_bytes: for the tables of all jobs; None for no limit.
+    """
+
+    shard: int
+    num_shards: int
+    host: str
+    port: int
+    coordinator: str | None
+    advertise: str
+    memory_limit_bytes: int | None
+
+
+class Server:
+    """One server process. `run` serves until a signal and returns the exit code."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._shard = Shard(
+            index=options.shard,
+            num_shards=options.num_shards,
+            memory_limit_bytes=options.memory_limit_bytes,
+        )
+        self._service = ShardService(self._shard, generation=1)
+        self._health = HealthServicer()
+        self._status_changes: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serves until SIGTERM (0) or SIGINT (130); a second signal ends the process at once.
+
+        Raises:
+            Unavailable: the port is in use, or the host is not ours to bind.
+        """
+        torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
+        server = grpc.aio.server(options=SERVER, interceptors=[ErrorInterceptor()])
+        port = self._bind(server)
+        advertised = f"{self._options.advertise}:{port}"
+        self._add_services(server, advertised)
+        stopped = self._catch_signals()
+        await server.start()
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        following = self._start_following(advertised)
+        logger.info("serving on %s:%d", self._options.host, port)
+        code = await stopped
+        logger.info("stopping")
+        await self._health.enter_graceful_shutdown()
+        if following is not None:
+            following.cancel()
+        await server.stop(GRACE_S)
+        logger.info("stopped")
+        return code
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address = f"{self._options.host}:{self._options.port}"
+        try:
+            port: int = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {_why(self._options) or error}") from None
+        return port
+
+    def _add_services(self, server: grpc.aio.Server, advertised: str) -> None:
+        names = [
+            shard_pb2.DESCRIPTOR.services_by_name["Shard"].full_name,
+            health.SERVICE_NAME,
+            reflection.SERVICE_NAME,
+        ]
+        shard_pb2_grpc.add_ShardServicer_to_server(self._service, server)
+        server.add_generic_rpc_handlers((DataStreams(self._shard, generation=1).handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._options.shard == 0:
+            shards = Shards(self._shard, advertised)
+            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Coordinator(shards), server)
+            names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
+        reflection.enable_server_reflection(names, server)
+
+    def _start_following(self, advertised: str) -> asyncio.Task[None] | None:
+        if self._options.coordinator is None:
+            self._set_ready(True)
+            return None
+        self._set_ready(False)
+        follower = Follower(
+            self._shard,
+            address=self._options.coordinator,
+            advertise=advertised,
+            boot=secrets.token_bytes(16),
+            on_ready=self._set_ready,
+        )
+        return asyncio.get_running_loop().create_task(follower.run())
+
+    def _set_ready(self, ready: bool) -> None:
+        self._service.ready = ready
+        status = health_pb2.HealthCheckResponse
+        state = status.SERVING if ready else status.NOT_SERVING
+        for name in (READINESS, health.OVERALL_HEALTH):
+            task = asyncio.get_running_loop().create_task(self._health.set(name, state))
+            self._status_changes.add(task)
+            task.add_done_callback(self._status_changes.discard)
+
+    def _catch_signals(self) -> asyncio.Future[int]:
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[int] = loop.create_future()
+
+        def stop(number: signal.Signals, code: int) -> None:
+            if stopped.done():
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            else:
+                stopped.set_result(code)
+
+        loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM, 0)
+        loop.add_signal_handler(signal.SIGINT, stop, signal.SIGINT, 130)
+        return stopped
+
+
+def _why(options: ServerOptions) -> str:
+    """The system's own words for why an address cannot be bound; gRPC does not pass them on."""
+    host = options.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, options.port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

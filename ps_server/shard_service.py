@@ -1,0 +1,90 @@
+"""A shard's gRPC service beside its data stream: who it is, tokens for connections, figures."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from ps_server.shard import Shard, ShardJob
+from ps_server.shard_table import ShardTable
+from ps_wire.frame import PROTOCOL
+from ps_wire.v1 import shard_pb2 as pb
+from ps_wire.v1 import shard_pb2_grpc as rpc
+
+
+class ShardService(rpc.ShardServicer):
+    """See the module's docstring."""
+
+    def __init__(self, shard: Shard, *, generation: int) -> None:
+        self.ready = False
+        self._shard = shard
+        self._generation = generation
+
+    async def Describe(
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DescribeReply:
+        """Which shard this is."""
+        return pb.DescribeReply(
+            protocol=PROTOCOL,
+            shard=self._shard.index,
+            num_shards=self._shard.num_shards,
+            ready=self.ready,
+        )
+
+    async def Open(self, request: pb.OpenRequest, context: grpc.aio.ServicerContext) -> pb.OpenReply:
+        """A token for one data connection of a worker that has joined."""
+        token = self._shard.make_token(request.job, request.worker, request.incarnation)
+        return pb.OpenReply(carriers=["grpc"], token=token, generation=self._generation)
+
+    async def Tables(self, request: pb.TablesRequest, context: grpc.aio.ServicerContext) -> pb.TablesReply:
+        """Figures of every table; gathered on another thread, since cells have locks."""
+        return await asyncio.to_thread(self._figures)
+
+    def _figures(self) -> pb.TablesReply:
+        jobs = self._shard.jobs()
+        return pb.TablesReply(
+            shard=self._shard.index,
+            memory_bytes=sum(job.memory_bytes for job in jobs),
+            memory_limit_bytes=self._shard.memory_limit_bytes or 0,
+            refused_frames=self._shard.refused_frames,
+            tables=[_table_figures(job, table) for job in jobs for table in tuple(job.tables.values())],
+        )
+
+
+def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
+    cells = table.cells()
+    versions = [cell.machine.version for cell in cells]
+    return pb.TableStatus(
+        job=job.name,
+        table=table.spec.number,
+        partitions=len(cells),
+        min_version=min(versions, default=0),
+        max_version=max(versions, default=0),
+        bytes_in=sum(cell.bytes_in for cell in cells),
+        bytes_out=sum(cell.bytes_out for cell in cells),
+        hyper_mismatches=max((cell.hyper_mismatches for cell in cells), default=0),
+        tau=dict(table.tau()),
+        weight_bytes=sum(cell.weights.nbytes for cell in cells),
+        optimizer_bytes=sum(cell.optimizer_bytes() for cell in cells),
+        workers=[_worker_figures(job, table, worker) for worker in sorted(job.known)],
+    )
+
+
+def _worker_figures(job: ShardJob, table: ShardTable, worker: int) -> pb.TableWorker:
+    ledger = table.ledger(worker)
+    clocks = [clock for cell in table.cells() for known, clock in cell.machine.clocks if known == worker]
+    return pb.TableWorker(
+        worker=worker,
+        min_clock=min(clocks, default=0),
+        max_clock=max(clocks, default=0),
+        max_gap=ledger.max_gap,
+        received=ledger.received,
+        applied=ledger.applied,
+        dropped=ledger.dropped,
+        abstained=ledger.abstained,
+        duplicates=ledger.duplicates,
+        refused=ledger.refused,
+        gate_wait_s=ledger.gate_wait_s,
+        member=worker in job.members,
+    )

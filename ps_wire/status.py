@@ -1,0 +1,37 @@
+"""Errors as gRPC statuses, for both ends: the status code, and class and facts in trailing metadata."""
+
+from __future__ import annotations
+
+import grpc
+
+from ps_wire.errors import STATUS, PsError, ServerUnreachable, facts_to_json, from_wire
+
+ERROR_KEY = "ps-error"
+FACTS_KEY = "ps-facts"
+
+
+def code_of(error: PsError) -> grpc.StatusCode:
+    """The status that this error ends a call with."""
+    return grpc.StatusCode[STATUS[type(error)]]
+
+
+def metadata_of(error: PsError) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata that carries the error's class and facts."""
+    facts = facts_to_json(error).encode("ascii", "backslashreplace").decode("ascii")
+    return ((ERROR_KEY, type(error).__name__), (FACTS_KEY, facts))
+
+
+def error_of(error: grpc.RpcError, address: str) -> PsError:
+    """What a failed call means: the other side's own error, or that it cannot be reached.
+
+    Args:
+        error: what gRPC raised.
+        address: whom the call was made to, for the message.
+    """
+    code, details = error.code(), error.details() or ""
+    metadata = dict(error.trailing_metadata() or ())
+    if ERROR_KEY in metadata:
+        return from_wire(metadata[ERROR_KEY], details, metadata.get(FACTS_KEY, ""))
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return ServerUnreachable(f"server {address} cannot be reached: {details}", address=address)
+    return PsError(f"server {address}: {code.name}: {details}", address=address)
