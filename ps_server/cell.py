@@ -32,7 +32,7 @@ class Gradient:
     """The payload of a contribution.
 
     Attributes:
-        values: shape (E,); read-only memory of the received message.
+        values: shape (E,); read-only memory of the received message. All zeros where no piece is present.
         present: P flags: which pieces had a gradient. Pieces without one hold zeros.
         hyper: what its worker's `param_groups` said at that step.
     """
@@ -61,6 +61,7 @@ class Cell:
         self.machine = machine
         self.group = group
         self.weights = weights
+        self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
         self.loaded = False
         self.bytes_in = 0

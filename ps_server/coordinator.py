@@ -6,6 +6,7 @@ Thin: what a message means is decided in `membership`, carried out in `room`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -50,7 +51,7 @@ class Coordinator(rpc.CoordinatorServicer):
         try:
             room, member, queue = await self._join(request_iterator)
         except PsError as error:
-            logger.warning("join refused: %s", error)
+            logger.log(logging.DEBUG if error.retryable else logging.WARNING, "join refused: %s", error)
             yield pb.MemberReply(refused=refused_to_proto(error))
             return
         reading = asyncio.create_task(self._read(request_iterator, room, member, queue))
@@ -91,8 +92,6 @@ class Coordinator(rpc.CoordinatorServicer):
             host=join.host[:255],
             pid=join.pid,
         )
-        for action in actions:
-            logger.debug("job %s: %s", room.job.name, action)
         logger.info("job %s: %s joins", room.job.name, member.holder)
         return room, member, room.admit(member, actions)
 

@@ -331,7 +331,7 @@ class Job:
 
     def _missing(self) -> list[str]:
         """What the next table that has not started waits for, as people read it."""
-        here = [member for member in self._present() if member.state is MemberState.JOINED]
+        here = self._here()
         numbers = {member.worker for member in here}
         missing = [f"worker {number} to join" for number in range(self.num_workers) if number not in numbers]
         waits = [number for number, table in enumerate(self._tables) if not table.started]
@@ -341,22 +341,20 @@ class Job:
         return missing
 
     def _tell_waiting(self) -> list[Action]:
-        if self.state is not JobState.WAITING and all(table.started for table in self._tables):
+        """Tells those who have made a table that has not started what it waits for."""
+        waits = [number for number, table in enumerate(self._tables) if not table.started]
+        if not waits:
             return []
-        loading = any(table.opened and not table.loaded for table in self._tables)
+        loading = self._tables[waits[0]].opened and not self._tables[waits[0]].loaded
         whom = "; ".join(self._missing() + ["the weights of worker 0"] * loading)
-        return [
-            tell(member, waiting=pb.Waiting(whom=whom))
-            for member in self._present()
-            if whom and member.state is MemberState.JOINED
-        ]
+        blocked = [member for member in self._here() if member.num_tables > waits[0]]
+        return [tell(member, waiting=pb.Waiting(whom=whom)) for member in blocked if whom]
 
     def _started(self, number: int) -> list[Action]:
         table = self._tables[number]
         table.starting, table.started = False, True
         self.state, self.resumed = JobState.RUNNING, False
-        here = [member for member in self._present() if member.state is MemberState.JOINED]
-        return [self._table_started(member, number) for member in here]
+        return [self._table_started(member, number) for member in self._here()]
 
     def _table_started(self, member: Member, number: int) -> ToMember:
         started = pb.TableStarted(table=number, step=self.clocks.get(number, 0))
@@ -416,3 +414,6 @@ class Job:
 
     def _present(self) -> list[Member]:
         return [member for member in self.members.values() if member.present]
+
+    def _here(self) -> list[Member]:
+        return [member for member in self._present() if member.state is MemberState.JOINED]

@@ -66,7 +66,7 @@ class Room:
 
     def _deliver(self, action: ToMember) -> None:
         kind = action.reply.WhichOneof("kind")
-        logger.info("job %s worker %d: %s", self.job.name, action.worker, kind)
+        logger.debug("job %s worker %d: %s", self.job.name, action.worker, kind)
         queue = self.queues.get((action.worker, action.incarnation))
         if queue is not None:
             queue.put_nowait(action.reply)

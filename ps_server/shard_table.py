@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 import threading
 import time
-import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,6 +22,7 @@ from ps_server.gate import Gate
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_wire import frame as wire
+from ps_wire.buffer import as_tensor
 from ps_wire.carrier import Outlet
 from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch
 from ps_wire.messages import hyperparameters_from_proto, parse_message
@@ -32,10 +32,6 @@ from ps_wire.v1 import spec_pb2
 
 KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
 READ = 1  # flag of a PULL by one who is no member
-
-with warnings.catch_warnings():  # torch warns once that it will not write into bytes; nor do we
-    warnings.simplefilter("ignore")
-    torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 class ShardTable:
@@ -121,9 +117,11 @@ class ShardTable:
         cell = self._cell(frame.partition)
         if not 0.0 < frame.weight < float("inf"):
             raise PayloadMismatch(f"the weight of a push must be finite and > 0, got {frame.weight}")
+        present = _bitmap(frame.meta, len(cell.pieces))
+        empty = not any(present) and not frame.payload
         gradient = Gradient(
-            values=self._values(cell, frame),
-            present=_bitmap(frame.meta, len(cell.pieces)),
+            values=cell.zeros if empty else self._values(cell, frame),
+            present=present,
             hyper=self._hyper_of(frame),
         )
         self._push(cell, frame, gradient, outlet)
@@ -208,7 +206,7 @@ class ShardTable:
                 expected=expected,
                 got=len(frame.payload),
             )
-        return torch.frombuffer(frame.payload, dtype=cell.weights.dtype)
+        return as_tensor(frame.payload, cell.weights.dtype)
 
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:

@@ -34,7 +34,7 @@ CLIENT: list[tuple[str, int]] = [
 
 SERVER: list[tuple[str, int]] = [
     *_BOTH,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     # Two servers on one port would each get some of the connections, silently.
     ("grpc.so_reuseport", 0),
 ]

@@ -1,0 +1,77 @@
+"""The library that a training script imports: join a job, push gradients, pull weights.
+
+import ps_worker as ps
+
+with ps.connect() as worker:
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for x, y in worker.loader(dataset, batch_size=64):
+        ...
+"""
+
+from __future__ import annotations
+
+import os
+
+# gRPC's threads do not survive a fork; its fork handlers hang a DataLoader's workers instead.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from ps_wire.errors import (
+    ConfigurationRefused,
+    ConnectionLost,
+    GradientChanged,
+    PsError,
+    ServerUnreachable,
+    StartLimitExceeded,
+    UsageError,
+    WorkerLost,
+)
+from ps_worker.connect import connect
+from ps_worker.hyperparameters import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    OptimizerChoice,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
+from ps_worker.loader import Loader
+from ps_worker.stats import Stats
+from ps_worker.table import Pulled, Table
+from ps_worker.worker import Worker
+from ps_worker.wrapped import WrappedOptimizer
+
+__all__ = [
+    "connect",
+    "Worker",
+    "WrappedOptimizer",
+    "Loader",
+    "Table",
+    "Pulled",
+    "Stats",
+    "OptimizerChoice",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adagrad",
+    "RMSprop",
+    "Adadelta",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "ASGD",
+    "Rprop",
+    "PsError",
+    "UsageError",
+    "ConfigurationRefused",
+    "ServerUnreachable",
+    "StartLimitExceeded",
+    "ConnectionLost",
+    "WorkerLost",
+    "GradientChanged",
+]

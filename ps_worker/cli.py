@@ -1,0 +1,91 @@
+"""`ps-worker`: runs a training script as one worker of a job."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from ps_wire import consistency as models
+from ps_wire.address import check_job_name, parse_servers
+from ps_wire.errors import PsError, UsageError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": False,
+    }
+)
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="The training script; what follows is its arguments.")],
+    servers: Annotated[
+        str,
+        typer.Option(
+            envvar="PS_SERVERS", help="All shards, in shard order: HOST:PORT,HOST:PORT or ps-{0..3}:50051."
+        ),
+    ] = "127.0.0.1:50051",
+    job: Annotated[
+        str, typer.Option(envvar="PS_JOB", help="Workers of one name train together.")
+    ] = "default",
+    consistency: Annotated[
+        str, typer.Option(envvar="PS_CONSISTENCY", help=f"One of {models.VALID}.")
+    ] = "bsp",
+    num_workers: Annotated[
+        int, typer.Option(envvar="PS_NUM_WORKERS", min=1, help="Workers that the job waits for.")
+    ] = 1,
+    worker: Annotated[
+        int | None, typer.Option(envvar="PS_WORKER", min=0, help="This one's number. Default: given.")
+    ] = None,
+) -> None:
+    """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
+    parse_servers(servers)
+    check_job_name(job)
+    models.parse(consistency)
+    if not script.is_file():
+        raise UsageError(f"{script} is not a file")
+    os.environ |= {
+        "PS_SERVERS": servers,
+        "PS_JOB": job,
+        "PS_CONSISTENCY": consistency,
+        "PS_NUM_WORKERS": str(num_workers),
+    }
+    if worker is not None:
+        os.environ["PS_WORKER"] = str(worker)
+    signal.signal(signal.SIGTERM, _stop)
+    sys.argv = [str(script), *context.args]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """Leaves the job in order, then ends with 75: stopped before the end, run me again."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise SystemExit(75)
+
+
+def main() -> None:
+    """Runs the command; a named error becomes one line on stderr and its exit code."""
+    try:
+        app(standalone_mode=False)
+    except PsError as error:
+        sys.stderr.write(f"ps-worker: {type(error).__name__}: {error.message}\n")
+        raise SystemExit(error.exit_code) from None
+    except (typer.Abort, KeyboardInterrupt):
+        raise SystemExit(130) from None
+    except Exception as error:
+        refused = getattr(error, "format_message", None)
+        if refused is None:
+            raise
+        sys.stderr.write(f"ps-worker: {refused()} (see ps-worker --help)\n")
+        raise SystemExit(64) from None

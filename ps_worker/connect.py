@@ -1,0 +1,51 @@
+"""`connect`: from settings to a worker."""
+
+from __future__ import annotations
+
+from ps_worker import settings
+from ps_worker.worker import Worker
+
+
+def connect(
+    *,
+    servers: str | None = None,
+    job: str | None = None,
+    consistency: str | None = None,
+    num_workers: int | None = None,
+    worker: int | None = None,
+    connect_limit: float | None = None,
+    start_limit: float | None = None,
+    retry_limit: float | None = None,
+) -> Worker:
+    """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
+
+    Args:
+        servers: addresses of all shards, in shard order: `HOST:PORT,HOST:PORT`.
+        job: its name; workers of one name train together. Default: "default".
+        consistency: `bsp`, `ssp:S` or `asp`. Default: bsp.
+        num_workers: that the job waits for. Default: 1.
+        worker: this worker's number; default: given by the service.
+        connect_limit: seconds that a server may take to answer at the start.
+        start_limit: seconds that the job may take to start.
+        retry_limit: seconds that a broken data connection is tried again.
+
+    Returns:
+        The worker; use it in a `with` block, so that it leaves when the block ends.
+
+    Raises:
+        UsageError: a setting is missing or makes no sense.
+        ServerUnreachable: a server does not answer; its address is named.
+        ConfigurationRefused: the servers or the job refuse; the message says what differs.
+    """
+    return Worker(
+        settings.read(
+            servers=servers,
+            job=job,
+            consistency=consistency,
+            num_workers=num_workers,
+            worker=worker,
+            connect_limit=connect_limit,
+            start_limit=start_limit,
+            retry_limit=retry_limit,
+        )
+    )

@@ -1,0 +1,184 @@
+"""A worker's data connection to one shard, over the gRPC carrier; made again when it breaks.
+
+What was sent and not yet answered is the business of `exchange`: after a new HELLO, `replay` sends it again,
+and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
+
+Threads: one receives; gRPC's own sends. `_lock` guards which outbox is the live one, and is held over a
+replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is copied when gRPC
+asks for the next message, and its memory must stay as it is until the shard's ACK.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from ps_wire import frame as wire
+from ps_wire.channel import CLIENT
+from ps_wire.errors import ConnectionLost, FrameRefused, PsError
+from ps_wire.messages import parse_message, refused_from_proto
+from ps_wire.status import error_of
+from ps_wire.v1 import coordinator_pb2, shard_pb2, shard_pb2_grpc
+
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+CALL_LIMIT_S = 10.0
+
+
+class Peer(Protocol):
+    """Whose frames a connection carries."""
+
+    def take(self, frame: wire.Frame) -> None:
+        """Takes a received frame; on the receiving thread."""
+        ...
+
+    def replay(self, shard: int) -> Iterable[wire.Frame]:
+        """What a new connection sends first: all that was sent and not answered, in order."""
+        ...
+
+    def fail(self, error: PsError) -> None:
+        """The connection has ended for good."""
+        ...
+
+
+class Connection:
+    """See the module's docstring. `send` is thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        shard: int,
+        job: str,
+        worker: int,
+        incarnation: int,
+        peer: Peer,
+        retry_limit_s: float,
+        log: Callable[[str], None],
+    ) -> None:
+        self._address = address
+        self._shard = shard
+        self._job = job
+        self._worker = worker
+        self._incarnation = incarnation
+        self._peer = peer
+        self._retry_limit_s = retry_limit_s
+        self._log = log
+        self._channel = grpc.insecure_channel(address, options=CLIENT)
+        self._lock = threading.Lock()
+        self._outbox: queue.SimpleQueue[wire.Frame | None] | None = None
+        self._call: Any = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: wire.Frame) -> None:
+        """Queues a frame; while the connection is down nothing is queued, since `replay` will send it."""
+        with self._lock:
+            if self._outbox is not None:
+                self._outbox.put(frame)
+
+    def close(self, drain_s: float = 2.0) -> None:
+        """Ends the connection once what is queued has left, or after `drain_s`."""
+        self._closing.set()
+        with self._lock:
+            if self._outbox is not None:
+                self._outbox.put(None)
+        self._thread.join(drain_s)
+        if self._call is not None:
+            self._call.cancel()
+        self._channel.close()
+        self._thread.join(drain_s)
+
+    # -- the receiving thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        broken_s: float | None = None
+        attempt = 0
+        while not self._closing.is_set():
+            try:
+                for frame in self._connected():
+                    broken_s, attempt = None, 0
+                    self._peer.take(frame)
+                reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")
+            except grpc.RpcError as error:
+                lost = error_of(error, self._address)
+                named = type(lost) is not PsError  # else a status of gRPC's own: a broken stream
+                if named and not lost.retryable and not self._closing.is_set():
+                    self._peer.fail(lost)
+                    return
+                reason = ConnectionLost(lost.message)
+            except PsError as error:
+                self._peer.fail(error)
+                return
+            finally:
+                with self._lock:
+                    self._outbox = None
+            if self._closing.is_set():
+                return
+            now_s = time.monotonic()
+            broken_s = now_s if broken_s is None else broken_s
+            if now_s - broken_s > self._retry_limit_s:
+                self._peer.fail(
+                    ConnectionLost(
+                        f"shard {self._shard} at {self._address} is gone since "
+                        f"{self._retry_limit_s:g} s (PS_RETRY_LIMIT): {reason.message}",
+                        address=self._address,
+                        shard=self._shard,
+                    )
+                )
+                return
+            if attempt == 0:
+                self._log(f"connection to shard {self._shard} at {self._address} broke; trying again")
+            self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
+            attempt += 1
+
+    def _connected(self) -> Iterator[wire.Frame]:
+        """Makes one connection and yields what it brings, from the shard's HELLO on."""
+        stub = shard_pb2_grpc.ShardStub(self._channel)
+        request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
+        opened = stub.Open(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        outbox: queue.SimpleQueue[wire.Frame | None] = queue.SimpleQueue()
+        outbox.put(self._hello(opened.token))
+        self._call = self._channel.stream_stream("/ps_wire.v1.Shard/Data")(_encoded(outbox))
+        try:
+            for message in self._call:
+                frame = wire.decode(message)
+                if frame.kind is wire.Kind.HELLO:
+                    self._go_live(outbox)
+                elif frame.kind is wire.Kind.REFUSE:
+                    raise refusal(frame)
+                yield frame
+        finally:
+            outbox.put(None)
+            self._call.cancel()
+
+    def _hello(self, token: bytes) -> wire.Frame:
+        return wire.Frame(
+            kind=wire.Kind.HELLO,
+            worker=self._worker,
+            incarnation=self._incarnation,
+            meta=token + self._job.encode(),
+        )
+
+    def _go_live(self, outbox: queue.SimpleQueue[wire.Frame | None]) -> None:
+        with self._lock:
+            for frame in self._peer.replay(self._shard):
+                outbox.put(frame)
+            self._outbox = outbox
+
+
+def refusal(frame: wire.Frame) -> PsError:
+    """The error in a REFUSE frame."""
+    error = refused_from_proto(parse_message(coordinator_pb2.Refused, bytes(frame.meta)))
+    return error if error.message else FrameRefused("a shard refused a frame without saying why")
+
+
+def _encoded(outbox: queue.SimpleQueue[wire.Frame | None]) -> Iterator[bytes]:
+    """Messages for gRPC, each copied together when gRPC is ready for it."""
+    while (frame := outbox.get()) is not None:
+        yield wire.encode(frame)

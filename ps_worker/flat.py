@@ -1,0 +1,67 @@
+"""Flat memory for the buckets of a table: one tensor per bucket, with a view for each parameter.
+
+Legend: B = elements of a bucket with all padding.
+
+Used twice per table: for weights, where `param.data` becomes the view, and for gradients, where hooks copy
+to. Who may write when is `exchange`'s and `wrapped`'s affair; see docs/architecture.md, region ownership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ps_wire.plan import Bucket, Partition, Plan
+from ps_wire.table import ParameterSpec
+
+
+class FlatBuckets:
+    """See the module's docstring."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Allocates zeros, shape (B,) per bucket, on the CPU."""
+        self.plan = plan
+        self.tensors = [
+            torch.zeros(bucket.numel, dtype=getattr(torch, bucket.dtype)) for bucket in plan.buckets
+        ]
+        self.views: list[torch.Tensor] = [torch.empty(0)] * len(plan.parameters)
+        for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
+            for place in bucket.placements:
+                flat = tensor[place.offset : place.offset + place.numel]
+                self.views[place.parameter] = shaped(flat, plan.parameters[place.parameter])
+
+    def partition(self, partition: Partition) -> torch.Tensor:
+        """A partition's elements, a view."""
+        return self.tensors[partition.bucket][partition.offset : partition.offset + partition.numel]
+
+    def bytes_of(self, partition: Partition) -> memoryview:
+        """A partition's bytes, without a copy."""
+        return self.partition(partition).numpy().data.cast("B")
+
+
+def shaped(flat: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
+    """A flat piece of memory seen as the parameter: its shape, and its strides where it has its own."""
+    if spec.stride:
+        return flat.as_strided(spec.shape, spec.stride)
+    return flat.view(spec.shape)
+
+
+def stride_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Strides of a parameter that fills its memory densely in another order; empty otherwise."""
+    if parameter.is_contiguous() or parameter.numel() == 0:
+        return ()
+    strides = parameter.stride()
+    order = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
+    dense = parameter.permute(order).is_contiguous()
+    return tuple(strides) if dense else ()
+
+
+def bucket_of(plan: Plan) -> Sequence[Bucket]:
+    """For each parameter, the bucket that it lies in."""
+    found: list[Bucket | None] = [None] * len(plan.parameters)
+    for bucket in plan.buckets:
+        for place in bucket.placements:
+            found[place.parameter] = bucket
+    assert all(found)
+    return [bucket for bucket in found if bucket is not None]

@@ -1,0 +1,311 @@
+"""A worker's membership of a job: the servers' check, the join, tables, heartbeats, the end.
+
+One bidirectional stream to the coordinator. A thread takes its replies; the user's thread waits for the one
+it needs. A failure is kept and handed to `on_failure` once.
+
+`_changed` guards what the replies set.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from ps_wire.channel import CLIENT
+from ps_wire.errors import ConnectionLost, PsError, ServerNotReady, ShardMismatch, StartLimitExceeded
+from ps_wire.frame import PROTOCOL, check_protocol
+from ps_wire.messages import refused_from_proto, table_to_proto
+from ps_wire.status import error_of
+from ps_wire.table import TableSpec
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc, spec_pb2
+from ps_worker.settings import Settings
+
+HEARTBEAT_S = 1.0
+RETRY_S = 0.2
+STATE_CHUNK_BYTES = 1 << 20
+CALL_LIMIT_S = 60.0
+LEAVE_LIMIT_S = 5.0
+
+
+class Membership:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        progress: Callable[[], pb.Progress],
+        on_failure: Callable[[PsError], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._on_failure = on_failure
+        self._log = log
+        self._changed = threading.Condition()
+        self._replies: dict[str, Any] = {}
+        self._made: dict[int, bool] = {}
+        self._started: dict[int, int] = {}
+        self._waiting_for = ""
+        self._error: PsError | None = None
+        self._leaving = False
+        self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._channel = grpc.insecure_channel(settings.servers[0], options=CLIENT)
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+        self.joined = pb.Joined()
+
+    # -- joining ---------------------------------------------------------------------------------------
+
+    def check_servers(self) -> None:
+        """Asks every server which shard it is.
+
+        Raises:
+            ServerUnreachable: one does not answer within the connect limit; its address is named.
+            ShardMismatch: the list has another length or order than the shards.
+            ProtocolMismatch: one speaks another version.
+        """
+        until_s = time.monotonic() + self._settings.connect_limit_s
+        servers = self._settings.servers
+        for position, address in enumerate(servers):
+            described = self._describe(address, until_s)
+            check_protocol(described.protocol)
+            if described.num_shards != len(servers):
+                raise ShardMismatch(
+                    f"--servers lists {len(servers)} addresses; {address} is one of "
+                    f"{described.num_shards} shards",
+                    expected=described.num_shards,
+                    got=len(servers),
+                )
+            if described.shard != position:
+                raise ShardMismatch(
+                    f"--servers lists {address} in place {position}; it is shard {described.shard}: "
+                    "list the servers in shard order",
+                    expected=described.shard,
+                    got=position,
+                )
+
+    def _describe(self, address: str, until_s: float) -> shard_pb2.DescribeReply:
+        with grpc.insecure_channel(address, options=CLIENT) as channel:
+            stub = shard_pb2_grpc.ShardStub(channel)
+            left_s = max(until_s - time.monotonic(), 0.1)
+            try:
+                reply: shard_pb2.DescribeReply = stub.Describe(
+                    shard_pb2.DescribeRequest(), timeout=left_s, wait_for_ready=True
+                )
+            except grpc.RpcError as error:
+                limit_s = self._settings.connect_limit_s
+                lost = error_of(error, address)
+                lost.args = (f"{lost.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)
+                raise lost from None
+            return reply
+
+    def join(self) -> pb.Joined:
+        """Joins the job and starts the heartbeats.
+
+        Raises:
+            ServerNotReady: shards were not registered within the connect limit.
+            PsError: what the coordinator refuses with.
+        """
+        until_s = time.monotonic() + self._settings.connect_limit_s
+        while True:
+            try:
+                self._join_once()
+                break
+            except ServerNotReady:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(RETRY_S)
+        threading.Thread(target=self._beat, name="ps-heartbeat", daemon=True).start()
+        return self.joined
+
+    def _join_once(self) -> None:
+        settings = self._settings
+        self._error = None
+        self._outbox = queue.SimpleQueue()
+        self._send(
+            join=pb.Join(
+                protocol=PROTOCOL,
+                job=spec_pb2.Job(
+                    name=settings.job,
+                    consistency=str(settings.consistency),
+                    num_workers=settings.num_workers,
+                ),
+                worker=settings.worker,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+            )
+        )
+        call = self._stub.Member(_until_none(self._outbox))
+        threading.Thread(target=self._read, args=(call,), name="ps-member", daemon=True).start()
+        self.joined = self._wait("joined", settings.connect_limit_s)
+
+    # -- tables ----------------------------------------------------------------------------------------
+
+    def make_table(self, spec: TableSpec) -> bool:
+        """Makes a table; returns whether this worker's weights start it."""
+        self._send(make_table=pb.MakeTable(table=table_to_proto(spec)))
+        self._wait_for(lambda: spec.number in self._made, self._settings.start_limit_s)
+        return self._made[spec.number]
+
+    def uploaded(self, table: int) -> None:
+        """Says that the starter's weights are on the shards."""
+        self._send(uploaded=pb.Uploaded(table=table))
+
+    def wait_started(self, table: int) -> int:
+        """Waits until a table has started; returns this worker's first step.
+
+        Raises:
+            StartLimitExceeded: naming who was missing.
+        """
+        self._wait_for(lambda: table in self._started, self._settings.start_limit_s)
+        return self._started[table]
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    def put_state(self, name: str, blob: bytes) -> None:
+        """Keeps bytes on the coordinator, for the others."""
+        key = self._key(name)
+
+        def chunks() -> Iterator[pb.StateChunk]:
+            yield pb.StateChunk(key=key)
+            for start in range(0, len(blob), STATE_CHUNK_BYTES):
+                yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
+
+        try:
+            self._stub.PutState(chunks(), timeout=CALL_LIMIT_S)
+        except grpc.RpcError as error:
+            raise error_of(error, self._settings.servers[0]) from None
+
+    def get_state(self, name: str) -> bytes:
+        """Bytes that a worker has put.
+
+        Raises:
+            JobUnknown: nobody has.
+        """
+        request = pb.GetStateRequest(key=self._key(name))
+        try:
+            return b"".join(chunk.data for chunk in self._stub.GetState(request, timeout=CALL_LIMIT_S))
+        except grpc.RpcError as error:
+            raise error_of(error, self._settings.servers[0]) from None
+
+    def _key(self, name: str) -> pb.StateKey:
+        return pb.StateKey(
+            job=self._settings.job,
+            worker=self.joined.worker,
+            incarnation=self.joined.incarnation,
+            name=name,
+        )
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def finish(self, upload_final: Callable[[], bytes]) -> bool:
+        """Says that this worker has no more data and waits for the others.
+
+        Args:
+            upload_final: gives the last state outside tables, if this worker is the one who is asked.
+
+        Returns:
+            Whether the job keeps such a state.
+        """
+        self._send(finish=pb.Finish(progress=self._progress()))
+        self._wait_for(lambda: bool(self._replies.keys() & {"upload_final", "ended"}), None)
+        if "ended" not in self._replies:
+            self.put_state("final", upload_final())
+            self._send(uploaded=pb.Uploaded(final=True))
+        ended: pb.Ended = self._wait("ended", None)
+        return ended.has_state
+
+    def leave(self, reason: str) -> None:
+        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`."""
+        self._leaving = True
+        self._stop.set()
+        self._send(leave=pb.Leave(reason=reason, progress=self._progress()))
+        with self._changed:
+            self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
+        self._outbox.put(None)
+        self._channel.close()
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _send(self, **message: Any) -> None:
+        self._outbox.put(pb.MemberRequest(**message))
+
+    def _beat(self) -> None:
+        number = 0
+        while not self._stop.wait(HEARTBEAT_S):
+            number += 1
+            self._send(heartbeat=pb.Heartbeat(number=number, progress=self._progress()))
+
+    def _read(self, call: Iterator[pb.MemberReply]) -> None:
+        try:
+            for reply in call:
+                self._take(reply)
+            error: PsError = ConnectionLost(
+                f"the coordinator at {self._settings.servers[0]} ended the stream"
+            )
+        except grpc.RpcError as broken:
+            error = error_of(broken, self._settings.servers[0])
+        except PsError as refused:
+            error = refused
+        if not self._leaving:
+            self._fail(error)
+
+    def _take(self, reply: pb.MemberReply) -> None:
+        kind = reply.WhichOneof("kind")
+        with self._changed:
+            match kind:
+                case "refused":
+                    raise refused_from_proto(reply.refused)
+                case "table_made":
+                    self._made[reply.table_made.table] = reply.table_made.upload
+                case "table_started":
+                    self._started[reply.table_started.table] = reply.table_started.step
+                case "waiting" if reply.waiting.whom != self._waiting_for:
+                    self._waiting_for = reply.waiting.whom
+                    self._log(f"waiting for {self._waiting_for}")
+                case "joined" | "upload_final" | "ended" | "left":
+                    self._replies[kind] = getattr(reply, kind)
+            self._changed.notify_all()
+
+    def _fail(self, error: PsError) -> None:
+        with self._changed:
+            if self._error is not None:
+                return
+            self._error = error
+            self._changed.notify_all()
+        if self.joined.incarnation:
+            self._on_failure(error)
+
+    def _wait(self, kind: str, limit_s: float | None) -> Any:
+        self._wait_for(lambda: kind in self._replies, limit_s)
+        return self._replies[kind]
+
+    def _wait_for(self, ready: Callable[[], bool], limit_s: float | None) -> None:
+        with self._changed:
+            done = self._changed.wait_for(lambda: ready() or self._error is not None, limit_s)
+            if ready():
+                return
+            if not done:
+                raise StartLimitExceeded(
+                    f"job {self._settings.job} did not start within {limit_s:g} s (PS_START_LIMIT); "
+                    f"waiting for {self._waiting_for or 'the coordinator'}",
+                    waiting_for=self._waiting_for,
+                )
+            assert self._error is not None
+            raise self._error
+
+
+def _until_none(
+    outbox: queue.SimpleQueue[pb.MemberRequest | None],
+) -> Iterator[pb.MemberRequest]:
+    while (message := outbox.get()) is not None:
+        yield message

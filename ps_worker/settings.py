@@ -1,0 +1,94 @@
+"""What a worker is told: keyword arguments of `connect`, else `PS_*` environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ps_wire import consistency
+from ps_wire.address import check_job_name, parse_servers
+from ps_wire.errors import UsageError
+
+CONNECT_LIMIT_S = 30.0
+START_LIMIT_S = 600.0
+RETRY_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Checked settings of one worker.
+
+    Attributes:
+        servers: addresses in shard order.
+        job: name of the job.
+        consistency: its model.
+        num_workers: that the job waits for.
+        worker: this one's number; None lets the service give one.
+        connect_limit_s: how long a server may take to answer at the start.
+        start_limit_s: how long the job may take to start.
+        retry_limit_s: how long a broken data connection is tried again.
+    """
+
+    servers: tuple[str, ...]
+    job: str
+    consistency: consistency.Consistency
+    num_workers: int
+    worker: int | None
+    connect_limit_s: float = CONNECT_LIMIT_S
+    start_limit_s: float = START_LIMIT_S
+    retry_limit_s: float = RETRY_LIMIT_S
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise UsageError(f"the number of workers must be >= 1, got {self.num_workers}")
+        if self.worker is not None and self.worker < 0:
+            raise UsageError(f"a worker's number must be >= 0, got {self.worker}")
+
+
+def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
+    """Settings from `given`, else from `environment` (default: the process's).
+
+    Raises:
+        UsageError: one is missing or makes no sense; its variable is named.
+    """
+    source = os.environ if environment is None else environment
+    values = {name: str(value) for name, value in given.items() if value is not None}
+
+    def value(name: str, default: str | None = None) -> str:
+        text = values.get(name) or source.get(f"PS_{name.upper()}") or default
+        if text is None:
+            raise UsageError(
+                f"{name} is not set: pass --{name.replace('_', '-')} to ps-worker, "
+                f"set PS_{name.upper()}, or give it to connect()"
+            )
+        return text
+
+    worker = values.get("worker") or source.get("PS_WORKER")
+    return Settings(
+        servers=parse_servers(value("servers")),
+        job=check_job_name(value("job", "default")),
+        consistency=consistency.parse(value("consistency", "bsp")),
+        num_workers=_whole("num_workers", value("num_workers", "1")),
+        worker=_whole("worker", worker) if worker else None,
+        connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
+        start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
+        retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
+    )
+
+
+def _whole(name: str, text: str) -> int:
+    digits = text.strip().removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
+        raise UsageError(f"{name} (PS_{name.upper()}) must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 < number < 1e9:
+        raise UsageError(f"{name} (PS_{name.upper()}) must be seconds > 0, got {text!r}")
+    return number

@@ -1,0 +1,153 @@
+"""Tables without autograd: push gradients by name, pull weights by name.
+
+table = worker.table({"w": torch.zeros(10)}, optimizer=ps.SGD(lr=1.0))
+table.push({"w": gradient}).result()
+values = table.pull().result().values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from ps_wire.errors import PsError, UsageError
+from ps_worker.exchange import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """What a pull brought.
+
+    Attributes:
+        values: name -> tensor, of the shapes and dtypes that the table was made with.
+        version: the oldest over partitions.
+        spread: newest minus oldest version over partitions; 0 under BSP.
+        clocks: worker -> its clock, as the shards have shown it so far.
+    """
+
+    values: Mapping[str, torch.Tensor]
+    version: int
+    spread: int
+    clocks: Mapping[int, int]
+
+
+class Table:
+    """See the module's docstring. Not thread-safe.
+
+    A push takes one step of this worker's clock. One push and one pull are under way at most: the next one
+    waits for the one before. Futures are done on a connection's thread.
+
+    Attributes:
+        step: this worker's clock: the number of its next push.
+    """
+
+    def __init__(self, exchange: Exchange, names: tuple[str, ...], step: int) -> None:
+        self.step = step
+        self._exchange = exchange
+        self._index = {name: index for index, name in enumerate(names)}
+
+    def push(self, gradients: Mapping[str, torch.Tensor], *, weight: float = 1.0) -> Future[None]:
+        """Pushes one step: the given gradients; the others count as none.
+
+        Args:
+            gradients: name -> tensor of the parameter's shape and dtype. They are copied before this returns.
+            weight: of the push in a BSP mean; finite and > 0.
+
+        Returns:
+            Done when every shard has acknowledged the push.
+
+        Raises:
+            UsageError: an unknown name, or another shape or dtype; nothing has left.
+            PsError: the job cannot go on.
+        """
+        self._check(gradients)
+        if not 0.0 < weight < float("inf"):
+            raise UsageError(f"the weight of a push must be finite and > 0, got {weight}")
+        exchange = self._exchange
+        exchange.wait_acked()
+        for name, index in self._index.items():
+            view = exchange.gradients.views[index]
+            view.copy_(gradients[name]) if name in gradients else view.zero_()
+        present = {self._index[name] for name in gradients}
+        for partition in exchange.partitions:
+            pieces = exchange.plan.pieces(partition)
+            flags = [piece.parameter in present for piece in pieces]
+            exchange.push(partition, step=self.step, weight=weight, present=flags)
+        self.step += 1
+        return self._acknowledged()
+
+    def abstain(self) -> Future[None]:
+        """Takes one step with nothing to apply."""
+        exchange = self._exchange
+        exchange.wait_acked()
+        exchange.abstain(exchange.partitions, step=self.step)
+        self.step += 1
+        return self._acknowledged()
+
+    def pull(self, out: Mapping[str, torch.Tensor] | None = None) -> Future[Pulled]:
+        """Asks for the weights at this worker's clock.
+
+        Args:
+            out: where to copy them to, by name; default: new tensors.
+
+        Returns:
+            Done when the gate has opened and all weights have arrived.
+
+        Raises:
+            UsageError: `out` has an unknown name, or another shape or dtype.
+        """
+        if out is not None:
+            self._check(out)
+        self._exchange.wait_pulled()
+        self._exchange.pull(step=self.step)
+        future: Future[Pulled] = Future()
+
+        def done(error: PsError | None) -> None:
+            if error is None:
+                future.set_result(self._pulled(out))
+            else:
+                future.set_exception(error)
+
+        self._exchange.when_pulled(done)
+        return future
+
+    def _acknowledged(self) -> Future[None]:
+        future: Future[None] = Future()
+
+        def done(error: PsError | None) -> None:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._exchange.when_acked(done)
+        return future
+
+    def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
+        exchange = self._exchange
+        views = exchange.weights.views
+        if out is None:
+            values = {name: views[index].clone() for name, index in self._index.items()}
+        else:
+            values = {name: tensor.copy_(views[self._index[name]]) for name, tensor in out.items()}
+        return Pulled(
+            values=values,
+            version=min(exchange.versions),
+            spread=max(exchange.versions) - min(exchange.versions),
+            clocks=dict(exchange.clocks),
+        )
+
+    def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            index = self._index.get(name)
+            if index is None:
+                raise UsageError(f"the table has no {name!r}; it has {', '.join(self._index)}")
+            view = self._exchange.gradients.views[index]
+            if tensor.shape != view.shape or tensor.dtype != view.dtype:
+                raise UsageError(
+                    f"{name!r} has shape {tuple(view.shape)} and dtype {view.dtype} in this table, "
+                    f"got {tuple(tensor.shape)} and {tensor.dtype}"
+                )

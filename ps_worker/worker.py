@@ -1,0 +1,456 @@
+"""A worker: one member of one job, and everything that a script does through it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import grpc
+import torch
+from torch.utils.data import Dataset
+
+from ps_wire import frame as wire
+from ps_wire.channel import CLIENT
+from ps_wire.consistency import BSP
+from ps_wire.errors import JobUnknown, PsError, UsageError
+from ps_wire.plan import Plan
+from ps_wire.status import error_of
+from ps_wire.table import BucketOptions, TableSpec
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import shard_pb2, shard_pb2_grpc
+from ps_worker import model_spec
+from ps_worker.connection import Connection
+from ps_worker.exchange import Exchange
+from ps_worker.hyperparameters import OptimizerChoice
+from ps_worker.loader import Loader
+from ps_worker.membership import Membership
+from ps_worker.settings import Settings
+from ps_worker.stats import Stats, summarize
+from ps_worker.table import Table
+from ps_worker.wrapped import WrappedOptimizer
+
+logger = logging.getLogger("ps_worker")
+SETTLE_LIMIT_S = 5.0
+FIGURES_LIMIT_S = 10.0
+
+
+class Worker:
+    """Made by `connect`; a context manager that leaves the job when its block ends.
+
+    The user's thread calls it; background threads receive frames and send heartbeats.
+
+    Attributes:
+        rank: this worker's number in the job, from 0.
+        num_workers: that the job was made for.
+        ended: the job had already ended: loaders are empty and the final weights are loaded.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Checks the servers and joins.
+
+        Raises:
+            ServerUnreachable: a server does not answer; its address is named.
+            ConfigurationRefused: the servers or the job refuse; the message says what differs.
+        """
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._exchanges: dict[int, Exchange] = {}
+        self._optimizers: list[WrappedOptimizer] = []
+        self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
+        self._tables: list[Table] = []
+        self._metrics: dict[str, float] = {}
+        self._samples = 0
+        self._epoch: int | None = None
+        self._left = False
+        self._finished = False
+        self._membership = Membership(settings, progress=self._progress, on_failure=self.fail, log=self._say)
+        self._membership.check_servers()
+        joined = self._membership.join()
+        self.rank: int = joined.worker
+        self.num_workers = settings.num_workers
+        self.ended: bool = joined.ended
+        self._incarnation: int = joined.incarnation
+        self._connections = [
+            Connection(
+                address=address,
+                shard=shard,
+                job=settings.job,
+                worker=self.rank,
+                incarnation=self._incarnation,
+                peer=self,
+                retry_limit_s=settings.retry_limit_s,
+                log=self._say,
+            )
+            for shard, address in enumerate(settings.servers)
+        ]
+        atexit.register(self.leave)
+        if joined.resumed:
+            self._say(f"job {settings.job} goes on where its workers left it")
+
+    # -- tables ----------------------------------------------------------------------------------------
+
+    def wrap(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        overlap: Literal["auto"] | bool = "auto",
+        weight: Literal["equal", "samples"] = "equal",
+        buckets: BucketOptions | None = None,
+    ) -> WrappedOptimizer:
+        """Puts the model's parameters on the servers, which run the optimizer from now on.
+
+        Waits until all workers are here and the job has started; then the model has the job's weights.
+
+        Args:
+            optimizer: of torch.optim; its class and `param_groups` are sent as data.
+            model: that owns the optimizer's parameters.
+            overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
+                touched the gradients.
+            weight: of a push in a BSP mean: "equal", or the "samples" that the loader handed out for it.
+            buckets: sizes of buckets and partitions.
+
+        Raises:
+            ConfigurationRefused: the servers cannot run the optimizer or hold a parameter, the model or
+                optimizer differs from the other workers', or it does not fit into a server's memory.
+            StartLimitExceeded: the job did not start in time; who was missing is named.
+            UsageError: the optimizer holds parameters that the model does not have.
+        """
+        if overlap not in ("auto", True, False):
+            raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
+        if weight not in ("equal", "samples"):
+            raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
+        number = len(self._exchanges)
+        parameters = model_spec.parameters_of(model, optimizer)
+        spec = model_spec.model_table(number, parameters, optimizer, buckets or BucketOptions())
+        outside = model_spec.outside_of(model, parameters.values())
+        exchange, step = self._start_table(spec, parameters.values(), outside)
+        wrapped = WrappedOptimizer(
+            optimizer,
+            parameters=parameters,
+            exchange=exchange,
+            step=step,
+            overlap=overlap,
+            weight=self._sample_weight() if weight == "samples" else _one,
+            ended=self._ended_text() if self.ended else None,
+            log=self._say,
+        )
+        self._optimizers.append(wrapped)
+        return wrapped
+
+    def table(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        optimizer: OptimizerChoice,
+        buckets: BucketOptions | None = None,
+    ) -> Table:
+        """Puts tensors on the servers, for pushes and pulls without autograd.
+
+        Args:
+            tensors: name -> start value; worker 0's start the table. They are copied.
+            optimizer: such as `ps.SGD(lr=1.0)`.
+            buckets: sizes of buckets and partitions.
+
+        Raises:
+            What `wrap` raises.
+        """
+        number = len(self._exchanges)
+        spec = model_spec.table_of(
+            number,
+            tensors,
+            group_of={id(tensor): 0 for tensor in tensors.values()},
+            optimizer=optimizer.spec(),
+            buckets=buckets or BucketOptions(),
+        )
+        exchange, step = self._start_table(spec, tensors.values(), {})
+        made = Table(exchange, tuple(tensors), step)
+        self._tables.append(made)
+        return made
+
+    def _start_table(
+        self, spec: TableSpec, values: Iterable[torch.Tensor], outside: Mapping[str, torch.Tensor]
+    ) -> tuple[Exchange, int]:
+        upload = self._membership.make_table(spec)
+        exchange = Exchange(
+            table=spec.number,
+            plan=Plan(spec, len(self._connections)),
+            worker=self.rank,
+            incarnation=self._incarnation,
+            start=spec.optimizer.hyperparameters,
+        )
+        exchange.connect(self._connections)
+        with self._lock:
+            self._exchanges[spec.number] = exchange
+        self._outside[spec.number] = outside
+        if upload:
+            for view, value in zip(exchange.weights.views, values, strict=True):
+                view.copy_(value.detach())
+            for partition in exchange.partitions:
+                exchange.load(partition)
+            exchange.wait_acked()
+            self._membership.put_state(f"start/{spec.number}", model_spec.pack(outside))
+            self._membership.uploaded(spec.number)
+        step = self._membership.wait_started(spec.number)
+        exchange.pull(step=step, read=self.ended)
+        exchange.wait_pulled(self._say)
+        if not upload and outside:
+            self._load_outside(spec.number)
+        return exchange, step
+
+    # -- data ------------------------------------------------------------------------------------------
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """This worker's share of a dataset; each iteration over it is one epoch.
+
+        Over all workers every sample comes once per epoch. Under BSP all get equally many batches, of sizes
+        that differ by at most one.
+
+        Args:
+            dataset: with a length and an index.
+            batch_size: per worker.
+            shuffle: another order each epoch, the same on all workers.
+            seed: of that order; must be the same on all workers.
+            drop_last: full batches only.
+            options: of `torch.utils.data.DataLoader`: `collate_fn`, `num_workers`, `pin_memory`...
+
+        Raises:
+            UsageError: the dataset has fewer samples than the job workers, or an option makes no sense.
+        """
+        return Loader(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            rank=self.rank,
+            num_workers=self.num_workers,
+            even=isinstance(self._settings.consistency, BSP),
+            ended=self.ended,
+            on_batch=self._count_samples,
+            options=options,
+        )
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of `count` epochs."""
+        yield from range(count)
+
+    # -- figures ---------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Steps that this worker has taken, over its tables the largest."""
+        clocks = [optimizer.step_number for optimizer in self._optimizers]
+        return max(clocks + [table.step for table in self._tables], default=0)
+
+    def log(self, **metrics: float) -> None:
+        """Keeps the latest value of each metric; they travel with heartbeats to whoever watches the job.
+
+        Raises:
+            UsageError: a value is not a number.
+        """
+        for name, value in metrics.items():
+            number = value.detach() if isinstance(value, torch.Tensor) else value
+            try:
+                self._metrics[name] = float(number)
+            except (TypeError, ValueError):
+                raise UsageError(f"log({name}=...) takes a number, got {value!r}") from None
+
+    def stats(self) -> Stats:
+        """Figures so far; asks every shard for its part.
+
+        Raises:
+            ServerUnreachable: a shard does not answer.
+        """
+        taus: dict[int, int] = {}
+        gate_wait_s, max_gap = 0.0, 0
+        for address in self._settings.servers:
+            for table in _figures(address).tables:
+                if table.job != self._settings.job:
+                    continue
+                for tau, count in table.tau.items():
+                    taus[tau] = taus.get(tau, 0) + count
+                mine = [entry for entry in table.workers if entry.worker == self.rank]
+                gate_wait_s = max([gate_wait_s, *(entry.gate_wait_s for entry in mine)])
+                max_gap = max([max_gap, *(entry.max_gap for entry in mine)])
+        exchanges = list(self._exchanges.values())
+        spreads = [max(exchange.versions) - min(exchange.versions) for exchange in exchanges]
+        return Stats(
+            step=self.step,
+            samples=self._samples,
+            bytes_pushed=sum(exchange.bytes_pushed for exchange in exchanges),
+            bytes_pulled=sum(exchange.bytes_pulled for exchange in exchanges),
+            waited_s=self._waited_s,
+            gate_wait_s=gate_wait_s,
+            max_gap=max_gap,
+            spread=max(spreads, default=0),
+            staleness=summarize(taus),
+        )
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Says that this worker has no more data, waits for all, and loads the final weights and buffers.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        if self._finished:
+            return
+        for optimizer in self._optimizers:
+            optimizer.abandon(SETTLE_LIMIT_S)
+        for exchange in self._exchanges.values():
+            exchange.wait_acked()
+        if self.ended:
+            self._say(self._ended_text())
+        else:
+            self._membership.finish(self._final_state)
+        for number, exchange in self._exchanges.items():
+            exchange.pull(step=self.step, read=True)
+            exchange.wait_pulled(self._say)
+            if self._outside[number]:
+                self._load_outside(number)
+        for optimizer in self._optimizers:
+            optimizer.refresh()
+        self._finished = True
+
+    def leave(self, reason: str = "") -> None:
+        """Leaves the job; the others go on without this worker. Safe to call twice."""
+        if self._left:
+            return
+        self._left = True
+        atexit.unregister(self.leave)
+        for optimizer in self._optimizers:
+            try:
+                optimizer.abandon(SETTLE_LIMIT_S)
+            except PsError as error:
+                logger.debug("a step could not be settled: %s", error)
+            optimizer.detach()
+        self._membership.leave(reason)
+        for connection in self._connections:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave("" if kind is None else f"{kind.__name__}: {error}")
+
+    # -- Peer, for connections -------------------------------------------------------------------------
+
+    def take(self, frame: wire.Frame) -> None:
+        """See `Peer.take`."""
+        with self._lock:
+            exchange = self._exchanges.get(frame.table)
+        if exchange is not None and frame.kind is not wire.Kind.HELLO:
+            exchange.take(frame)
+
+    def replay(self, shard: int) -> Iterator[wire.Frame]:
+        """See `Peer.replay`."""
+        with self._lock:
+            exchanges = list(self._exchanges.values())
+        for exchange in exchanges:
+            yield from exchange.replay(shard)
+
+    def fail(self, error: PsError) -> None:
+        """See `Peer.fail`: every wait, now and later, ends with this error."""
+        with self._lock:
+            exchanges = list(self._exchanges.values())
+        for exchange in exchanges:
+            exchange.fail(error)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _progress(self) -> pb.Progress:
+        return pb.Progress(
+            step=self.step,
+            samples=self._samples,
+            waited_s=self._waited_s,
+            metrics=dict(self._metrics),
+        )
+
+    @property
+    def _waited_s(self) -> float:
+        return sum(optimizer.waited_s for optimizer in self._optimizers)
+
+    def _count_samples(self, samples: int) -> None:
+        self._samples += samples
+
+    def _sample_weight(self) -> Callable[[], float]:
+        """A function that gives the samples handed out since it was last called."""
+        taken = self._samples
+
+        def weight() -> float:
+            nonlocal taken
+            count, taken = self._samples - taken, self._samples
+            return float(max(count, 1))
+
+        return weight
+
+    def _final_state(self) -> bytes:
+        return model_spec.pack(
+            {
+                f"{number}/{name}": tensor
+                for number, outside in self._outside.items()
+                for name, tensor in outside.items()
+            }
+        )
+
+    def _load_outside(self, number: int) -> None:
+        tensors = self._outside[number]
+        try:
+            blob = self._membership.get_state("final")
+        except JobUnknown:
+            model_spec.unpack_into(self._membership.get_state(f"start/{number}"), tensors)
+        else:
+            prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
+            model_spec.unpack_into(blob, prefixed)
+
+    def _ended_text(self) -> str:
+        return (
+            f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
+            "start another --job to train again"
+        )
+
+    def _say(self, text: str) -> None:
+        if not logger.handlers and not logging.getLogger().handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+        rank = getattr(self, "rank", None)
+        logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
+
+
+def _one() -> float:
+    return 1.0
+
+
+def _figures(address: str) -> shard_pb2.TablesReply:
+    with grpc.insecure_channel(address, options=CLIENT) as channel:
+        try:
+            reply: shard_pb2.TablesReply = shard_pb2_grpc.ShardStub(channel).Tables(
+                shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            raise error_of(error, address) from None
+    return reply
