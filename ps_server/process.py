@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from ps_server import optimizers
 from ps_server.coordinator import Coordinator
 from ps_server.data_stream import DataStreams
 from ps_server.follower import Follower
@@ -26,6 +27,7 @@ from ps_server.orders import Shards
 from ps_server.rpc_errors import ErrorInterceptor
 from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
+from ps_wire.allocator import keep_large_blocks
 from ps_wire.channel import SERVER
 from ps_wire.errors import Unavailable
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
@@ -78,6 +80,8 @@ class Server:
         Raises:
             Unavailable: the port is in use, or the host is not ours to bind.
         """
+        keep_large_blocks(one_arena=True)
+        optimizers.warm_up()
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
         server = grpc.aio.server(options=SERVER, interceptors=[ErrorInterceptor()])
         port = self._bind(server)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ps_wire import frame as wire
+from ps_wire.allocator import keep_large_blocks
 from ps_wire.channel import CLIENT
 from ps_wire.consistency import BSP
 from ps_wire.errors import JobUnknown, PsError, UsageError
@@ -57,6 +58,7 @@ class Worker:
             ServerUnreachable: a server does not answer; its address is named.
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
+        keep_large_blocks(one_arena=False)
         self._settings = settings
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}

