@@ -154,7 +154,7 @@ class Coordinator(rpc.CoordinatorServicer):
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
     def _gone(self, room: Room, member: members.Member) -> None:
-        if room.job.members.get(member.worker) is member and member.present:
+        if room.job.roster.members.get(member.worker) is member and member.present:
             room.do(room.job.lost(member))
 
     def _forget(self, room: Room) -> None:
@@ -238,7 +238,7 @@ class Coordinator(rpc.CoordinatorServicer):
         room = self._rooms.get(key.job)
         if room is None:
             raise JobUnknown(f"no job {key.job[:64]!r} here")
-        room.job.member(key.worker, key.incarnation)
+        room.job.roster.member(key.worker, key.incarnation)
 
     # -- status ----------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Coordinator(rpc.CoordinatorServicer):
                     progress=room.progress.get(member.worker, pb.Progress()),
                     heartbeat_age_s=now_s - room.heard_s.get(member.worker, now_s),
                 )
-                for _, member in sorted(job.members.items())
+                for _, member in sorted(job.roster.members.items())
             ],
         )
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from ps_wire.errors import PsError
 from ps_wire.messages import refused_to_proto
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 
 
@@ -61,6 +62,17 @@ class Member:
     def trains(self) -> bool:
         """Whether the job waits for it."""
         return self.present and self.state is not MemberState.FINISHED and not self.reader
+
+
+@dataclass(slots=True)
+class TableRecord:
+    """How far a table is: its slices allocated, its weights loaded, its members told to begin."""
+
+    spec: TableSpec
+    opened: bool = False
+    loaded: bool = False
+    starting: bool = False
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,36 +20,21 @@ from ps_server.member import (
     JobState,
     Member,
     MemberState,
+    TableRecord,
     ToMember,
     ToShards,
     refusal,
     removal,
     tell,
 )
-from ps_wire.errors import (
-    ConfigurationRefused,
-    JobFull,
-    JobMismatch,
-    JobUnknown,
-    PsError,
-    WorkerLost,
-    WorkerNumberTaken,
-)
+from ps_server.roster import Roster
+from ps_wire.errors import ConfigurationRefused, JobFull, JobMismatch, PsError, WorkerLost
 from ps_wire.messages import table_to_proto
 from ps_wire.table import TableSpec, check_same
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 MAX_TABLES = 64
-
-
-@dataclass(slots=True)
-class _Table:
-    spec: TableSpec
-    opened: bool = False
-    loaded: bool = False
-    starting: bool = False
-    started: bool = False
 
 
 @dataclass(slots=True)
@@ -62,10 +47,13 @@ class Job:
     state: JobState = JobState.WAITING
     resumed: bool = False
     has_final_state: bool = False
-    members: dict[int, Member] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
-    _tables: list[_Table] = field(default_factory=list)
+    _tables: list[TableRecord] = field(default_factory=list)
     _any_finished: bool = False
+    roster: Roster = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.roster = Roster(self.name, self.num_workers)
 
     # -- what can be asked -----------------------------------------------------------------------------
 
@@ -82,22 +70,11 @@ class Job:
     @property
     def forgotten(self) -> bool:
         """Nobody is here and there is no state to keep."""
-        return not any(member.present for member in self.members.values()) and not self._has_state
+        return not self.roster.present() and not self._has_state
 
     @property
     def _has_state(self) -> bool:
         return self.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.ENDED) or self.resumed
-
-    def member(self, worker: int, incarnation: int) -> Member:
-        """The live member of that number.
-
-        Raises:
-            JobUnknown: there is none with this incarnation.
-        """
-        member = self.members.get(worker)
-        if member is None or member.incarnation != incarnation or not member.present:
-            raise JobUnknown(f"worker {worker}, incarnation {incarnation}, is not in job {self.name}")
-        return member
 
     # -- inputs from workers ---------------------------------------------------------------------------
 
@@ -113,12 +90,7 @@ class Job:
         """
         self._check_same("consistency", self.consistency, consistency)
         self._check_same("number of workers", self.num_workers, num_workers)
-        if worker is not None and worker >= self.num_workers:
-            raise JobFull(
-                f"worker {worker}: job {self.name} has --num-workers {self.num_workers}, "
-                f"numbered 0 to {self.num_workers - 1}"
-            )
-        number = self._number(worker)
+        number = self.roster.number(worker)
         if self.state is JobState.RUNNING:
             raise JobFull(
                 f"job {self.name} runs since all its {self.num_workers} workers had joined; "
@@ -126,15 +98,7 @@ class Job:
             )
         if self.state is JobState.SUSPENDED:
             self.state, self.resumed = JobState.WAITING, True
-        before = self.members.get(number)
-        member = Member(
-            worker=number,
-            incarnation=before.incarnation + 1 if before is not None else 1,
-            host=host,
-            pid=pid,
-            reader=self.state is JobState.ENDED,
-        )
-        self.members[number] = member
+        member = self.roster.add(number, host=host, pid=pid, reader=self.state is JobState.ENDED)
         order = pb.AdmitMember(
             job=self.spec,
             worker=member.worker,
@@ -164,7 +128,7 @@ class Job:
             )
         member.num_tables += 1
         if spec.number == len(self._tables):
-            self._tables.append(_Table(spec))
+            self._tables.append(TableRecord(spec))
             order = pb.OpenTable(job=self.name, table=table_to_proto(spec))
             return [ToShards(pb.Order(open_table=order)), *self._tell_waiting()]
         if self.state is JobState.ENDED:
@@ -176,15 +140,13 @@ class Job:
     def uploaded(self, member: Member, number: int) -> list[Action]:
         """The starter's weights of a table are on all shards."""
         if number >= len(self._tables) or not self._uploads(member, number):
-            raise ConfigurationRefused(
-                f"worker {member.worker} was not asked for the weights of table {number}"
-            )
+            raise ConfigurationRefused(f"worker {member.worker} was not asked for table {number}'s weights")
         self._tables[number].loaded = True
         return self._advance(number)
 
     def uploaded_final(self, member: Member) -> list[Action]:
         """The last state outside tables is here: the job has ended."""
-        if member is not self._final_uploader():
+        if member is not self.roster.first_finished():
             raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
         self.has_final_state = True
         return self._end()
@@ -245,7 +207,7 @@ class Job:
     def failed(self, order: pb.Order, error: PsError) -> list[Action]:
         """A shard refused the order, or is not there: whom it concerns is told."""
         if order.WhichOneof("kind") == "admit":
-            member = self.members[order.admit.worker]
+            member = self.roster.members[order.admit.worker]
             if member.incarnation == order.admit.incarnation and member.present:
                 member.state = MemberState.LOST
                 return [refusal(member, error), *self._check_end()]
@@ -255,7 +217,7 @@ class Job:
 
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""
-        return [refusal(member, error) for member in self._present()]
+        return [refusal(member, error) for member in self.roster.present()]
 
     def drop(self) -> list[Action]:
         """The job's state is given up: it is as if it had never been."""
@@ -274,27 +236,8 @@ class Job:
                 got=str(got),
             )
 
-    def _number(self, wanted: int | None) -> int:
-        taken = {member.worker for member in self._present()}
-        if wanted is not None:
-            if wanted in taken:
-                raise WorkerNumberTaken(
-                    f"{self.members[wanted].holder} holds this number in job {self.name}",
-                    worker=wanted,
-                    host=self.members[wanted].host,
-                    pid=self.members[wanted].pid,
-                )
-            return wanted
-        free = [number for number in range(self.num_workers) if number not in taken]
-        if not free:
-            raise JobFull(
-                f"job {self.name} has all the workers of its --num-workers {self.num_workers}; "
-                "start another --job, or more workers from the beginning"
-            )
-        return free[0]
-
     def _admitted(self, order: pb.AdmitMember) -> list[Action]:
-        member = self.members[order.worker]
+        member = self.roster.members[order.worker]
         if member.incarnation != order.incarnation or member.state is not MemberState.JOINING:
             return []
         member.state = MemberState.JOINED
@@ -308,7 +251,7 @@ class Job:
 
     def _opened(self, number: int) -> list[Action]:
         self._tables[number].opened = True
-        makers = [member for member in self._present() if member.num_tables > number]
+        makers = [member for member in self.roster.present() if member.num_tables > number]
         return [self._table_made(member, number) for member in makers] + self._advance(number)
 
     def _uploads(self, member: Member, number: int) -> bool:
@@ -331,7 +274,7 @@ class Job:
 
     def _missing(self) -> list[str]:
         """What the next table that has not started waits for, as people read it."""
-        here = self._here()
+        here = self.roster.here()
         numbers = {member.worker for member in here}
         missing = [f"worker {number} to join" for number in range(self.num_workers) if number not in numbers]
         waits = [number for number, table in enumerate(self._tables) if not table.started]
@@ -347,14 +290,14 @@ class Job:
             return []
         loading = self._tables[waits[0]].opened and not self._tables[waits[0]].loaded
         whom = "; ".join(self._missing() + ["the weights of worker 0"] * loading)
-        blocked = [member for member in self._here() if member.num_tables > waits[0]]
+        blocked = [member for member in self.roster.here() if member.num_tables > waits[0]]
         return [tell(member, waiting=pb.Waiting(whom=whom)) for member in blocked if whom]
 
     def _started(self, number: int) -> list[Action]:
         table = self._tables[number]
         table.starting, table.started = False, True
         self.state, self.resumed = JobState.RUNNING, False
-        return [self._table_started(member, number) for member in self._here()]
+        return [self._table_started(member, number) for member in self.roster.here()]
 
     def _table_started(self, member: Member, number: int) -> ToMember:
         started = pb.TableStarted(table=number, step=self.clocks.get(number, 0))
@@ -365,7 +308,7 @@ class Job:
     def _removed(self, order: pb.RemoveMember, clocks: Mapping[int, int]) -> list[Action]:
         for number, clock in clocks.items():
             self.clocks[number] = max(self.clocks.get(number, 0), clock)
-        member = self.members[order.worker]
+        member = self.roster.members[order.worker]
         if member.incarnation != order.incarnation:
             return []
         actions: list[Action] = []
@@ -377,24 +320,18 @@ class Job:
             actions.append(tell(member, left=pb.Left()))
         return actions + self._check_end()
 
-    def _final_uploader(self) -> Member | None:
-        finished = [member for member in self._present() if member.state is MemberState.FINISHED]
-        return min(finished, key=lambda member: member.worker, default=None)
-
     def _check_end(self) -> list[Action]:
         """Whether the job goes on, ends, is suspended or is dropped, after somebody stopped training."""
         if self.state in (JobState.ENDED, JobState.SUSPENDED):
             return []
-        training = [member for member in self._present() if member.trains]
+        training = self.roster.training()
         if training:
             return self._tell_finished(training) if self.state is JobState.RUNNING else self._tell_waiting()
-        uploader = self._final_uploader()
+        uploader = self.roster.first_finished()
         if uploader is not None:
             return [tell(uploader, upload_final=pb.UploadFinal())]
-        if self._any_finished:
-            return self._end()
-        if not self._has_state:
-            return self.drop()
+        if self._any_finished or not self._has_state:
+            return self._end() if self._any_finished else self.drop()
         self.state = JobState.SUSPENDED
         for table in self._tables:
             table.started = table.starting = False
@@ -402,18 +339,12 @@ class Job:
 
     def _tell_finished(self, training: list[Member]) -> list[Action]:
         waiting = pb.Waiting(whom=", ".join(member.holder for member in training) + " to finish")
-        finished = [member for member in self._present() if member.state is MemberState.FINISHED]
+        finished = self.roster.finished()
         return [tell(member, waiting=waiting) for member in finished]
 
     def _end(self) -> list[Action]:
         self.state = JobState.ENDED
-        return [self._ended(member) for member in self._present()]
+        return [self._ended(member) for member in self.roster.present()]
 
     def _ended(self, member: Member) -> ToMember:
         return tell(member, ended=pb.Ended(has_state=self.has_final_state))
-
-    def _present(self) -> list[Member]:
-        return [member for member in self.members.values() if member.present]
-
-    def _here(self) -> list[Member]:
-        return [member for member in self._present() if member.state is MemberState.JOINED]

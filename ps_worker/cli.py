@@ -10,11 +10,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
+import torch
 import typer
 
 from ps_wire import consistency as models
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.errors import PsError, UsageError
+
+LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -62,10 +65,24 @@ def run(
     }
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
+    _share_cores(servers, num_workers)
     signal.signal(signal.SIGTERM, _stop)
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _share_cores(servers: str, num_workers: int) -> None:
+    """Where the servers are on this host, so are the other workers: each takes its part of the cores.
+
+    Two workers with two threads each on two cores took 178 ms for a step that takes 6 ms with one thread
+    each, for OpenMP's threads spin while they wait. OMP_NUM_THREADS, if set, stays as it is.
+    """
+    hosts = {server.rpartition(":")[0] for server in parse_servers(servers)}
+    if hosts <= LOOPBACK and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, (os.cpu_count() or 1) // num_workers)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

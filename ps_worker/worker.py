@@ -5,31 +5,23 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import grpc
 import torch
 from torch.utils.data import Dataset
 
-from ps_wire import frame as wire
 from ps_wire.allocator import keep_large_blocks
-from ps_wire.channel import CLIENT
 from ps_wire.consistency import BSP
-from ps_wire.errors import JobUnknown, PsError, UsageError
-from ps_wire.plan import Plan
-from ps_wire.status import error_of
-from ps_wire.table import BucketOptions, TableSpec
+from ps_wire.errors import PsError, UsageError
+from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import shard_pb2, shard_pb2_grpc
 from ps_worker import model_spec
-from ps_worker.connection import Connection
-from ps_worker.exchange import Exchange
 from ps_worker.hyperparameters import OptimizerChoice
+from ps_worker.link import Link
 from ps_worker.loader import Loader
-from ps_worker.membership import Membership
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, summarize
 from ps_worker.table import Table
@@ -37,7 +29,6 @@ from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 SETTLE_LIMIT_S = 5.0
-FIGURES_LIMIT_S = 10.0
 
 
 class Worker:
@@ -60,38 +51,18 @@ class Worker:
         """
         keep_large_blocks(one_arena=False)
         self._settings = settings
-        self._lock = threading.Lock()
-        self._exchanges: dict[int, Exchange] = {}
         self._optimizers: list[WrappedOptimizer] = []
-        self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
         self._tables: list[Table] = []
         self._metrics: dict[str, float] = {}
         self._samples = 0
-        self._epoch: int | None = None
         self._left = False
         self._finished = False
-        self._membership = Membership(settings, progress=self._progress, on_failure=self.fail, log=self._say)
-        self._membership.check_servers()
-        joined = self._membership.join()
-        self.rank: int = joined.worker
+        self._link = Link(settings, progress=self._progress, say=self._say)
+        self.rank = self._link.rank
         self.num_workers = settings.num_workers
-        self.ended: bool = joined.ended
-        self._incarnation: int = joined.incarnation
-        self._connections = [
-            Connection(
-                address=address,
-                shard=shard,
-                job=settings.job,
-                worker=self.rank,
-                incarnation=self._incarnation,
-                peer=self,
-                retry_limit_s=settings.retry_limit_s,
-                log=self._say,
-            )
-            for shard, address in enumerate(settings.servers)
-        ]
+        self.ended = self._link.ended
         atexit.register(self.leave)
-        if joined.resumed:
+        if self._link.resumed:
             self._say(f"job {settings.job} goes on where its workers left it")
 
     # -- tables ----------------------------------------------------------------------------------------
@@ -127,11 +98,11 @@ class Worker:
             raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
         if weight not in ("equal", "samples"):
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
-        number = len(self._exchanges)
+        number = len(self._optimizers) + len(self._tables)
         parameters = model_spec.parameters_of(model, optimizer)
         spec = model_spec.model_table(number, parameters, optimizer, buckets or BucketOptions())
         outside = model_spec.outside_of(model, parameters.values())
-        exchange, step = self._start_table(spec, parameters.values(), outside)
+        exchange, step = self._link.start_table(spec, parameters.values(), outside)
         wrapped = WrappedOptimizer(
             optimizer,
             parameters=parameters,
@@ -162,7 +133,7 @@ class Worker:
         Raises:
             What `wrap` raises.
         """
-        number = len(self._exchanges)
+        number = len(self._optimizers) + len(self._tables)
         spec = model_spec.table_of(
             number,
             tensors,
@@ -170,40 +141,10 @@ class Worker:
             optimizer=optimizer.spec(),
             buckets=buckets or BucketOptions(),
         )
-        exchange, step = self._start_table(spec, tensors.values(), {})
+        exchange, step = self._link.start_table(spec, tensors.values(), {})
         made = Table(exchange, tuple(tensors), step)
         self._tables.append(made)
         return made
-
-    def _start_table(
-        self, spec: TableSpec, values: Iterable[torch.Tensor], outside: Mapping[str, torch.Tensor]
-    ) -> tuple[Exchange, int]:
-        upload = self._membership.make_table(spec)
-        exchange = Exchange(
-            table=spec.number,
-            plan=Plan(spec, len(self._connections)),
-            worker=self.rank,
-            incarnation=self._incarnation,
-            start=spec.optimizer.hyperparameters,
-        )
-        exchange.connect(self._connections)
-        with self._lock:
-            self._exchanges[spec.number] = exchange
-        self._outside[spec.number] = outside
-        if upload:
-            for view, value in zip(exchange.weights.views, values, strict=True):
-                view.copy_(value.detach())
-            for partition in exchange.partitions:
-                exchange.load(partition)
-            exchange.wait_acked()
-            self._membership.put_state(f"start/{spec.number}", model_spec.pack(outside))
-            self._membership.uploaded(spec.number)
-        step = self._membership.wait_started(spec.number)
-        exchange.pull(step=step, read=self.ended)
-        exchange.wait_pulled(self._say)
-        if not upload and outside:
-            self._load_outside(spec.number)
-        return exchange, step
 
     # -- data ------------------------------------------------------------------------------------------
 
@@ -278,18 +219,14 @@ class Worker:
         Raises:
             ServerUnreachable: a shard does not answer.
         """
-        taus: dict[int, int] = {}
+        taus: Counter[int] = Counter()
         gate_wait_s, max_gap = 0.0, 0
-        for address in self._settings.servers:
-            for table in _figures(address).tables:
-                if table.job != self._settings.job:
-                    continue
-                for tau, count in table.tau.items():
-                    taus[tau] = taus.get(tau, 0) + count
-                mine = [entry for entry in table.workers if entry.worker == self.rank]
-                gate_wait_s = max([gate_wait_s, *(entry.gate_wait_s for entry in mine)])
-                max_gap = max([max_gap, *(entry.max_gap for entry in mine)])
-        exchanges = list(self._exchanges.values())
+        for table in self._link.figures():
+            taus.update(table.tau)
+            mine = [entry for entry in table.workers if entry.worker == self.rank]
+            gate_wait_s = max([gate_wait_s, *(entry.gate_wait_s for entry in mine)])
+            max_gap = max([max_gap, *(entry.max_gap for entry in mine)])
+        exchanges = self._link.exchanges
         spreads = [max(exchange.versions) - min(exchange.versions) for exchange in exchanges]
         return Stats(
             step=self.step,
@@ -315,17 +252,9 @@ class Worker:
             return
         for optimizer in self._optimizers:
             optimizer.abandon(SETTLE_LIMIT_S)
-        for exchange in self._exchanges.values():
-            exchange.wait_acked()
         if self.ended:
             self._say(self._ended_text())
-        else:
-            self._membership.finish(self._final_state)
-        for number, exchange in self._exchanges.items():
-            exchange.pull(step=self.step, read=True)
-            exchange.wait_pulled(self._say)
-            if self._outside[number]:
-                self._load_outside(number)
+        self._link.finish()
         for optimizer in self._optimizers:
             optimizer.refresh()
         self._finished = True
@@ -342,9 +271,7 @@ class Worker:
             except PsError as error:
                 logger.debug("a step could not be settled: %s", error)
             optimizer.detach()
-        self._membership.leave(reason)
-        for connection in self._connections:
-            connection.close()
+        self._link.close(reason)
 
     def __enter__(self) -> Self:
         return self
@@ -356,29 +283,6 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         self.leave("" if kind is None else f"{kind.__name__}: {error}")
-
-    # -- Peer, for connections -------------------------------------------------------------------------
-
-    def take(self, frame: wire.Frame) -> None:
-        """See `Peer.take`."""
-        with self._lock:
-            exchange = self._exchanges.get(frame.table)
-        if exchange is not None and frame.kind is not wire.Kind.HELLO:
-            exchange.take(frame)
-
-    def replay(self, shard: int) -> Iterator[wire.Frame]:
-        """See `Peer.replay`."""
-        with self._lock:
-            exchanges = list(self._exchanges.values())
-        for exchange in exchanges:
-            yield from exchange.replay(shard)
-
-    def fail(self, error: PsError) -> None:
-        """See `Peer.fail`: every wait, now and later, ends with this error."""
-        with self._lock:
-            exchanges = list(self._exchanges.values())
-        for exchange in exchanges:
-            exchange.fail(error)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -408,25 +312,6 @@ class Worker:
 
         return weight
 
-    def _final_state(self) -> bytes:
-        return model_spec.pack(
-            {
-                f"{number}/{name}": tensor
-                for number, outside in self._outside.items()
-                for name, tensor in outside.items()
-            }
-        )
-
-    def _load_outside(self, number: int) -> None:
-        tensors = self._outside[number]
-        try:
-            blob = self._membership.get_state("final")
-        except JobUnknown:
-            model_spec.unpack_into(self._membership.get_state(f"start/{number}"), tensors)
-        else:
-            prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
-            model_spec.unpack_into(blob, prefixed)
-
     def _ended_text(self) -> str:
         return (
             f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
@@ -445,14 +330,3 @@ class Worker:
 
 def _one() -> float:
     return 1.0
-
-
-def _figures(address: str) -> shard_pb2.TablesReply:
-    with grpc.insecure_channel(address, options=CLIENT) as channel:
-        try:
-            reply: shard_pb2.TablesReply = shard_pb2_grpc.ShardStub(channel).Tables(
-                shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
-            )
-        except grpc.RpcError as error:
-            raise error_of(error, address) from None
-    return reply

@@ -1,0 +1,208 @@
+"""A worker's link to the service: its membership, a connection to every shard, an exchange for every table.
+
+It starts tables, keeps what lies outside them (buffers, parameters without an optimizer) the same on all
+workers, and ends in order. It must not know optimizers, loaders or hooks.
+
+`_lock` guards `_exchanges`, which connections read while the user's thread adds tables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import grpc
+import torch
+
+from ps_wire import frame as wire
+from ps_wire.channel import CLIENT
+from ps_wire.errors import JobUnknown, PsError
+from ps_wire.plan import Plan
+from ps_wire.status import error_of
+from ps_wire.table import TableSpec
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import shard_pb2, shard_pb2_grpc
+from ps_worker import model_spec
+from ps_worker.connection import Connection
+from ps_worker.exchange import Exchange
+from ps_worker.membership import Membership
+from ps_worker.settings import Settings
+
+FIGURES_LIMIT_S = 10.0
+
+
+class Link:
+    """See the module's docstring. A `Peer` of its connections.
+
+    Attributes:
+        rank: the worker's number.
+        ended: the job had ended before this worker joined: it may only read.
+        resumed: the servers keep the job's state from before.
+    """
+
+    def __init__(
+        self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
+    ) -> None:
+        """Checks the servers, joins and connects. Raises what `connect` raises."""
+        self._settings = settings
+        self._say = say
+        self._lock = threading.Lock()
+        self._exchanges: dict[int, Exchange] = {}
+        self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
+        self._membership = Membership(settings, progress=progress, on_failure=self.fail, log=say)
+        self._membership.check_servers()
+        joined = self._membership.join()
+        self.rank: int = joined.worker
+        self.ended: bool = joined.ended
+        self.resumed: bool = joined.resumed
+        self._incarnation: int = joined.incarnation
+        self._connections = [
+            Connection(
+                address=address,
+                shard=shard,
+                job=settings.job,
+                worker=self.rank,
+                incarnation=self._incarnation,
+                peer=self,
+                retry_limit_s=settings.retry_limit_s,
+                log=say,
+            )
+            for shard, address in enumerate(settings.servers)
+        ]
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Of all tables, by number."""
+        with self._lock:
+            return list(self._exchanges.values())
+
+    # -- tables ----------------------------------------------------------------------------------------
+
+    def start_table(
+        self, spec: TableSpec, values: Iterable[torch.Tensor], outside: Mapping[str, torch.Tensor]
+    ) -> tuple[Exchange, int]:
+        """Makes a table and waits until it has started; then its weights, and `outside`, are the job's.
+
+        Args:
+            spec: its number must be the next one.
+            values: this worker's weights, in the order of the table's parameters; the starter's are used.
+            outside: by name, what goes along with the table and is not in it; set in place.
+
+        Returns:
+            The exchange, with the job's weights, and this worker's first step.
+        """
+        upload = self._membership.make_table(spec)
+        exchange = Exchange(
+            table=spec.number,
+            plan=Plan(spec, len(self._connections)),
+            worker=self.rank,
+            incarnation=self._incarnation,
+            start=spec.optimizer.hyperparameters,
+        )
+        exchange.connect(self._connections)
+        with self._lock:
+            self._exchanges[spec.number] = exchange
+        self._outside[spec.number] = outside
+        if upload:
+            self._upload(exchange, spec.number, values)
+        step = self._membership.wait_started(spec.number)
+        self._get(spec.number, exchange, step, read=self.ended, outside={} if upload else outside)
+        return exchange, step
+
+    def _upload(self, exchange: Exchange, number: int, values: Iterable[torch.Tensor]) -> None:
+        for view, value in zip(exchange.weights.views, values, strict=True):
+            view.copy_(value.detach())
+        for partition in exchange.partitions:
+            exchange.load(partition)
+        exchange.wait_acked()
+        self._membership.put_state(f"start/{number}", model_spec.pack(self._outside[number]))
+        self._membership.uploaded(number)
+
+    def _get(
+        self,
+        number: int,
+        exchange: Exchange,
+        step: int,
+        *,
+        read: bool,
+        outside: Mapping[str, torch.Tensor],
+    ) -> None:
+        exchange.pull(step=step, read=read)
+        exchange.wait_pulled(self._say)
+        if outside:
+            self._load_outside(number, outside)
+
+    def _load_outside(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        try:
+            blob = self._membership.get_state("final")
+        except JobUnknown:
+            model_spec.unpack_into(self._membership.get_state(f"start/{number}"), tensors)
+        else:
+            prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
+            model_spec.unpack_into(blob, prefixed)
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Waits until all have finished, then loads the final weights and what lies outside tables."""
+        for exchange in self.exchanges:
+            exchange.wait_acked()
+        if not self.ended:
+            self._membership.finish(self._final_state)
+        for number, exchange in enumerate(self.exchanges):
+            self._get(number, exchange, 0, read=True, outside=self._outside[number])
+
+    def _final_state(self) -> bytes:
+        return model_spec.pack(
+            {
+                f"{number}/{name}": tensor
+                for number, outside in self._outside.items()
+                for name, tensor in outside.items()
+            }
+        )
+
+    def close(self, reason: str) -> None:
+        """Leaves the job; `reason` is logged by the coordinator."""
+        self._membership.leave(reason)
+        for connection in self._connections:
+            connection.close()
+
+    # -- figures ---------------------------------------------------------------------------------------
+
+    def figures(self) -> list[shard_pb2.TableStatus]:
+        """What every shard says of this job's tables.
+
+        Raises:
+            ServerUnreachable: a shard does not answer.
+        """
+        tables: list[shard_pb2.TableStatus] = []
+        for address in self._settings.servers:
+            with grpc.insecure_channel(address, options=CLIENT) as channel:
+                stub = shard_pb2_grpc.ShardStub(channel)
+                try:
+                    reply = stub.Tables(
+                        shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
+                    )
+                except grpc.RpcError as error:
+                    raise error_of(error, address) from None
+            tables += [table for table in reply.tables if table.job == self._settings.job]
+        return tables
+
+    # -- Peer, for connections -------------------------------------------------------------------------
+
+    def take(self, frame: wire.Frame) -> None:
+        """See `Peer.take`."""
+        with self._lock:
+            exchange = self._exchanges.get(frame.table)
+        if exchange is not None and frame.kind is not wire.Kind.HELLO:
+            exchange.take(frame)
+
+    def replay(self, shard: int) -> Iterator[wire.Frame]:
+        """See `Peer.replay`."""
+        for exchange in self.exchanges:
+            yield from exchange.replay(shard)
+
+    def fail(self, error: PsError) -> None:
+        """See `Peer.fail`: every wait, now and later, ends with this error."""
+        for exchange in self.exchanges:
+            exchange.fail(error)
