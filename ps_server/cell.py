@@ -107,10 +107,10 @@ class Cell:
             self._require_loaded()
             outlet.send(self._pulled(step, self.machine.version, self.machine.clocks))
 
-    def join(self, worker: int, incarnation: int, clock: int) -> None:
+    def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
         with self.lock:
-            self.machine.join(worker, incarnation, clock)
+            self._carry_out(self.machine.join(worker, incarnation, clock, now_s), scratch)
 
     def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.leave`; returns the newest clock seen here."""

@@ -157,15 +157,16 @@ class Partition:
 
     # -- inputs --------------------------------------------------------------------------------------
 
-    def join(self, worker: int, incarnation: int, clock: int) -> list[Action]:
+    def join(self, worker: int, incarnation: int, clock: int, now_s: float) -> list[Action]:
         """A worker becomes a member, or comes back with a later incarnation; `clock` is its first step."""
-        known = self._members.get(worker)
+        known, staged = self._members.get(worker), self._staged.get(worker)
         assert known is None or known.incarnation < incarnation, (worker, incarnation)
+        assert staged is None or staged.step < clock, (worker, staged.step, clock)
         self._members[worker] = _Member(incarnation, clock)
         self.newest_clock = max(self.newest_clock, clock)
         self._waiting.pop(worker, None)
         self._ledger(worker)
-        return []
+        return self._settle(now_s)
 
     def leave(self, worker: int, incarnation: int, now_s: float) -> list[Action]:
         """A worker stops being one. What it pushed counts; what it asked for is not sent."""
@@ -197,7 +198,10 @@ class Partition:
         ledger.max_gap = max(ledger.max_gap, gap)
         acknowledged = Ack(worker=contribution.worker, step=contribution.step)
         if self.gate.aggregates:
-            self._staged[contribution.worker] = contribution
+            if contribution.step < self.version:  # its step was decided without it
+                ledger.dropped += 1
+            else:
+                self._staged[contribution.worker] = contribution
             return [acknowledged, *self._settle(now_s)]
         return [*self._apply_now(contribution), acknowledged, *self._settle(now_s)]
 
@@ -223,6 +227,7 @@ class Partition:
         """Closes `step` with the contributions of `workers`; those of others are dropped and counted."""
         assert self.gate.aggregates, "only BSP holds pushes for a decision"
         assert step == self.version, (step, self.version)
+        assert workers <= self._staged.keys(), (workers, self.staged)
         applied = []
         for contribution in self.staged:
             ledger = self._ledger(contribution.worker)
@@ -299,16 +304,20 @@ class Partition:
 
     def _settle(self, now_s: float) -> list[Action]:
         """What follows when clocks or members changed: a step that can close, pulls that can go."""
-        if not self.gate.aggregates:
-            return self._answer(now_s)
-        open_step = self.version
-        ready = all(member.clock > open_step for member in self._members.values())
-        if not (self._staged and ready):
-            return self._answer(now_s)
-        workers = frozenset(self._staged)
-        if self.decides_alone:
-            return self.decide(open_step, workers, 1.0, now_s)
-        return [Complete(step=open_step, workers=workers)]
+        actions: list[Action] = []
+        while self.gate.aggregates and self._complete():
+            workers = frozenset(self._staged)
+            if not self.decides_alone:
+                actions.append(Complete(step=self.version, workers=workers))
+                break
+            actions += self.decide(self.version, workers, 1.0, now_s)
+        return actions + self._answer(now_s)
+
+    def _complete(self) -> bool:
+        """Whether nobody will push the open step any more: a step that nobody has pushed closes, too."""
+        if not self._members:
+            return bool(self._staged)
+        return all(member.clock > self.version for member in self._members.values())
 
     def _answer(self, now_s: float) -> list[Action]:
         clocks = [member.clock for member in self._members.values()]

@@ -65,8 +65,9 @@ class ShardTable:
 
     def join(self, worker: int, incarnation: int, clock: int) -> None:
         """A worker becomes a member of every partition; `clock` is its first step."""
+        now_s = time.monotonic()
         for cell in self._cells.values():
-            cell.join(worker, incarnation, clock)
+            cell.join(worker, incarnation, clock, now_s, self._scratch)
 
     def leave(self, worker: int, incarnation: int) -> int:
         """A worker stops being a member; returns the newest clock over all partitions."""

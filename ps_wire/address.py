@@ -8,6 +8,8 @@ from ps_wire.errors import AddressInvalid, UsageError
 
 MAX_SERVERS = 4096
 _RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%]{2,64}\]")
+_PORT = re.compile(r"[0-9]{1,5}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -17,13 +19,13 @@ def parse_address(text: str) -> str:
     Raises:
         AddressInvalid: it is not of that form, or the port is not in 1..65535.
     """
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdecimal()):
-        raise AddressInvalid(f"{text!r} is not HOST:PORT", address=text)
-    if not 1 <= int(port) <= 65535:
-        raise AddressInvalid(f"{text!r}: the port must be in 1..65535", address=text)
+    host, _, port = text.strip().rpartition(":")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise AddressInvalid(f"{text!r}: write an IPv6 host as [HOST]:PORT", address=text)
+        raise AddressInvalid(f"{text[:80]!r}: write an IPv6 host as [HOST]:PORT", address=text[:80])
+    if not _HOST.fullmatch(host) or not _PORT.fullmatch(port):
+        raise AddressInvalid(f"{text[:80]!r} is not HOST:PORT", address=text[:80])
+    if not 1 <= int(port) <= 65535:
+        raise AddressInvalid(f"{text[:80]!r}: the port must be in 1..65535", address=text[:80])
     return f"{host}:{int(port)}"
 
 
@@ -36,6 +38,8 @@ def parse_servers(text: str) -> tuple[str, ...]:
     servers: list[str] = []
     for part in text.split(","):
         match = _RANGE.search(part)
+        if len(_RANGE.findall(part)) > 1:
+            raise AddressInvalid(f"{part[:80]!r}: one range in an address", address=part[:80])
         if match is None:
             servers.append(parse_address(part))
             continue

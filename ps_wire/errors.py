@@ -240,7 +240,7 @@ def from_wire(name: str, message: str, facts_json: str = "") -> PsError:
     """
     try:
         parsed = json.loads(facts_json) if facts_json else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = {}
     facts: dict[str, Fact] = {}
     if isinstance(parsed, dict):

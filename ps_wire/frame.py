@@ -108,7 +108,7 @@ def header(frame: Frame, payload_bytes: int) -> bytes:
 
 def encode(frame: Frame) -> bytes:
     """The frame as one message: header, meta padded to 16 bytes, payload. Copies the payload once."""
-    head = header(frame, len(frame.payload))
+    head = header(frame, memoryview(frame.payload).nbytes)
     if not frame.meta:
         return b"".join((head, frame.payload))
     padding = bytes(-len(frame.meta) % META_ALIGNMENT)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from ps_wire.errors import FrameMalformed, PsError, facts_to_json, from_wire
+from ps_wire.errors import FrameMalformed, PsError, UsageError, facts_to_json, from_wire
 from ps_wire.table import (
     BucketOptions,
     Hyperparameters,
@@ -42,6 +42,8 @@ def value_to_proto(value: Value) -> spec.Value:
     if isinstance(value, bool):
         return spec.Value(flag=value)
     if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise UsageError(f"a hyper-parameter of {value} does not fit into 64 bits")
         return spec.Value(integer=value)
     if isinstance(value, float):
         return spec.Value(number=value)

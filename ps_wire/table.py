@@ -144,9 +144,10 @@ def check_same(ours: TableSpec, theirs: TableSpec) -> None:
     Raises:
         TableMismatch: naming the first difference: what, expected, got.
     """
-    if ours == theirs:
+    difference = _first_difference(ours, theirs)
+    if difference is None:
         return
-    what, expected, got = _first_difference(ours, theirs)
+    what, expected, got = difference
     raise TableMismatch(
         f"table {ours.number} of this job differs: {what}: the job has {expected}, this worker has {got}",
         what=what,
@@ -155,7 +156,10 @@ def check_same(ours: TableSpec, theirs: TableSpec) -> None:
     )
 
 
-def _first_difference(ours: TableSpec, theirs: TableSpec) -> tuple[str, object, object]:
+Difference: TypeAlias = tuple[str, object, object]
+
+
+def _first_difference(ours: TableSpec, theirs: TableSpec) -> Difference | None:
     for expected, got in zip(ours.parameters, theirs.parameters, strict=False):
         if expected.name != got.name:
             return "name of a parameter", expected.name, got.name
@@ -163,28 +167,25 @@ def _first_difference(ours: TableSpec, theirs: TableSpec) -> tuple[str, object, 
             if getattr(expected, field) != getattr(got, field):
                 what = f"{field} of parameter {expected.name!r}"
                 return what, getattr(expected, field), getattr(got, field)
-    if len(ours.parameters) != len(theirs.parameters):
-        return "number of parameters", len(ours.parameters), len(theirs.parameters)
-    if ours.optimizer.name != theirs.optimizer.name:
-        return "optimizer", ours.optimizer.name, theirs.optimizer.name
-    if ours.buckets != theirs.buckets:
-        return "bucket sizes", ours.buckets, theirs.buckets
-    return _first_hyper_difference(ours.optimizer.hyperparameters, theirs.optimizer.hyperparameters) or (
-        "number of the table",
-        ours.number,
-        theirs.number,
-    )
+    for what, have, brought in (
+        ("number of parameters", len(ours.parameters), len(theirs.parameters)),
+        ("optimizer", ours.optimizer.name, theirs.optimizer.name),
+        ("bucket sizes", ours.buckets, theirs.buckets),
+        ("number of the table", ours.number, theirs.number),
+    ):
+        if have != brought:
+            return what, have, brought
+    return _first_hyper_difference(ours.optimizer.hyperparameters, theirs.optimizer.hyperparameters)
 
 
-def _first_hyper_difference(
-    ours: Hyperparameters, theirs: Hyperparameters
-) -> tuple[str, object, object] | None:
+def _first_hyper_difference(ours: Hyperparameters, theirs: Hyperparameters) -> Difference | None:
     if len(ours.groups) != len(theirs.groups):
         return "number of param-groups", len(ours.groups), len(theirs.groups)
     for index, (expected, got) in enumerate(zip(ours.groups, theirs.groups, strict=True)):
-        have, brought = dict(expected), dict(got)
+        have = {name: repr(value) for name, value in expected}  # so that a NaN is like a NaN
+        brought = {name: repr(value) for name, value in got}
         for name in sorted(have.keys() | brought.keys()):
             if have.get(name) != brought.get(name):
                 what = f"{name} of param-group {index}"
-                return what, have.get(name), brought.get(name)
+                return what, have.get(name, "absent"), brought.get(name, "absent")
     return None

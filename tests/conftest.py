@@ -1,0 +1,9 @@
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `ci` repeats itself, `thorough` looks further."""
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=200)
+settings.register_profile("thorough", deadline=None, max_examples=2000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
