@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import socket
 import statistics
@@ -21,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shapes import MODELS
 
 HERE = Path(__file__).resolve().parent
@@ -128,9 +131,6 @@ def start_project(stack: ExitStack, options: argparse.Namespace) -> tuple[list[P
 
 
 def wait_serving(addresses: list[str]) -> None:
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     for address in addresses:
         with grpc.insecure_channel(address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -173,7 +173,7 @@ def summary(times: list[float]) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -185,13 +185,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--partition-kib", type=int, default=2048)
     parser.add_argument("--versus", choices=["mxnet"])
-    options = parser.parse_args()
-    elements = 0
-    for shape in MODELS[options.model]():
-        count = 1
-        for size in shape:
-            count *= size
-        elements += count
+    return parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, list[float]], list[int], list[int]]:
+    """Rounds of every system in turn: times by system, our servers' resident bytes idle and at their peak."""
     with ExitStack() as stack:
         project, servers, idle = start_project(stack, options)
         systems = {"project": project}
@@ -201,38 +199,44 @@ def main() -> None:
             for party in parties:
                 stack.callback(party.close)
                 party.wait_ready()
-        for parties in systems.values():
-            one_round(parties)
-            one_round(parties)
+        for parties in list(systems.values()) * 2:
+            one_round(parties)  # warm
         times: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(options.rounds):
             for name, parties in systems.items():
                 times[name].append(one_round(parties))
-        peak = [peak_rss_bytes(pid) for pid in servers]
+        return times, idle, [peak_rss_bytes(pid) for pid in servers]
+
+
+def main() -> None:
+    options = parse()
+    weight_bytes = 4 * sum(math.prod(shape) for shape in MODELS[options.model]())
+    times, idle, peak = measure(options)
+    ours = summary(times["project"])
     figures: dict[str, object] = {
         "model": options.model,
-        "parameters": elements,
-        "bytes": elements * 4,
+        "parameters": weight_bytes // 4,
+        "bytes": weight_bytes,
         "num_servers": options.num_servers,
         "num_workers": options.num_workers,
         "carrier": "grpc",
         "consistency": options.consistency,
         "optimizer": options.optimizer,
         "rounds": options.rounds,
-        "round_s": summary(times["project"]),
+        "round_s": ours,
         "server_idle_rss_bytes": idle,
         "server_peak_rss_bytes": peak,
         "server_peak_above_idle_over_weights": [
-            round((high - low) / (elements * 4 / options.num_servers), 3)
+            round((high - low) / (weight_bytes / options.num_servers), 3)
             for high, low in zip(peak, idle, strict=True)
         ],
+        "peers": {},
     }
-    for name, parties_times in times.items():
-        if name != "project":
-            peer = summary(parties_times)
-            figures[name] = {"round_s": peer, "ratio": summary(times["project"])["median"] / peer["median"]}
     for name, values in times.items():
-        print(f"{name:10} median {summary(values)['median']:.3f} s  min {summary(values)['min']:.3f} s")
+        peer = summary(values)
+        print(f"{name:10} median {peer['median']:.3f} s  min {peer['min']:.3f} s", file=sys.stderr)
+        if name != "project":
+            figures["peers"] = {name: {"round_s": peer, "ratio": ours["median"] / peer["median"]}}
     print(json.dumps(figures))
 
 

@@ -1,9 +1,15 @@
 """One connection of one worker: its HELLO, then its frames, each to its table; errors go back as REFUSE.
 
-It knows frames and the shard, not the carrier underneath.
+A worker has one live connection to a shard: a new HELLO retires the session before it, so that a frame that
+was still on its way on a broken connection never takes the place of what the new one asked for.
+
+It knows frames and the shard, not the carrier underneath. `_lock` is held while a frame is taken and guards
+`_retired`: once `retire` returns, no frame of that connection is taken any more.
 """
 
 from __future__ import annotations
+
+import threading
 
 from ps_server.log import logger
 from ps_server.shard import Shard
@@ -31,6 +37,8 @@ class Session:
         self._job: str | None = None
         self._worker = 0
         self._incarnation = 0
+        self._lock = threading.Lock()
+        self._retired = False
 
     @property
     def authenticated(self) -> bool:
@@ -39,6 +47,15 @@ class Session:
 
     def receive(self, message: bytes) -> bool:
         """See `Receiver.receive`."""
+        with self._lock:
+            return not self._retired and self._receive(message)
+
+    def retire(self) -> None:
+        """Takes no more frames; waits for the one that is being taken."""
+        with self._lock:
+            self._retired = True
+
+    def _receive(self, message: bytes) -> bool:
         try:
             frame = wire.decode(message)
         except (FrameRefused, ProtocolMismatch) as error:
@@ -61,7 +78,7 @@ class Session:
     def closed(self) -> None:
         """See `Receiver.closed`."""
         if self._job is not None:
-            self._shard.forget(self._job, self._outlet)
+            self._shard.forget(self._job, self._worker, self, self._outlet)
 
     def _hello(self, frame: wire.Frame) -> None:
         if frame.kind is not wire.Kind.HELLO:
@@ -71,6 +88,9 @@ class Session:
         job = name.decode("ascii", errors="replace")
         self._shard.use_token(job, frame.worker, frame.incarnation, token)
         self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
+        before = self._shard.replace_session(job, frame.worker, self)
+        if before is not None:
+            before.retire()
         hello = wire.Frame(
             kind=wire.Kind.HELLO,
             worker=frame.worker,

@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ps_server import optimizers
 from ps_server.gate import gate_of
@@ -26,6 +27,14 @@ TOKEN_BYTES = 16
 MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
 
 
+class Retirable(Protocol):
+    """A connection that another one can replace."""
+
+    def retire(self) -> None:
+        """Takes no more frames; waits for the one that is being taken."""
+        ...
+
+
 @dataclass(slots=True)
 class ShardJob:
     """A job's part on this shard.
@@ -34,6 +43,7 @@ class ShardJob:
         members: worker -> (incarnation, first step by table); those in the gates.
         known: worker -> live incarnation; members, and those who may only read.
         tokens: (worker, incarnation) -> tokens good for one connection each.
+        sessions: worker -> its live connection.
     """
 
     name: str
@@ -43,6 +53,7 @@ class ShardJob:
     known: dict[int, int] = field(default_factory=dict)
     tables: dict[int, ShardTable] = field(default_factory=dict)
     tokens: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    sessions: dict[int, Retirable] = field(default_factory=dict)
     memory_bytes: int = 0
 
 
@@ -195,10 +206,19 @@ class Shard:
             raise JobUnknown(f"job {job} has no table {number} on shard {self.index}", job=job, table=number)
         return table
 
-    def forget(self, job: str, outlet: Outlet) -> None:
+    def replace_session(self, job: str, worker: int, session: Retirable) -> Retirable | None:
+        """Makes `session` the live one of this worker; returns the one before, which is to be retired."""
+        with self._lock:
+            sessions = self._job(job).sessions
+            before, sessions[worker] = sessions.get(worker), session
+            return before
+
+    def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet) -> None:
         """A connection of this job is gone."""
         with self._lock:
             entry = self._jobs.get(job)
+            if entry is not None and entry.sessions.get(worker) is session:
+                del entry.sessions[worker]
             tables = list(entry.tables.values()) if entry is not None else []
         for table in tables:
             table.forget(outlet)
