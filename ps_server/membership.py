@@ -289,7 +289,7 @@ class Job:
         if not waits:
             return []
         loading = self._tables[waits[0]].opened and not self._tables[waits[0]].loaded
-        whom = "; ".join(self._missing() + ["the weights of worker 0"] * loading)
+        whom = "; ".join(self._missing()) or "the weights of worker 0" * loading
         blocked = [member for member in self.roster.here() if member.num_tables > waits[0]]
         return [tell(member, waiting=pb.Waiting(whom=whom)) for member in blocked if whom]
 
