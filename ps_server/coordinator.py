@@ -180,6 +180,7 @@ class Coordinator(rpc.CoordinatorServicer):
         first = await anext(aiter(request_iterator))
         register = first.register
         outbox = await self._shards.register(register)
+        await context.send_initial_metadata(())  # tells the shard that it is registered
         reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))
         try:
             while (order := await outbox.get()) is not None:

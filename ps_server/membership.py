@@ -288,10 +288,12 @@ class Job:
         waits = [number for number, table in enumerate(self._tables) if not table.started]
         if not waits:
             return []
-        loading = self._tables[waits[0]].opened and not self._tables[waits[0]].loaded
-        whom = "; ".join(self._missing()) or "the weights of worker 0" * loading
+        missing = "; ".join(self._missing())
+        if not missing and self._tables[waits[0]].loaded:
+            return []
+        whom = pb.Waiting(whom=missing or "the weights of worker 0")
         blocked = [member for member in self.roster.here() if member.num_tables > waits[0]]
-        return [tell(member, waiting=pb.Waiting(whom=whom)) for member in blocked if whom]
+        return [tell(member, waiting=whom) for member in blocked if missing or member.worker != 0]
 
     def _started(self, number: int) -> list[Action]:
         table = self._tables[number]

@@ -1,0 +1,62 @@
+"""How a run ends before its time, and the exit code that follows.
+
+    PsError
+    ├── ProcessFailed    a server or worker ended by itself and should not have
+    ├── Interrupted      a signal asked the run to stop
+    ├── OutputClosed     nobody reads our stdout any more
+    ├── CommandMissing   one of the project's own commands is not installed
+    └── DemoFailed       the demo ran and did not reach what it must, or cannot run here
+
+Errors of the servers pass through as they are.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from ps_wire.errors import PsError
+
+
+class ProcessFailed(PsError):
+    """A server or worker ended by itself and should not have. Facts: `process`, `code`."""
+
+
+class Interrupted(PsError):
+    """A signal asked the run to stop. Fact: `signal`, its number."""
+
+
+class OutputClosed(PsError):
+    """Nobody reads our stdout any more."""
+
+
+class CommandMissing(PsError):
+    """One of the project's own commands is not installed. Fact: `command`."""
+
+
+class DemoFailed(PsError):
+    """The demo cannot run here, or did not reach what it must."""
+
+
+def process_failed(process: str, code: int) -> ProcessFailed:
+    """What to raise for a process that ended with `code`, in the words of a shell."""
+    if code > 128 and code - 128 in set(signal.Signals):
+        how = f"was ended by {signal.Signals(code - 128).name}"
+    elif code == 0:
+        how = "ended before the workers did"
+    else:
+        how = f"exited with code {code}"
+    return ProcessFailed(f"{process} {how}", process=process, code=code)
+
+
+def shell_code(returncode: int) -> int:
+    """What a shell calls the return code of `subprocess`: 128 + N for a death by signal N."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def exit_code_of(error: PsError) -> int:
+    """What `ps-lab` ends with: the failed process's own code, 130 for Ctrl-C, 75 for other signals."""
+    if isinstance(error, ProcessFailed):
+        return int(error.facts["code"] or 0) or 1
+    if isinstance(error, Interrupted):
+        return 130 if error.facts["signal"] == signal.SIGINT else 75
+    return error.exit_code

@@ -1,0 +1,63 @@
+"""One run: servers and workers from start to end on this machine, its progress shown on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ps_lab.cluster import Cluster, Job
+from ps_lab.display import Display
+from ps_lab.interrupts import signals_into
+from ps_lab.observer import ask
+from ps_lab.status import Status
+from ps_lab.watch import Watch
+from ps_wire.address import check_job_name
+from ps_wire.consistency import parse
+from ps_wire.errors import PsError, UsageError
+
+TICK_S = 0.25
+
+
+def check_job(
+    *, name: str, consistency: str, num_workers: int, script: Path, arguments: tuple[str, ...]
+) -> Job:
+    """What a person typed, as a job.
+
+    Raises:
+        UsageError: the script is no file, or the job's name is none.
+        ConsistencyInvalid: the consistency is unknown; the valid ones are listed.
+    """
+    if not script.is_file():
+        raise UsageError(f"{script} is not a file; the training script comes after the options")
+    return Job(
+        name=check_job_name(name),
+        consistency=str(parse(consistency)),
+        num_workers=num_workers,
+        script=script,
+        arguments=arguments,
+    )
+
+
+def run(job: Job, *, num_servers: int, display: Display) -> Status:
+    """Runs a job on servers of its own, until all its workers have ended well.
+
+    Call it in the main thread: it takes over the signals that stop a program.
+
+    Returns:
+        What the servers said after the last worker had left.
+
+    Raises:
+        ProcessFailed: a server or worker ended by itself with a failure; all others have been ended.
+        Interrupted: a signal came; everything has been ended.
+        StartLimitExceeded: a server did not serve in time.
+    """
+    cluster = Cluster(num_servers=num_servers, on_line=display.line)
+    with signals_into(cluster.events), cluster:
+        display.note(f"job {job.name}, {job.consistency}, servers {','.join(cluster.addresses)}")
+        workers = cluster.start(job)
+        try:
+            with Watch(cluster.addresses, job.name) as watch:
+                cluster.wait(workers, timeout_s=TICK_S, on_tick=lambda: display.progress(watch.line))
+        except PsError as error:
+            display.note(f"{error.message}: ending the others")
+            raise
+        return ask(cluster.addresses)

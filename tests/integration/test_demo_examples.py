@@ -1,0 +1,45 @@
+"""The examples run as they are, on servers, and learn."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ps_lab.cluster import command_path
+
+pytestmark = pytest.mark.integration
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def launched(consistency: str, script: str, *arguments: str) -> str:
+    """The output of an example on one server and two workers."""
+    done = subprocess.run(
+        [
+            *(command_path("ps-lab"), "launch", "--num-servers", "1", "--num-workers", "2"),
+            *("--consistency", consistency, str(EXAMPLES / script)),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_digits_are_learned_in_two_epochs() -> None:
+    pytest.importorskip("sklearn")
+    output = launched("asp", "digits.py", "--epochs", "2")
+    accuracy = re.search(r"worker 0 \| test accuracy ([\d.]+)", output)
+    assert accuracy is not None, output
+    assert float(accuracy[1]) > 0.6
+
+
+def test_the_language_model_gets_better() -> None:
+    output = launched("bsp", "char_lm.py", "--steps", "40", "--batch-size", "4")
+    losses = [float(loss) for loss in re.findall(r"worker 0 \| step \d+: loss ([\d.]+)", output)]
+    assert len(losses) == 2, output
+    assert losses[1] < losses[0] < 4.6  # of uniform guesses: the log of 98 characters

@@ -1,0 +1,106 @@
+"""A child process: its lines, its end, and that nothing of it stays."""
+
+import os
+import queue
+import select
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ps_lab.child import Child
+
+LIMIT_S = 20.0
+
+
+class Recorded:
+    """A child whose lines and end can be waited for."""
+
+    def __init__(self, code: str) -> None:
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self.child = Child(
+            name="worker 0",
+            command=[sys.executable, "-S", "-u", "-c", code],
+            environment=dict(os.environ),
+            on_line=lambda _name, line: self.lines.put(line),
+            on_exit=lambda child: self.ends.put(child.exit_code),
+        )
+
+    def all_lines(self) -> list[str]:
+        """Its lines, after its end."""
+        return [self.lines.get_nowait() for _ in range(self.lines.qsize())]
+
+
+@pytest.fixture(name="start")
+def _start() -> Iterator[type[Recorded]]:
+    started: list[Recorded] = []
+
+    class Started(Recorded):
+        def __init__(self, code: str) -> None:
+            super().__init__(code)
+            started.append(self)
+
+    yield Started
+    for recorded in started:
+        recorded.child.kill()
+        recorded.child.join()
+
+
+def wait_gone(pid: int) -> None:
+    """Until a process that is not our child has ended; fails at the limit."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
+    assert ended.poll(1000 * LIMIT_S), f"process {pid} is still there"
+    os.close(handle)
+
+
+def test_every_line_arrives_before_the_end_and_the_last_needs_no_newline(start: type[Recorded]) -> None:
+    run = start("import sys\nprint('one')\nsys.stderr.write('two\\n')\nsys.stdout.write('three')")
+    assert run.ends.get(timeout=LIMIT_S) == 0
+    assert run.all_lines() == ["one", "two", "three"]
+
+
+def test_of_a_line_that_is_drawn_over_only_the_last_drawing_counts(start: type[Recorded]) -> None:
+    run = start("print('10%\\r20%\\r30%')")
+    assert run.ends.get(timeout=LIMIT_S) == 0
+    assert run.all_lines() == ["30%"]
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
+)
+def test_its_exit_code_is_that_of_a_shell(start: type[Recorded], code: str, exit_code: int) -> None:
+    assert start(code).ends.get(timeout=LIMIT_S) == exit_code
+
+
+def test_it_has_the_pid_that_its_command_sees_and_a_group_of_its_own(start: type[Recorded]) -> None:
+    run = start("import os; print(os.getpid(), os.getpgid(0))")
+    run.ends.get(timeout=LIMIT_S)
+    assert run.all_lines() == [f"{run.child.pid} {run.child.pid}"]
+
+
+def test_terminate_reaches_it_and_is_nothing_once_it_has_ended(start: type[Recorded]) -> None:
+    run = start("import signal, sys\nsignal.signal(15, lambda *_: sys.exit(75))\nprint('up')\nsignal.pause()")
+    assert run.lines.get(timeout=LIMIT_S) == "up"
+    run.child.terminate()
+    assert run.ends.get(timeout=LIMIT_S) == 75
+    run.child.terminate()
+    run.child.kill()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_it_started_ends_with_it(start: type[Recorded], killed: bool) -> None:
+    then = "signal.pause()" if killed else "os._exit(0)"
+    run = start(f"import os, signal\npid = os.fork()\nif pid == 0: signal.pause()\nprint(pid)\n{then}")
+    grandchild = int(run.lines.get(timeout=LIMIT_S))
+    if killed:
+        run.child.kill()
+    run.ends.get(timeout=LIMIT_S)
+    wait_gone(grandchild)

@@ -1,0 +1,60 @@
+"""Status as tables for people."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ps_lab.report import bytes_text, range_text, tables
+from ps_lab.status import Status
+
+from .made import made_job, made_status, made_table, made_table_worker, made_worker
+
+
+def printed(status: Status) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    for table in tables(status):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "0.977 KiB"),
+        (1536, "1.5 KiB"),
+        (25 << 20, "25 MiB"),
+        (3 << 40, "3 TiB"),
+    ],
+)
+def test_bytes_have_three_digits_and_a_unit(count: int, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+def test_a_range_of_one_is_a_number() -> None:
+    assert (range_text(4, 4), range_text(4, 6)) == ("4", "4..6")
+
+
+def test_a_running_job_shows_its_workers_and_tables() -> None:
+    table = made_table(
+        min_version=11,
+        max_version=12,
+        tau_counts={2: 23},
+        workers=(
+            made_table_worker(0, min_clock=6, max_clock=7, max_gap=3, applied=12, gate_wait_s=1.25),
+            made_table_worker(1, min_clock=5, max_clock=5, applied=11, dropped=1),
+        ),
+    )
+    workers = (made_worker(0, step=6, metrics={"loss": 0.5}), made_worker(1, state="left", host="there"))
+    text = printed(made_status(made_job(workers=workers, tables=(table,))))
+    for expected in ("1 of 2", "there", "6..7", "loss=0.5", "11..12", "2.00", "23", "ssp:3", "127.0.0.1:1"):
+        assert expected in text
+
+
+def test_servers_without_jobs_show_themselves() -> None:
+    text = printed(made_status())
+    assert "2 KiB" in text
+    assert "none" in text
