@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from ps_lab.errors import exit_code_of
 from ps_wire.address import parse_servers
-from ps_wire.errors import PsError
+from ps_wire.command import run as run_command
 
 app = typer.Typer(
     name="ps-lab",
@@ -107,11 +106,4 @@ def demo() -> None:
 
 def main() -> None:
     """Runs the command line; exit codes as in the README."""
-    usage_error = typer.BadParameter.__base__
-    assert usage_error is not None
-    usage_error.exit_code = 64  # type: ignore[attr-defined]  # 2 unless said otherwise
-    try:
-        app()
-    except PsError as error:
-        print(f"ps-lab: {error.message}", file=sys.stderr)
-        sys.exit(exit_code_of(error))
+    run_command(app, "ps-lab", exit_code_of)

@@ -14,8 +14,8 @@ from ps_lab.cluster import Job
 from ps_lab.display import Display
 from ps_lab.errors import DemoFailed
 from ps_lab.launch import run
-from ps_lab.staleness import TauSummary
 from ps_lab.status import Job as JobStatus
+from ps_wire.staleness import Staleness
 
 MODELS = ("bsp", "ssp:3", "asp")
 NUM_SERVERS = 2
@@ -43,7 +43,7 @@ class Row:
     seconds: float
     training_s: float
     updates: int
-    tau: TauSummary
+    tau: Staleness
     blocked_s: float
 
 

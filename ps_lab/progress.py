@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ps_lab.staleness import TauSummary
 from ps_lab.status import Job
+from ps_wire.staleness import Staleness
 
 WINDOW_S = 6.0  # workers report once a second: over a shorter time the rate jumps
 FIRST_METRICS = ("loss",)  # shown before the others
@@ -28,7 +28,7 @@ class Progress:
     last_step: int
     samples_per_s: float | None
     metrics: tuple[tuple[str, float], ...]
-    tau: TauSummary
+    tau: Staleness
 
     def __str__(self) -> str:
         steps = f"{self.first_step}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ps_lab.staleness import TauSummary, merge_counts, summarise
+from ps_wire.staleness import Staleness, merge_counts, summarize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,9 @@ class Table:
     workers: tuple[TableWorker, ...]
 
     @property
-    def tau(self) -> TauSummary:
+    def tau(self) -> Staleness:
         """Its version staleness in short."""
-        return summarise(self.tau_counts)
+        return summarize(self.tau_counts)
 
     def gap(self, worker: TableWorker) -> int:
         """How far a member is ahead of the slowest one now, in clocks; 0 for one that is no member."""
@@ -138,9 +138,9 @@ class Job:
     tables: tuple[Table, ...]
 
     @property
-    def tau(self) -> TauSummary:
+    def tau(self) -> Staleness:
         """Version staleness over all its tables."""
-        return summarise(merge_counts(table.tau_counts for table in self.tables))
+        return summarize(merge_counts(table.tau_counts for table in self.tables))
 
     @property
     def updates(self) -> int:

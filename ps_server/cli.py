@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from typing import Annotated
 
 import typer
 
 from ps_wire.address import parse_address, parse_servers
-from ps_wire.errors import PsError, UsageError
+from ps_wire.command import run as run_command
+from ps_wire.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -111,21 +111,4 @@ def parse_coordinator(index: int, coordinator: str | None, servers: str | None) 
 
 def main() -> None:
     """Runs the command; a named error becomes one line on stderr and its exit code."""
-    try:
-        app(standalone_mode=False)
-    except PsError as error:
-        sys.stderr.write(f"ps-server: {error.message}\n")
-        raise SystemExit(error.exit_code) from None
-    except typer.Abort:
-        raise SystemExit(130) from None
-    except Exception as error:
-        usage_exit(error, "ps-server")
-        raise
-
-
-def usage_exit(error: Exception, command: str) -> None:
-    """Ends with 64 where the option parser refused the arguments; returns otherwise."""
-    show = getattr(error, "format_message", None)
-    if show is not None:
-        sys.stderr.write(f"{command}: {show()} (see {command} --help)\n")
-        raise SystemExit(64) from None
+    run_command(app, "ps-server")

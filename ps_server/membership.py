@@ -201,8 +201,7 @@ class Job:
                 return self._opened(order.open_table.table.number)
             case "start_table":
                 return self._started(order.start_table.table)
-            case _:
-                return []
+        return []
 
     def failed(self, order: pb.Order, error: PsError) -> list[Action]:
         """A shard refused the order, or is not there: whom it concerns is told."""
@@ -212,8 +211,7 @@ class Job:
                 member.state = MemberState.LOST
                 return [refusal(member, error), *self._check_end()]
             return []
-        told = self.tell_all(error)
-        return told + self._check_end() if order.WhichOneof("kind") == "remove" else told
+        return self.tell_all(error) + (self._check_end() if order.WhichOneof("kind") == "remove" else [])
 
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""

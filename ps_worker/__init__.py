@@ -25,6 +25,7 @@ from ps_wire.errors import (
     UsageError,
     WorkerLost,
 )
+from ps_wire.staleness import Staleness
 from ps_wire.table import BucketOptions
 from ps_worker.connect import connect
 from ps_worker.hyperparameters import (
@@ -55,6 +56,7 @@ __all__ = [
     "Table",
     "Pulled",
     "Stats",
+    "Staleness",
     "OptimizerChoice",
     "BucketOptions",
     "SGD",

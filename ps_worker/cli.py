@@ -15,7 +15,8 @@ import typer
 
 from ps_wire import consistency as models
 from ps_wire.address import check_job_name, parse_servers
-from ps_wire.errors import PsError, UsageError
+from ps_wire.command import run as run_command
+from ps_wire.errors import UsageError
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
@@ -93,16 +94,4 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """Runs the command; a named error becomes one line on stderr and its exit code."""
-    try:
-        app(standalone_mode=False)
-    except PsError as error:
-        sys.stderr.write(f"ps-worker: {type(error).__name__}: {error.message}\n")
-        raise SystemExit(error.exit_code) from None
-    except (typer.Abort, KeyboardInterrupt):
-        raise SystemExit(130) from None
-    except Exception as error:
-        refused = getattr(error, "format_message", None)
-        if refused is None:
-            raise
-        sys.stderr.write(f"ps-worker: {refused()} (see ps-worker --help)\n")
-        raise SystemExit(64) from None
+    run_command(app, "ps-worker")

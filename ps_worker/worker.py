@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -16,6 +15,7 @@ from torch.utils.data import Dataset
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, UsageError
+from ps_wire.staleness import merge_counts, summarize
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
@@ -23,7 +23,7 @@ from ps_worker.hyperparameters import OptimizerChoice
 from ps_worker.link import Link
 from ps_worker.loader import Loader
 from ps_worker.settings import Settings
-from ps_worker.stats import Stats, summarize
+from ps_worker.stats import Stats
 from ps_worker.table import Table
 from ps_worker.wrapped import WrappedOptimizer
 
@@ -219,10 +219,9 @@ class Worker:
         Raises:
             ServerUnreachable: a shard does not answer.
         """
-        taus: Counter[int] = Counter()
+        tables = self._link.figures()
         gate_wait_s, max_gap = 0.0, 0
-        for table in self._link.figures():
-            taus.update(table.tau)
+        for table in tables:
             mine = [entry for entry in table.workers if entry.worker == self.rank]
             gate_wait_s = max([gate_wait_s, *(entry.gate_wait_s for entry in mine)])
             max_gap = max([max_gap, *(entry.max_gap for entry in mine)])
@@ -237,7 +236,7 @@ class Worker:
             gate_wait_s=gate_wait_s,
             max_gap=max_gap,
             spread=max(spreads, default=0),
-            staleness=summarize(taus),
+            staleness=summarize(merge_counts(table.tau for table in tables)),
         )
 
     # -- the end ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from ps_lab.demo import Row, comparison, find_script, to_row
 from ps_lab.errors import DemoFailed
-from ps_lab.staleness import TauSummary
+from ps_wire.staleness import Staleness
 
 from .made import made_job, made_table, made_table_worker, made_worker
 
@@ -36,7 +36,7 @@ def test_a_row_has_the_lowest_accuracy_and_means_over_workers() -> None:
         seconds=9.5,
         training_s=5.0,
         updates=500,
-        tau=TauSummary(pushes=100, mean=1.16, p99=9, max=9),
+        tau=Staleness(pushes=100, mean=1.16, p99=9, max=9),
         blocked_s=1.5,
     )
 

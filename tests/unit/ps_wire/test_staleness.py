@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_lab.staleness import TauSummary, merge_counts, summarise
+from ps_wire.staleness import Staleness, merge_counts, summarize
 
 histograms = st.dictionaries(st.integers(0, 200), st.integers(0, 50), max_size=20)
 
@@ -17,9 +17,9 @@ def expanded(counts: dict[int, int]) -> list[int]:
 @given(histograms)
 def test_a_summary_is_that_of_the_single_pushes(counts: dict[int, int]) -> None:
     pushes = expanded(counts)
-    summary = summarise(counts)
+    summary = summarize(counts)
     if not pushes:
-        assert summary == TauSummary()
+        assert summary == Staleness()
         return
     assert summary.pushes == len(pushes)
     assert math.isclose(summary.mean, sum(pushes) / len(pushes))
@@ -35,8 +35,8 @@ def test_merging_histograms_merges_their_pushes(parts: list[dict[int, int]]) -> 
 
 
 def test_bsp_has_no_staleness() -> None:
-    assert summarise({0: 88}) == TauSummary(pushes=88, mean=0.0, p99=0, max=0)
+    assert summarize({0: 88}) == Staleness(pushes=88, mean=0.0, p99=0, max=0)
 
 
 def test_one_late_push_in_a_thousand_shows_in_max_and_not_in_p99() -> None:
-    assert summarise({3: 999, 40: 1}) == TauSummary(pushes=1000, mean=3.037, p99=3, max=40)
+    assert summarize({3: 999, 40: 1}) == Staleness(pushes=1000, mean=3.037, p99=3, max=40)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TauSummary:
+class Staleness:
     """A histogram of version staleness in short; all zero when nothing was applied.
 
     Attributes:
@@ -36,11 +36,11 @@ def merge_counts(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def summarise(counts: Mapping[int, int]) -> TauSummary:
+def summarize(counts: Mapping[int, int]) -> Staleness:
     """Mean, 99th percentile (nearest rank) and maximum of a histogram tau -> pushes."""
     pushes = sum(counts.values())
     if not pushes:
-        return TauSummary()
+        return Staleness()
     present = sorted(tau for tau, count in counts.items() if count)
     rank = -(-pushes * 99 // 100)
     seen = 0
@@ -51,4 +51,4 @@ def summarise(counts: Mapping[int, int]) -> TauSummary:
             p99 = tau
             break
     mean = sum(tau * count for tau, count in counts.items()) / pushes
-    return TauSummary(pushes=pushes, mean=mean, p99=p99, max=present[-1])
+    return Staleness(pushes=pushes, mean=mean, p99=p99, max=present[-1])

@@ -1,0 +1,39 @@
+"""How every command of the project ends: named errors as one line on stderr, and their exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import typer
+
+from ps_wire.errors import PsError, UsageError
+
+CTRL_C = 130
+
+
+def run(app: typer.Typer, name: str, exit_code: Callable[[PsError], int] | None = None) -> None:
+    """Runs a command line and ends the process if anything but success came of it.
+
+    Args:
+        app: the command.
+        name: as a person types it; goes before every message.
+        exit_code: of an error; default: what its class says.
+    """
+    # click's root of what a person typed wrong; typer exports only its leaves
+    refused = cast(type[typer.BadParameter], typer.BadParameter.__base__)
+    try:
+        outcome = app(standalone_mode=False)
+    except PsError as error:
+        sys.stderr.write(f"{name}: {type(error).__name__}: {error.message}\n")
+        sys.exit(exit_code(error) if exit_code is not None else error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(CTRL_C)
+    except refused as error:
+        message = error.format_message()
+        help_text = error.ctx.get_help() if error.ctx is not None else ""
+        sys.stderr.write(f"{name}: {message} (see {name} --help)\n" if message else f"{help_text}\n")
+        sys.exit(UsageError.exit_code)
+    if isinstance(outcome, int):  # --help, or no arguments
+        sys.exit(outcome and UsageError.exit_code)
