@@ -32,8 +32,10 @@ def run(app: typer.Typer, name: str, exit_code: Callable[[PsError], int] | None 
         sys.exit(CTRL_C)
     except refused as error:
         message = error.format_message()
-        help_text = error.ctx.get_help() if error.ctx is not None else ""
-        sys.stderr.write(f"{name}: {message} (see {name} --help)\n" if message else f"{help_text}\n")
+        if not message and error.ctx is not None:  # nothing was typed: show what could be
+            error.ctx.get_help()
+        else:
+            sys.stderr.write(f"{name}: {message} (see {name} --help)\n")
         sys.exit(UsageError.exit_code)
     if isinstance(outcome, int):  # --help, or no arguments
         sys.exit(outcome and UsageError.exit_code)
