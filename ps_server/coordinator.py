@@ -20,7 +20,15 @@ from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_wire import consistency
 from ps_wire.address import check_job_name
-from ps_wire.errors import FrameMalformed, JobFull, JobUnknown, MemoryLimitExceeded, PsError, UsageError
+from ps_wire.errors import (
+    FrameMalformed,
+    JobFull,
+    JobUnknown,
+    MemoryLimitExceeded,
+    PsError,
+    ServerNotReady,
+    UsageError,
+)
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -41,6 +49,13 @@ class Coordinator(rpc.CoordinatorServicer):
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
         shards.on_lost_state = self._lost_state
+
+    def stop(self) -> None:
+        """Tells all members that the server stops, and ends the streams of followers."""
+        error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
+        for room in self._rooms.values():
+            room.do(room.job.tell_all(error))
+        self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------
 

@@ -81,6 +81,12 @@ class DataStreams:
         self._shard = shard
         self._generation = generation
         self._strangers = 0
+        self._open: set[_Outbox] = set()
+
+    def close(self) -> None:
+        """Ends every stream once what is queued is out."""
+        for outbox in self._open:
+            outbox.close()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handler to add to a server: identity serializers, so that messages stay bytes."""
@@ -95,9 +101,11 @@ class DataStreams:
         session = Session(self._shard, outbox, generation=self._generation, token_bytes=TOKEN_BYTES)
         inbox = _Inbox(session, outbox, loop)
         reading = loop.create_task(self._read(context, inbox))
+        self._open.add(outbox)
         try:
             await outbox.drain(context)
         finally:
+            self._open.discard(outbox)
             reading.cancel()
             outbox.close()
             inbox.close()

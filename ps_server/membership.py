@@ -181,7 +181,7 @@ class Job:
         if self.state is not JobState.RUNNING:
             return [removal(self.name, member)]
         error = WorkerLost(
-            f"{member.holder} of job {self.name} vanished without leaving; the job cannot go on",
+            f"{member.holder} of job {self.name} vanished without leaving; start all workers again",
             worker=member.worker,
             host=member.host,
             pid=member.pid,

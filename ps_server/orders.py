@@ -125,6 +125,11 @@ class Shards:
         logger.info("shard %d registered at %s", message.shard, message.address)
         return entry.outbox
 
+    def close(self) -> None:
+        """Ends the streams of all followers."""
+        for shard, entry in self._registered.items():
+            self._give_up(shard, entry)
+
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
         """A follower's stream ended."""
         entry = self._registered.get(shard)

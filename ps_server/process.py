@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -72,6 +73,7 @@ class Server:
         )
         self._service = ShardService(self._shard, generation=1)
         self._health = HealthServicer()
+        self._stops: list[Callable[[], None]] = []
         self._status_changes: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -97,6 +99,8 @@ class Server:
         await self._health.enter_graceful_shutdown()
         if following is not None:
             following.cancel()
+        for stop in self._stops:
+            stop()
         await server.stop(GRACE_S)
         logger.info("stopped")
         return code
@@ -116,11 +120,15 @@ class Server:
             reflection.SERVICE_NAME,
         ]
         shard_pb2_grpc.add_ShardServicer_to_server(self._service, server)
-        server.add_generic_rpc_handlers((DataStreams(self._shard, generation=1).handler(),))
+        streams = DataStreams(self._shard, generation=1)
+        self._stops.append(streams.close)
+        server.add_generic_rpc_handlers((streams.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._options.shard == 0:
             shards = Shards(self._shard, advertised)
-            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Coordinator(shards), server)
+            coordinator = Coordinator(shards)
+            self._stops.append(coordinator.stop)
+            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)
             names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
         reflection.enable_server_reflection(names, server)
 

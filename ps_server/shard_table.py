@@ -31,7 +31,6 @@ from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
 KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
-READ = 1  # flag of a PULL by one who is no member
 
 
 class ShardTable:
@@ -134,7 +133,7 @@ class ShardTable:
 
     def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
         cells = list(self._listed(frame))
-        if frame.flags & READ or not member:
+        if frame.flags & wire.READ or not member:
             for cell in cells:
                 cell.read(outlet, frame.step)
             return

@@ -11,6 +11,7 @@ import typer
 from ps_wire.errors import PsError, UsageError
 
 CTRL_C = 130
+CLICK_USAGE = 2
 
 
 def run(app: typer.Typer, name: str, exit_code: Callable[[PsError], int] | None = None) -> None:
@@ -37,5 +38,5 @@ def run(app: typer.Typer, name: str, exit_code: Callable[[PsError], int] | None 
         else:
             sys.stderr.write(f"{name}: {message} (see {name} --help)\n")
         sys.exit(UsageError.exit_code)
-    if isinstance(outcome, int):  # --help, or no arguments
-        sys.exit(outcome and UsageError.exit_code)
+    if isinstance(outcome, int):  # click's own: 0 after --help, 2 for usage, 130 for Ctrl-C
+        sys.exit(UsageError.exit_code if outcome == CLICK_USAGE else outcome)

@@ -17,6 +17,7 @@ PROTOCOL = 1
 HEADER_BYTES = 64
 MAX_PAYLOAD_BYTES = 4 << 20
 MAX_META_BYTES = (4 << 20) - HEADER_BYTES
+READ = 1  # flag of a PULL: answered at once, past the gate; for one who is no member
 META_ALIGNMENT = 16  # the payload behind it stays aligned for every dtype
 
 _HEADER = struct.Struct("<IBBBBIHHQQIIIIIfII")
@@ -43,12 +44,12 @@ _NONE = b""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame. Fields that a kind does not use are 0; `docs/protocol.md` lists which it uses.
+    """One frame. Fields that a kind does not use keep their defaults; `docs/protocol.md` lists which it uses.
 
     Attributes:
         kind: what it is.
         codec: how the payload is encoded; 0 is the partition's dtype as it is.
-        flags: none are defined yet.
+        flags: of a PULL: `READ`.
         partition: number in the table's plan.
         table: number of the table in its job.
         rank: which rank of a worker group sent it.

@@ -27,7 +27,6 @@ from ps_wire.table import Hyperparameters
 from ps_worker.connection import Connection
 from ps_worker.flat import FlatBuckets
 
-READ = 1  # flag of a PULL: at once, past the gate
 KEPT_HYPERPARAMETERS = 8
 REPORT_WAIT_S = 10.0
 _CLOCK = struct.Struct("<IQ")
@@ -150,7 +149,7 @@ class Exchange:
         with self._changed:
             self._raise_failed()
             self._unpulled = OrderedDict.fromkeys(range(self.plan.num_partitions - 1, -1, -1))
-            self._pull_step, self._pull_flags = step, READ if read else 0
+            self._pull_step, self._pull_flags = step, wire.READ if read else 0
         for shard, connection in enumerate(self._connections):
             for frame in self._pulls(shard):
                 connection.send(frame)

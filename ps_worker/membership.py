@@ -80,7 +80,7 @@ class Membership:
             check_protocol(described.protocol)
             if described.num_shards != len(servers):
                 raise ShardMismatch(
-                    f"--servers lists {len(servers)} addresses; {address} is one of "
+                    f"--servers lists {len(servers)} address{'es' * (len(servers) > 1)}; {address} is one of "
                     f"{described.num_shards} shards",
                     expected=described.num_shards,
                     got=len(servers),

@@ -1,0 +1,148 @@
+"""Real processes of the project: their lines of output, their signals, their exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ps_lab.cluster import command_path
+
+LIMIT_S = 40.0  # for whatever takes well under a second on an idle machine
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PS_")} | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class Process:
+    """A running process.
+
+    Attributes:
+        pid: of the process itself.
+        lines: of its output so far, stdout and stderr together.
+    """
+
+    def __init__(self, name: str, pid: int, output: BinaryIO, wait: Callable[[float], int]) -> None:
+        self.name = name
+        self.pid = pid
+        self.lines: list[str] = []
+        self._wait = wait
+        self._code: int | None = None
+        self._seen = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
+        self._reader.start()
+
+    def wait_line(self, pattern: str) -> re.Match[str]:
+        """The next line that the pattern is found in; lines before it are passed over."""
+        with self._changed:
+            while True:
+                while self._seen < len(self.lines):
+                    self._seen += 1
+                    if match := re.search(pattern, self.lines[self._seen - 1]):
+                        return match
+                assert not self._ended, f"{self.name} ended without {pattern!r}:\n{self.text}"
+                assert self._changed.wait(LIMIT_S), f"{self.name} never said {pattern!r}:\n{self.text}"
+
+    def wait_end(self) -> int:
+        """Its exit code, after its last line."""
+        if self._code is None:
+            self._code = self._wait(LIMIT_S)
+            self._reader.join(LIMIT_S)
+        return self._code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process, unless its end was seen."""
+        if self._code is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once, if it has not ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait_end()
+
+    @property
+    def text(self) -> str:
+        """All its output."""
+        return "\n".join(self.lines)
+
+    def _read(self, output: BinaryIO) -> None:
+        with output:
+            for line in output:
+                with self._changed:
+                    self.lines.append(line.decode(errors="replace").rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+def start(*command: str, environment: Mapping[str, str] | None = None) -> Process:
+    """Starts one of the project's installed commands."""
+    process = subprocess.Popen(
+        [command_path(command[0]), *command[1:]],
+        env=ENVIRONMENT | dict(environment or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    return Process(" ".join(command), process.pid, process.stdout, process.wait)
+
+
+class Zygote:
+    """Starts the project's commands by forking; see `zygote.py`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = str(folder / "zygote")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py")), self._socket],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._ready = False
+
+    def start(self, *command: str, environment: Mapping[str, str] | None = None) -> Process:
+        """As `start` above, in a hundredth of the time."""
+        assert self._process.stdout is not None
+        if not self._ready:
+            assert self._process.stdout.readline() == b"ready\n"
+            self._ready = True
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(LIMIT_S)
+        link.connect(self._socket)
+        reading, writing = os.pipe()
+        request: dict[str, Any] = {"argv": command, "environment": ENVIRONMENT | dict(environment or {})}
+        socket.send_fds(link, [json.dumps(request).encode()], [writing])
+        os.close(writing)
+        replies = link.makefile()
+        pid = int(replies.readline())
+
+        def wait(limit_s: float) -> int:
+            link.settimeout(limit_s)
+            with link, replies:
+                return int(replies.readline())
+
+        return Process(" ".join(command), pid, open(reading, "rb"), wait)  # noqa: PTH123
+
+    def close(self) -> None:
+        """Ends it and all that it has started."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(LIMIT_S)
+        self._process.stdout.close()

@@ -1,0 +1,128 @@
+"""The tables of docs/protocol.md are the code."""
+
+import dataclasses
+import re
+import struct
+
+import pytest
+
+from ps_server import coordinator, data_stream, shard, shard_table, state_store
+from ps_server import membership as server_membership
+from ps_wire import address, channel, errors, frame, table
+
+from .pages import table as rows_of
+
+PAGE = "docs/protocol.md"
+FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
+
+
+def test_the_byte_table_is_the_frame():
+    """A frame whose fields all differ, packed by the code, reads the same by the table."""
+    values = {
+        "kind": frame.Kind.PUSH,
+        "codec": 2,
+        "flags": 3,
+        "partition": 0x01020304,
+        "table": 0x0506,
+        "rank": 0x0708,
+        "step": 0x1112131415161718,
+        "version": 0x2122232425262728,
+        "worker": 0x31323334,
+        "incarnation": 0x41424344,
+        "generation": 0x51525354,
+        "epoch": 0x61626364,
+        "hyper": 0x71727374,
+        "weight": 0.375,
+    }
+    message = frame.encode(frame.Frame(**values, meta=b"abcde", payload=b"payload"))
+    expected = values | {
+        "magic": frame.MAGIC,
+        "protocol": frame.PROTOCOL,
+        "payload_bytes": len(b"payload"),
+        "meta_bytes": len(b"abcde"),
+    }
+    end = 0
+    read = {}
+    for offset, size, kind, field, _ in rows_of(PAGE, "offset", "bytes"):
+        assert int(offset) == end, field
+        assert struct.calcsize(FORMATS[kind]) == int(size), field
+        read[field.strip("`")] = struct.unpack_from("<" + FORMATS[kind], message, int(offset))[0]
+        end += int(size)
+    assert end == frame.HEADER_BYTES
+    assert read == expected
+    assert message[end:] == b"abcde" + bytes(11) + b"payload"
+
+
+def test_the_kinds_are_the_codes():
+    """Numbers, names and fields of the kinds exist, and none is left out."""
+    rows = rows_of(PAGE, "number", "kind")
+    assert {(int(row[0]), row[1]) for row in rows} == {(kind.value, kind.name) for kind in frame.Kind}
+    fields = {field.name for field in dataclasses.fields(frame.Frame)}
+    for row in rows:
+        assert set(re.findall(r"`(\w+)`", row[3])) <= fields, row
+
+
+def test_unused_fields_have_the_values_that_are_said():
+    """0, and a weight of 1."""
+    bare = frame.Frame(kind=frame.Kind.ACK)
+    unused = {
+        field.name: getattr(bare, field.name)
+        for field in dataclasses.fields(bare)
+        if field.name not in {"kind", "meta", "payload"}
+    }
+    assert unused.pop("weight") == 1.0
+    assert set(unused.values()) == {0}
+
+
+def test_the_error_table_is_the_tree():
+    """Every class with its status, exit code and whether to try again."""
+    said = {
+        (name.strip("`"), status, int(code), retry == "yes")
+        for name, status, code, retry in rows_of(PAGE, "class", "status")
+    }
+    assert said == {
+        (cls.__name__, status, cls.exit_code, cls.retryable)
+        for cls, status in errors.STATUS.items()
+        if cls is not errors.PsError
+    }
+
+
+def test_the_readme_has_every_exit_code():
+    """Those of the error tree, of a finished run, of SIGTERM and of Ctrl-C."""
+    said = {int(row[0]) for row in rows_of("README.md", "code", "meaning")}
+    assert said == {cls.exit_code for cls in errors.STATUS} | {0, 75, 130}
+
+
+@pytest.mark.parametrize(
+    ("what", "numbers"),
+    [
+        ("payload of a frame", [frame.MAX_PAYLOAD_BYTES >> 20]),
+        ("meta of a frame", [(frame.MAX_META_BYTES + 64) >> 20, 64]),
+        ("a gRPC message", [channel.MAX_MESSAGE_BYTES >> 20]),
+        ("a partition", [table.BucketOptions().partition_bytes >> 20, frame.MAX_PAYLOAD_BYTES >> 20]),
+        ("received frames that wait per connection", [data_stream.INBOX_FRAMES]),
+        ("frames that wait to be sent to one peer", [data_stream.MAX_OUTBOX_FRAMES]),
+        ("connections that have not said HELLO", [data_stream.MAX_STRANGERS, int(data_stream.HELLO_LIMIT_S)]),
+        ("tables of a job", [server_membership.MAX_TABLES]),
+        (
+            "workers of a job, jobs, shards",
+            [coordinator.MAX_WORKERS, coordinator.MAX_JOBS, address.MAX_SERVERS],
+        ),
+        ("state outside tables, per job", [state_store.MAX_JOB_BYTES >> 30, state_store.MAX_NAMES]),
+        ("metrics of a worker", [coordinator.MAX_METRICS, 64]),
+    ],
+)
+def test_the_limits_are_those_of_the_code(what, numbers):
+    """Each row of the table of limits has the numbers of the constants."""
+    limits = {row[0]: row[1] for row in rows_of(PAGE, "what", "limit")}
+    said = [int(text.replace(" ", "")) for text in re.findall(r"\d+(?: \d{3})*", limits[what])]
+    assert said == numbers
+
+
+def test_other_numbers_in_the_text():
+    """Sizes of tokens, and how many hyper-parameters and tokens are kept."""
+    text = " ".join((rows_of.__globals__["ROOT"] / PAGE).read_text().split())
+    assert f"`0x{frame.MAGIC:08x}`" in text
+    assert f"a token of {shard.TOKEN_BYTES} random bytes" in text
+    assert f"at most {shard.MAX_TOKENS} unused tokens" in text
+    assert f"a worker's last {shard_table.KEPT_HYPERPARAMETERS} per table" in text

@@ -1,0 +1,90 @@
+"""The README's quick start, as a new user would type it: its very commands, on other ports."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ps_lab.cluster import command_path, free_ports
+
+from .pages import ROOT, commands
+
+pytestmark = pytest.mark.integration
+
+LIMIT_S = 60.0
+
+
+class Terminals:
+    """Processes that Ctrl-C reaches, as in terminals of their own."""
+
+    def __init__(self) -> None:
+        self.open: list[subprocess.Popen[str]] = []
+
+    def type(self, words: list[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [command_path(words[0]), *words[1:]],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.open.append(process)
+        return process
+
+    def ctrl_c(self, *processes: subprocess.Popen[str]) -> list[int]:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGINT)
+        return [process.wait(LIMIT_S) for process in processes]
+
+
+@pytest.fixture(name="terminals")
+def _terminals() -> Iterator[Terminals]:
+    terminals = Terminals()
+    yield terminals
+    for process in terminals.open:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def quick_start(program: str) -> list[list[str]]:
+    """The README's commands of that program, with ports that are free here."""
+    ports = dict(zip(("50051", "50052"), map(str, PORTS), strict=True))
+    found = []
+    for where, words in commands():
+        if where.startswith("README.md") and words[0] == program:
+            line = shlex.join(words)
+            for said, free in ports.items():
+                line = line.replace(said, free)
+            found.append(shlex.split(line))
+    return found
+
+
+PORTS = free_ports(2)
+
+
+def test_five_terminals_status_and_ctrl_c_in_each(terminals):
+    """Two servers, three workers, status while they train; Ctrl-C ends each with 130, in order."""
+    pytest.importorskip("sklearn")
+    servers = [terminals.type(words) for words in quick_start("ps-server")]
+    (worker_words,) = quick_start("ps-worker")
+    workers = [terminals.type(worker_words) for _ in range(3)]
+    status_words = quick_start("ps-lab")[0]
+    deadline_s = time.monotonic() + LIMIT_S
+    while " running " not in (shown := terminals.type(status_words).communicate(timeout=LIMIT_S)[0]):
+        assert time.monotonic() < deadline_s, shown
+    assert "3 of 3" in shown
+    assert terminals.ctrl_c(workers[0]) == [130]
+    assert [process.poll() for process in workers[1:]] == [None, None]  # they go on without it
+    assert terminals.ctrl_c(*workers[1:]) == [130, 130]
+    assert terminals.ctrl_c(*servers) == [130, 130]
+    for port in PORTS:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,293 @@
+"""Real `ShardTable`s, spoken to in encoded frames, and torch on whole parameters to compare them with.
+
+The reference averages in numpy, in rank order, and runs one torch optimizer over whole parameters: it shares
+no code with `average`, `optimizers` or `cell`. Every parameter is a param-group of its own there, because
+torch's fused SGD fails where parameters of one group get their first gradient at different steps.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ps_server.gate import gate_of
+from ps_server.optimizers import KNOWN
+from ps_server.shard_table import ShardTable
+from ps_wire import frame as wire
+from ps_wire.consistency import BSP, Consistency
+from ps_wire.messages import hyperparameters_to_proto
+from ps_wire.plan import Plan
+from ps_wire.table import BucketOptions, Group, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+
+SHAPES = ((), (10,), (33, 17), (5000,), (70000,), (3, 1))
+SMALL = BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=8 * 4096)
+
+Gradients = Sequence[torch.Tensor | None]  # one per parameter, whole
+
+
+class Kept(list[bytes]):
+    """An `Outlet` that keeps what it is given."""
+
+    def send(self, message: bytes) -> None:
+        self.append(message)
+
+    def take(self) -> list[wire.Frame]:
+        """The frames since the last call."""
+        frames = [wire.decode(message) for message in self]
+        self.clear()
+        return frames
+
+
+def group(**hyper: object) -> Group:
+    """Hyper-parameters of one param-group, as they travel."""
+    return tuple(sorted(hyper.items()))  # type: ignore[arg-type]
+
+
+def changed(hyper: Hyperparameters, **values: object) -> Hyperparameters:
+    """The same with other values, in every group."""
+    return Hyperparameters(tuple(group(**{**dict(old), **values}) for old in hyper.groups))
+
+
+def table_spec(
+    optimizer: str,
+    *groups: Group,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    dtype: str = "float32",
+    buckets: BucketOptions = SMALL,
+    number: int = 0,
+) -> TableSpec:
+    """A table whose parameters are dealt to the groups in turn."""
+    return TableSpec(
+        number=number,
+        parameters=tuple(
+            ParameterSpec(name=f"p{place}", shape=shape, dtype=dtype, group=place % len(groups))
+            for place, shape in enumerate(shapes)
+        ),
+        optimizer=OptimizerSpec(name=optimizer, hyperparameters=Hyperparameters(groups)),
+        buckets=buckets,
+    )
+
+
+def draw(spec: TableSpec, seed: int) -> list[torch.Tensor]:
+    """Normal numbers in the shape of every parameter."""
+    numbers = np.random.default_rng(seed)
+    return [
+        torch.from_numpy(np.array(numbers.standard_normal(item.shape), dtype=item.dtype))
+        for item in spec.parameters
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """What one worker pushes at one step; without gradients it abstains."""
+
+    worker: int
+    gradients: Gradients | None
+    weight: float = 1.0
+
+
+class Servers:
+    """One table over k shards with all its workers, who have joined."""
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        weights: Sequence[torch.Tensor],
+        *,
+        num_shards: int = 1,
+        num_workers: int = 1,
+        consistency: Consistency = BSP(),  # noqa: B008 - frozen
+        seed: int = 0,
+    ) -> None:
+        """Loads `weights` and starts; frames arrive in an order drawn from `seed`."""
+        self.spec = spec
+        self.plan = Plan(spec, num_shards)
+        self.shards = [
+            ShardTable(job="j", spec=spec, num_shards=num_shards, shard=shard, gate=gate_of(consistency))
+            for shard in range(num_shards)
+        ]
+        self.outlets = [Kept() for _ in range(num_workers)]
+        self._order = random.Random(seed)
+        self._hyper: dict[int, tuple[int, Hyperparameters]] = {}
+        for shard in self.shards:
+            for worker in range(num_workers):
+                shard.join(worker, 1, 0)
+        buckets = self._flat(weights)
+        for index in range(self.plan.num_partitions):
+            payload = self._bytes(buckets, index)
+            self._give(index, wire.Frame(kind=wire.Kind.LOAD, partition=index, payload=payload, worker=0))
+        for shard in self.shards:
+            shard.started = True
+        self.outlets[0].clear()
+
+    # -- what workers do -------------------------------------------------------------------------------
+
+    def step(self, step: int, pushes: Sequence[Push], hyper: Hyperparameters) -> None:
+        """Every push on every partition, each worker's frames and all workers' in a drawn order."""
+        for push in pushes:
+            self._say_hyper(push.worker, hyper)
+        frames = [frame for push in pushes for frame in self._frames(step, push)]
+        self._order.shuffle(frames)
+        for frame in frames:
+            self._give(frame.partition, frame)
+
+    def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:
+        number, said = self._hyper.get(worker, (0, self.spec.optimizer.hyperparameters))
+        if hyper == said:
+            return
+        self._hyper[worker] = number + 1, hyper
+        meta = hyperparameters_to_proto(hyper).SerializeToString()
+        for shard in self.shards:
+            frame = wire.Frame(kind=wire.Kind.HYPER, worker=worker, hyper=number + 1, meta=meta)
+            shard.receive(wire.decode(wire.encode(frame)), self.outlets[worker], member=True)
+
+    def _frames(self, step: int, push: Push) -> list[wire.Frame]:
+        common = {"worker": push.worker, "incarnation": 1, "step": step}
+        if push.gradients is None:
+            return [
+                wire.Frame(kind=wire.Kind.ABSTAIN, partition=index, meta=struct.pack("<I", index), **common)
+                for index in range(self.plan.num_partitions)
+            ]
+        have = [gradient is not None for gradient in push.gradients]
+        buckets = self._flat(push.gradients)
+        frames = []
+        for index in range(self.plan.num_partitions):
+            present = [have[piece.parameter] for piece in self.plan.pieces(self.plan.partition(index))]
+            frames.append(
+                wire.Frame(
+                    kind=wire.Kind.PUSH,
+                    partition=index,
+                    weight=push.weight,
+                    hyper=self._hyper.get(push.worker, (0,))[0],
+                    meta=b"" if all(present) else bitmap(present),
+                    payload=self._bytes(buckets, index) if any(present) else b"",
+                    **common,
+                )
+            )
+        return frames
+
+    def pull(self, worker: int, step: int, *, read: bool = False) -> list[torch.Tensor] | None:
+        """The weights that come at this clock; None while the gate is shut for some of them."""
+        outlet = self.outlets[worker]
+        outlet.clear()
+        for number, shard in enumerate(self.shards):
+            indices = [item.index for item in self.plan.partitions_of_shard(number)]
+            if not indices:
+                continue
+            frame = wire.Frame(
+                kind=wire.Kind.PULL,
+                flags=wire.READ if read else 0,
+                step=step,
+                worker=worker,
+                incarnation=1,
+                meta=struct.pack(f"<{len(indices)}I", *indices),
+            )
+            shard.receive(wire.decode(wire.encode(frame)), outlet, member=True)
+        return self.pulled(worker)
+
+    def pulled(self, worker: int) -> list[torch.Tensor] | None:
+        """The weights in what a worker was sent last; None where partitions are missing."""
+        frames = [frame for frame in self.outlets[worker].take() if frame.kind is wire.Kind.PULLED]
+        if {frame.partition for frame in frames} != set(range(self.plan.num_partitions)):
+            return None
+        buckets = self._flat([None] * len(self.spec.parameters))
+        for frame in frames:
+            self._slice(buckets, frame.partition).copy_(
+                torch.frombuffer(bytearray(frame.payload), dtype=buckets[0].dtype)
+            )
+        return [view.clone() for view in self._views(buckets)]
+
+    # -- layout ----------------------------------------------------------------------------------------
+
+    def _give(self, index: int, frame: wire.Frame) -> None:
+        shard = self.plan.partition(index).shard
+        message = wire.decode(wire.encode(frame))
+        self.shards[shard].receive(message, self.outlets[frame.worker], member=True)
+
+    def _flat(self, values: Gradients) -> list[torch.Tensor]:
+        buckets = [
+            torch.zeros(bucket.numel, dtype=getattr(torch, bucket.dtype)) for bucket in self.plan.buckets
+        ]
+        for view, value in zip(self._views(buckets), values, strict=True):
+            if value is not None:
+                view.copy_(value)
+        return buckets
+
+    def _views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        views: dict[int, torch.Tensor] = {}
+        for bucket, flat in zip(self.plan.buckets, buckets, strict=True):
+            for place in bucket.placements:
+                shape = self.spec.parameters[place.parameter].shape
+                views[place.parameter] = flat[place.offset : place.offset + place.numel].view(shape)
+        return [views[place] for place in range(len(views))]
+
+    def _slice(self, buckets: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+        part = self.plan.partition(index)
+        return buckets[part.bucket][part.offset : part.offset + part.numel]
+
+    def _bytes(self, buckets: Sequence[torch.Tensor], index: int) -> bytes:
+        return self._slice(buckets, index).numpy().tobytes()
+
+
+def bitmap(present: Sequence[bool]) -> bytes:
+    """Bit i is piece i, lowest bit first."""
+    return bytes(np.packbits(np.array(present, dtype=bool), bitorder="little"))
+
+
+def mean_in_rank_order(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
+    """`(w0*g0 + w1*g1 + ...) / (w0 + w1 + ...)`: in the arrays' dtype, weights as they travel."""
+    dtype = parts[0][1].dtype
+    total = None
+    for weight, values in parts:
+        product = values * dtype.type(weight)
+        total = product if total is None else total + product
+    return np.asarray(total / dtype.type(sum(weight for weight, _ in parts)), dtype=dtype)
+
+
+@dataclass(slots=True)
+class Local:
+    """One torch optimizer over whole parameters, fed the rank-order mean."""
+
+    spec: TableSpec
+    weights: list[torch.Tensor]
+    _torch: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = [weight.clone() for weight in self.weights]
+        known = KNOWN[self.spec.optimizer.name]
+        start = self.spec.optimizer.hyperparameters
+        groups = [{"params": [w], **self._hyper(start, place)} for place, w in enumerate(self.weights)]
+        kernel = {"fused": True} if known.fused else {"foreach": False}
+        self._torch = known.cls(groups, **dict(start.groups[0]), **kernel)
+
+    def _hyper(self, hyper: Hyperparameters, parameter: int) -> Mapping[str, object]:
+        return dict(hyper.groups[self.spec.parameters[parameter].group])
+
+    def step(self, pushes: Sequence[Push], hyper: Hyperparameters) -> None:
+        """Averages what was pushed and takes one step; no step where nobody had a gradient."""
+        takes = sorted((push for push in pushes if push.gradients is not None), key=lambda p: p.worker)
+        for place, weight in enumerate(self.weights):
+            self._torch.param_groups[place].update(self._hyper(hyper, place))
+            weight.grad = self._mean(place, takes)
+        self._torch.step()
+
+    def _mean(self, place: int, takes: Sequence[Push]) -> torch.Tensor | None:
+        theirs = [push.gradients[place] for push in takes if push.gradients is not None]
+        if all(gradient is None for gradient in theirs):
+            return None
+        zeros = torch.zeros_like(self.weights[place])
+        arrays = [(zeros if gradient is None else gradient).numpy() for gradient in theirs]
+        weights = [float(np.float32(push.weight)) for push in takes]
+        return torch.from_numpy(mean_in_rank_order(list(zip(weights, arrays, strict=True))))
+
+
+def same(ours: Sequence[torch.Tensor] | None, theirs: Sequence[torch.Tensor]) -> bool:
+    """Whether all tensors are equal to the bit."""
+    return ours is not None and all(
+        a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(ours, theirs, strict=True)
+    )
