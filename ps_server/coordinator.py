@@ -118,6 +118,8 @@ class Coordinator(rpc.CoordinatorServicer):
                 raise JobFull(f"this service has {MAX_JOBS} jobs already")
             room = self._rooms[name] = Room(job, self._shards, self._forget)
         elif room.job.forgotten:
+            if not room.idle:  # the shards still carry out what ends the job that had this name
+                raise ServerNotReady(f"job {name} is being cleared away")
             room.job = job
         return room
 

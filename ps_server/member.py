@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ps_wire.errors import PsError
+from ps_wire.errors import JobMismatch, PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -108,3 +108,18 @@ def removal(job: str, member: Member) -> ToShards:
     """The order that takes a member out of the gates."""
     order = pb.RemoveMember(job=job, worker=member.worker, incarnation=member.incarnation)
     return ToShards(pb.Order(remove=order))
+
+
+def check_job(job: str, what: str, expected: object, got: object) -> None:
+    """Refuses a worker that wants another job than the one of that name.
+
+    Raises:
+        JobMismatch: naming what differs.
+    """
+    if expected != got:
+        raise JobMismatch(
+            f"{what} of job {job}: the job has {expected}, this worker wants {got}",
+            what=what,
+            expected=str(expected),
+            got=str(got),
+        )

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ps_server.job_tables import JobTables
 from ps_server.member import (
     Action,
     JobState,
@@ -23,18 +24,17 @@ from ps_server.member import (
     TableRecord,
     ToMember,
     ToShards,
+    check_job,
     refusal,
     removal,
     tell,
 )
 from ps_server.roster import Roster
-from ps_wire.errors import ConfigurationRefused, JobFull, JobMismatch, PsError, WorkerLost
+from ps_wire.errors import ConfigurationRefused, JobFull, PsError, WorkerLost
 from ps_wire.messages import table_to_proto
-from ps_wire.table import TableSpec, check_same
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
-
-MAX_TABLES = 64
 
 
 @dataclass(slots=True)
@@ -48,12 +48,14 @@ class Job:
     resumed: bool = False
     has_final_state: bool = False
     clocks: dict[int, int] = field(default_factory=dict)
-    _tables: list[TableRecord] = field(default_factory=list)
-    _any_finished: bool = False
     roster: Roster = field(init=False)
+    _tables: JobTables = field(init=False)
+    _any_finished: bool = False
+    _broken: PsError | None = None
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.name, self.num_workers)
+        self._tables = JobTables(self.name)
 
     # -- what can be asked -----------------------------------------------------------------------------
 
@@ -88,14 +90,17 @@ class Job:
             WorkerNumberTaken: the number is held; its holder is named.
             JobFull: there is no free number, or the job has started without this worker.
         """
-        self._check_same("consistency", self.consistency, consistency)
-        self._check_same("number of workers", self.num_workers, num_workers)
+        check_job(self.name, "consistency", self.consistency, consistency)
+        check_job(self.name, "number of workers", self.num_workers, num_workers)
         number = self.roster.number(worker)
         if self.state is JobState.RUNNING:
             raise JobFull(
                 f"job {self.name} runs since all its {self.num_workers} workers had joined; "
                 "nobody joins in mid-run"
             )
+        if self._broken is not None and self.roster.present():  # those who are here were told to go
+            raise self._broken
+        self._broken = None
         if self.state is JobState.SUSPENDED:
             self.state, self.resumed = JobState.WAITING, True
         member = self.roster.add(number, host=host, pid=pid, reader=self.state is JobState.ENDED)
@@ -115,25 +120,15 @@ class Job:
             ConfigurationRefused: not its next one, or one too many.
             TableMismatch: the table differs from the one that another worker has made.
         """
-        if spec.number != member.num_tables or spec.number >= MAX_TABLES:
-            raise ConfigurationRefused(
-                f"worker {member.worker} makes table {spec.number}; its next is {member.num_tables} "
-                f"of at most {MAX_TABLES}"
-            )
-        if spec.number < len(self._tables):
-            check_same(self._tables[spec.number].spec, spec)
-        elif self.state in (JobState.ENDED, JobState.SUSPENDED) or self.resumed:
-            raise ConfigurationRefused(
-                f"job {self.name} has {len(self._tables)} tables, not {spec.number + 1}"
-            )
+        self._tables.check(member, spec, fixed=self.state is JobState.ENDED)
         member.num_tables += 1
         if spec.number == len(self._tables):
-            self._tables.append(TableRecord(spec))
+            self._tables.records.append(TableRecord(spec))
             order = pb.OpenTable(job=self.name, table=table_to_proto(spec))
             return [ToShards(pb.Order(open_table=order)), *self._tell_waiting()]
         if self.state is JobState.ENDED:
             return [self._table_made(member, spec.number), self._table_started(member, spec.number)]
-        if not self._tables[spec.number].opened:
+        if not self._tables.records[spec.number].opened:
             return self._tell_waiting()
         return [self._table_made(member, spec.number), *self._advance(spec.number)]
 
@@ -141,7 +136,7 @@ class Job:
         """The starter's weights of a table are on all shards."""
         if number >= len(self._tables) or not self._uploads(member, number):
             raise ConfigurationRefused(f"worker {member.worker} was not asked for table {number}'s weights")
-        self._tables[number].loaded = True
+        self._tables.records[number].loaded = True
         return self._advance(number)
 
     def uploaded_final(self, member: Member) -> list[Action]:
@@ -178,7 +173,8 @@ class Job:
             return []
         if not trains:
             return self._check_end()
-        if self.state is not JobState.RUNNING:
+        starting = any(table.starting for table in self._tables.records)
+        if self.state is not JobState.RUNNING and not starting:
             return [removal(self.name, member)]
         error = WorkerLost(
             f"{member.holder} of job {self.name} vanished without leaving; start all workers again",
@@ -211,28 +207,28 @@ class Job:
                 member.state = MemberState.LOST
                 return [refusal(member, error), *self._check_end()]
             return []
-        return self.tell_all(error) + (self._check_end() if order.WhichOneof("kind") == "remove" else [])
+        told = self.tell_all(error)
+        if order.WhichOneof("kind") != "remove":
+            return told
+        member = self.roster.members[order.remove.worker]
+        if member.incarnation == order.remove.incarnation:
+            member.state = MemberState.LOST
+        return told + self._check_end()
 
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""
+        self._broken = self._broken or error
         return [refusal(member, error) for member in self.roster.present()]
 
     def drop(self) -> list[Action]:
         """The job's state is given up: it is as if it had never been."""
         self.state, self.resumed = JobState.WAITING, False
-        self._tables.clear()
+        self._any_finished = self.has_final_state = False
+        self._tables.records.clear()
+        self.clocks.clear()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
     # -- inside: joining and starting ------------------------------------------------------------------
-
-    def _check_same(self, what: str, expected: object, got: object) -> None:
-        if expected != got:
-            raise JobMismatch(
-                f"{what} of job {self.name}: the job has {expected}, this worker wants {got}",
-                what=what,
-                expected=str(expected),
-                got=str(got),
-            )
 
     def _admitted(self, order: pb.AdmitMember) -> list[Action]:
         member = self.roster.members[order.worker]
@@ -248,12 +244,17 @@ class Job:
         return [tell(member, joined=joined), *self._tell_waiting()]
 
     def _opened(self, number: int) -> list[Action]:
-        self._tables[number].opened = True
+        if number >= len(self._tables):  # the job's state was given up meanwhile
+            return []
+        self._tables.records[number].opened = True
         makers = [member for member in self.roster.present() if member.num_tables > number]
         return [self._table_made(member, number) for member in makers] + self._advance(number)
 
     def _uploads(self, member: Member, number: int) -> bool:
-        return member.worker == 0 and not member.reader and not self._tables[number].loaded
+        """Whether this worker's weights start the table: worker 0's, or the lowest's in mid-run."""
+        first = min((other.worker for other in self.roster.here()), default=0)
+        starter = first if self.state is JobState.RUNNING else 0
+        return member.worker == starter and not member.reader and not self._tables.records[number].loaded
 
     def _table_made(self, member: Member, number: int) -> ToMember:
         made = pb.TableMade(table=number, upload=self._uploads(member, number))
@@ -261,7 +262,7 @@ class Job:
 
     def _advance(self, number: int) -> list[Action]:
         """Starts a table once nothing is missing; else tells those who wait what is."""
-        table = self._tables[number]
+        table = self._tables.records[number]
         if table.started or table.starting:
             return []
         if not table.loaded or self._missing():
@@ -271,30 +272,27 @@ class Job:
         return [ToShards(pb.Order(start_table=order))]
 
     def _missing(self) -> list[str]:
-        """What the next table that has not started waits for, as people read it."""
-        here = self.roster.here()
-        numbers = {member.worker for member in here}
-        missing = [f"worker {number} to join" for number in range(self.num_workers) if number not in numbers]
-        waits = [number for number, table in enumerate(self._tables) if not table.started]
-        if waits:
-            late = [member.worker for member in here if member.num_tables <= waits[0]]
-            missing += [f"worker {number} to make table {waits[0]}" for number in late]
-        return missing
+        needed = range(0 if self.state is JobState.RUNNING else self.num_workers)
+        return self._tables.missing(self.roster, needed)
 
     def _tell_waiting(self) -> list[Action]:
         """Tells those who have made a table that has not started what it waits for."""
-        waits = [number for number, table in enumerate(self._tables) if not table.started]
-        if not waits:
+        number = self._tables.waiting()
+        if number is None:
             return []
         missing = "; ".join(self._missing())
-        if not missing and self._tables[waits[0]].loaded:
+        if not missing and self._tables.records[number].loaded:
             return []
-        whom = pb.Waiting(whom=missing or "the weights of worker 0")
-        blocked = [member for member in self.roster.here() if member.num_tables > waits[0]]
-        return [tell(member, waiting=whom) for member in blocked if missing or member.worker != 0]
+        blocked = [member for member in self.roster.here() if member.num_tables > number]
+        uploader = [member for member in blocked if self._uploads(member, number)]
+        whom = missing or "the weights of " + ", ".join(f"worker {member.worker}" for member in uploader)
+        waiting = pb.Waiting(whom=whom)
+        return [tell(member, waiting=waiting) for member in blocked if missing or member not in uploader]
 
     def _started(self, number: int) -> list[Action]:
-        table = self._tables[number]
+        if number >= len(self._tables):
+            return []
+        table = self._tables.records[number]
         table.starting, table.started = False, True
         self.state, self.resumed = JobState.RUNNING, False
         return [self._table_started(member, number) for member in self.roster.here()]
@@ -327,14 +325,15 @@ class Job:
         training = self.roster.training()
         if training:
             return self._tell_finished(training) if self.state is JobState.RUNNING else self._tell_waiting()
+        if not self._has_state:
+            return [*(self._ended(member) for member in self.roster.finished()), *self.drop()]
         uploader = self.roster.first_finished()
         if uploader is not None:
             return [tell(uploader, upload_final=pb.UploadFinal())]
-        if self._any_finished or not self._has_state:
-            return self._end() if self._any_finished else self.drop()
+        if self._any_finished:
+            return self._end()
         self.state = JobState.SUSPENDED
-        for table in self._tables:
-            table.started = table.starting = False
+        self._tables.suspend()
         return []
 
     def _tell_finished(self, training: list[Member]) -> list[Action]:

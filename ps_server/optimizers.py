@@ -131,7 +131,8 @@ class PieceOptimizer:
             group: as in the table, with other values.
         """
         if group is not self._group and group != self._group:
-            self._torch.param_groups[0].update(group)
+            for own in self._torch.param_groups:
+                own.update(group)
             self._group = group
         for piece, gradient in zip(self._pieces, gradients, strict=True):
             piece.grad = gradient
@@ -149,23 +150,29 @@ class PieceOptimizer:
         )
 
 
-def check_hyperparameters(start: tuple[Group, ...], now: tuple[Group, ...]) -> None:
+def check_hyperparameters(name: str, start: tuple[Group, ...], now: tuple[Group, ...]) -> None:
     """Refuses hyper-parameters that are not those of the start with other values.
 
     Raises:
-        PayloadMismatch: another number of groups, another name, or a value of another kind.
+        PayloadMismatch: another number of groups, another name, a value of another kind, or one that needs
+            more state than the optimizer was made with (amsgrad, centered, momentum).
     """
+    slots = known(name).slots
     if len(start) != len(now):
         raise PayloadMismatch(f"{len(now)} param-groups; the table has {len(start)}")
     for index, (expected, got) in enumerate(zip(start, now, strict=True)):
-        names = [name for name, _ in expected]
-        if names != [name for name, _ in got]:
+        names = [key for key, _ in expected]
+        if names != [key for key, _ in got]:
             raise PayloadMismatch(
-                f"param-group {index} has hyper-parameters {[name for name, _ in got]}; the table has {names}"
+                f"param-group {index} has hyper-parameters {[key for key, _ in got]}; the table has {names}"
             )
-        for (name, old), (_, new) in zip(expected, got, strict=True):
+        for (key, old), (_, new) in zip(expected, got, strict=True):
             if _kind(old) != _kind(new):
-                raise PayloadMismatch(f"{name} of param-group {index}: {new!r}; the table has {old!r}")
+                raise PayloadMismatch(f"{key} of param-group {index}: {new!r}; the table has {old!r}")
+        if slots(dict(got)) > slots(dict(expected)):
+            raise PayloadMismatch(
+                f"param-group {index}: {dict(got)} needs more optimizer state than the table was made with"
+            )
 
 
 def _kind(value: Value) -> str:
@@ -174,16 +181,22 @@ def _kind(value: Value) -> str:
     return f"{len(value)} numbers" if isinstance(value, tuple) else type(value).__name__
 
 
+def _grouped(name: str, pieces: Sequence[torch.Tensor]) -> list[Any]:
+    """Pieces as torch wants them; torch's fused SGD cannot have momentum for some of a group only."""
+    return [{"params": [piece]} for piece in pieces] if name == "SGD" else list(pieces)
+
+
 def _make(entry: Known, name: str, pieces: Sequence[torch.Tensor], group: Group) -> torch.optim.Optimizer:
     accepted = inspect.signature(entry.cls).parameters
     keywords: dict[str, Any] = {key: value for key, value in group if key in accepted}
     keywords |= {"fused": True} if entry.fused else {"foreach": False}
     try:
-        optimizer = entry.cls(list(pieces), **keywords)
+        optimizer = entry.cls(_grouped(name, pieces), **keywords)
     except (TypeError, ValueError) as error:
         raise OptimizerUnsupported(f"torch refuses {name} with {dict(group)}: {error}") from None
     unknown = [key for key, _ in group if key not in optimizer.param_groups[0]]
     if unknown:
         raise OptimizerUnsupported(f"{name} of this torch has no hyper-parameter {', '.join(unknown)}")
-    optimizer.param_groups[0].update(group)
+    for own in optimizer.param_groups:
+        own.update(group)
     return optimizer

@@ -31,6 +31,11 @@ class Room:
         self._actions: deque[Action] = deque()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way to members or shards."""
+        return self._task is None and not self._actions
+
     def admit(self, member: Member, actions: Sequence[Action]) -> asyncio.Queue[pb.MemberReply]:
         """Makes the queue of a member that has just joined, then does what follows."""
         queue: asyncio.Queue[pb.MemberReply] = asyncio.Queue()

@@ -116,7 +116,11 @@ class Shard:
         optimizers.check(spec.optimizer)
         with self._lock:
             entry = self._job(job)
-            assert spec.number not in entry.tables, (job, spec.number)
+            before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
+            if before is not None:
+                assert not before.started, (job, spec.number)
+                entry.memory_bytes -= self._needed_bytes(before.spec, entry.num_workers)
+                del entry.tables[spec.number]
             need = self._needed_bytes(spec, entry.num_workers)
             used = sum(other.memory_bytes for other in self._jobs.values())
             limit = self.memory_limit_bytes

@@ -105,7 +105,8 @@ class ShardTable:
     def _take_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
         message = parse_message(spec_pb2.Hyperparameters, bytes(frame.meta))
         hyper = hyperparameters_from_proto(message)
-        optimizers.check_hyperparameters(self.spec.optimizer.hyperparameters.groups, hyper.groups)
+        optimizer = self.spec.optimizer
+        optimizers.check_hyperparameters(optimizer.name, optimizer.hyperparameters.groups, hyper.groups)
         with self._lock:
             kept = self._hyper.setdefault(frame.worker, OrderedDict())
             kept[frame.hyper] = hyper

@@ -1,0 +1,242 @@
+"""All jobs of one shard: their memory against the limit, tokens, members, tables."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from ps_server.shard import MAX_TOKENS, TOKEN_BYTES, Shard
+from ps_wire import frame as wire
+from ps_wire.errors import JobUnknown, MemoryLimitExceeded, OptimizerUnsupported, StrangerRefused
+from ps_wire.frame import Kind
+from ps_wire.plan import Plan
+
+from .tables import Kept, group, table_spec
+
+ADAM = group(lr=0.1)
+
+
+def spec_of(numel=5000, optimizer="Adam", number=0, **hyper):
+    return table_spec(optimizer, group(lr=0.1, **hyper), shapes=((numel,),), number=number)
+
+
+def shard_with(limit=None, *, num_shards=1, jobs=("j",), num_workers=2):
+    shard = Shard(index=0, num_shards=num_shards, memory_limit_bytes=limit)
+    for job in jobs:
+        for worker in range(num_workers):
+            admit(shard, worker, job=job, num_workers=num_workers)
+    return shard
+
+
+def admit(shard, worker, incarnation=1, *, job="j", num_workers=2, clocks=None, reader=False):
+    shard.admit(
+        job=job,
+        consistency_text="bsp",
+        num_workers=num_workers,
+        worker=worker,
+        incarnation=incarnation,
+        clocks=clocks or {},
+        reader=reader,
+    )
+
+
+class Connection:
+    """A `Retirable` that nobody retires."""
+
+    def retire(self):
+        raise AssertionError
+
+
+def test_a_worker_has_one_live_connection():
+    """The one before is handed out to be retired, unless it is gone; workers do not share."""
+    shard = shard_with()
+    first, second, third, other = (Connection() for _ in range(4))
+    assert shard.replace_session("j", 0, first) is None
+    assert shard.replace_session("j", 1, other) is None
+    assert shard.replace_session("j", 0, second) is first
+    shard.forget("j", 0, first, Kept())
+    assert shard.replace_session("j", 0, third) is second
+    shard.forget("j", 0, third, Kept())
+    assert shard.replace_session("j", 0, first) is None
+
+
+def held(shard):
+    return {job.name: job.memory_bytes for job in shard.jobs()}
+
+
+# -- memory --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize(("optimizer", "hyper", "slots"), [("SGD", {}, 0), ("Adam", {"amsgrad": True}, 3)])
+def test_a_table_takes_weights_state_and_a_slice_per_worker(num_shards, optimizer, hyper, slots):
+    """To the byte, of this shard's slice."""
+    shard = shard_with(num_shards=num_shards, num_workers=4)
+    spec = spec_of(optimizer=optimizer, **hyper)
+    shard.open_table("j", spec)
+    assert held(shard) == {"j": Plan(spec, num_shards).slice_bytes(0) * (1 + slots + 4)}
+
+
+def test_a_table_that_fits_exactly_is_taken_and_one_byte_less_refuses_it():
+    """The refusal names what is needed, what is free and who holds the rest; nothing is allocated."""
+    spec = spec_of()
+    need = Plan(spec, 1).slice_bytes(0) * (1 + 2 + 2)
+    shard_with(need).open_table("j", spec)
+    shard = shard_with(need - 1)
+    with pytest.raises(MemoryLimitExceeded) as refused:
+        shard.open_table("j", spec)
+    assert refused.value.facts == {"needed": need, "free": need - 1, "limit": need - 1}
+    assert str(need) in refused.value.message
+    assert held(shard) == {"j": 0}
+    with pytest.raises(JobUnknown):
+        shard.table("j", 0)
+
+
+def test_jobs_and_tables_share_the_limit_and_a_dropped_job_frees_its_part():
+    """The holders are named."""
+    need = Plan(spec_of(), 1).slice_bytes(0) * 5
+    shard = shard_with(2 * need + 100, jobs=("a", "b", "c"))
+    shard.open_table("a", spec_of())
+    shard.open_table("b", spec_of())
+    for job in ("c", "a"):
+        with pytest.raises(MemoryLimitExceeded, match=f"a {need}, b {need}") as refused:
+            shard.open_table(job, spec_of(number=1))
+        assert refused.value.facts["free"] == 100
+    shard.drop("b")
+    shard.open_table("c", spec_of())
+    assert held(shard) == {"a": need, "c": need}
+    shard.drop("b")
+
+
+def test_a_plan_of_terabytes_is_refused_without_being_built():
+    """By numbers alone, in no time."""
+    shard = shard_with(1 << 30)
+    with pytest.raises(MemoryLimitExceeded):
+        shard.open_table("j", spec_of(numel=10**13))
+
+
+def test_an_optimizer_that_shards_cannot_run_takes_no_memory():
+    """It is refused before."""
+    shard = shard_with()
+    with pytest.raises(OptimizerUnsupported):
+        shard.open_table("j", spec_of(optimizer="LBFGS"))
+    assert held(shard) == {"j": 0}
+
+
+def test_a_table_of_a_job_that_is_not_here_is_refused():
+    """Nobody has joined it on this shard."""
+    with pytest.raises(JobUnknown, match="does not know job 'k'"):
+        shard_with().open_table("k", spec_of())
+
+
+# -- tokens --------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_good_once():
+    """For its job, worker and incarnation."""
+    shard = shard_with()
+    token = shard.make_token("j", 0, 1)
+    assert len(token) == TOKEN_BYTES
+    shard.use_token("j", 0, 1, token)
+    with pytest.raises(StrangerRefused, match="used up"):
+        shard.use_token("j", 0, 1, token)
+
+
+def test_unused_tokens_are_bounded():
+    """The oldest are void; a worker that asks for ever fills no memory."""
+    shard = shard_with()
+    tokens = [shard.make_token("j", 0, 1) for _ in range(10 * MAX_TOKENS)]
+    assert len(set(tokens)) == len(tokens)
+    (job,) = shard.jobs()
+    assert sum(map(len, job.tokens.values())) == MAX_TOKENS
+    with pytest.raises(StrangerRefused):
+        shard.use_token("j", 0, 1, tokens[-MAX_TOKENS - 1])
+    for token in tokens[-MAX_TOKENS:]:
+        shard.use_token("j", 0, 1, token)
+
+
+@pytest.mark.parametrize(
+    ("job", "worker", "incarnation", "error"),
+    [
+        ("k", 0, 1, JobUnknown),
+        ("j", 2, 1, StrangerRefused),
+        ("j", 0, 0, StrangerRefused),
+        ("j", 0, 2, StrangerRefused),
+    ],
+)
+def test_only_who_has_joined_gets_a_token(job, worker, incarnation, error):
+    """Or may use one."""
+    shard = shard_with()
+    with pytest.raises(error):
+        shard.make_token(job, worker, incarnation)
+    with pytest.raises(error):
+        shard.use_token(job, worker, incarnation, shard.make_token("j", 0, 1))
+
+
+def test_a_new_incarnation_voids_the_tokens_of_the_old():
+    """Those of other workers stay good."""
+    shard = shard_with()
+    old, other = shard.make_token("j", 0, 1), shard.make_token("j", 1, 1)
+    admit(shard, 0, 2)
+    with pytest.raises(StrangerRefused):
+        shard.use_token("j", 0, 1, old)
+    shard.use_token("j", 1, 1, other)
+    assert [key for job in shard.jobs() for key in job.tokens if key[0] == 0] == []
+
+
+# -- members -------------------------------------------------------------------------------------------
+
+
+def test_who_is_a_member():
+    """By its live incarnation, from admission to removal; a reader never is."""
+    shard = shard_with(num_workers=3)
+    admit(shard, 2, 2, num_workers=3, reader=False)
+    assert [shard.is_member("j", 2, incarnation) for incarnation in (1, 2, 3)] == [False, True, False]
+    assert shard.remove(job="j", worker=2, incarnation=1) == {}
+    assert shard.is_member("j", 2, 2)
+    shard.remove(job="j", worker=2, incarnation=2)
+    assert not shard.is_member("j", 2, 2)
+    admit(shard, 2, 3, num_workers=3, reader=True)
+    assert not shard.is_member("j", 2, 3)
+    assert not shard.is_member("k", 0, 1)
+    shard.make_token("j", 2, 3)
+
+
+def test_members_enter_tables_made_before_and_after_them_at_their_clocks():
+    """And a removal tells the newest clock by table, of whoever reached it."""
+    shard = shard_with(num_workers=1)
+    shard.open_table("j", spec_of())
+    admit(shard, 0, 2, clocks={0: 7, 1: 4}, num_workers=1)
+    shard.open_table("j", spec_of(number=1))
+    shard.open_table("j", spec_of(number=2))
+    clocks = [
+        {clock for cell in shard.table("j", n).cells() for clock in cell.machine.clocks} for n in range(3)
+    ]
+    assert clocks == [{(0, 7)}, {(0, 4)}, {(0, 0)}]
+    assert shard.remove(job="j", worker=0, incarnation=2) == {0: 7, 1: 4, 2: 0}
+    with pytest.raises(JobUnknown):
+        shard.remove(job="k", worker=0, incarnation=1)
+
+
+def test_a_forgotten_connection_of_a_dropped_job_is_no_matter():
+    """Nor one of a job that has no table."""
+    shard = shard_with()
+    outlet = Kept()
+    shard.forget("j", 0, Connection(), outlet)
+    shard.forget("k", 0, Connection(), outlet)
+    shard.open_table("j", spec_of(numel=10))
+    shard.table("j", 0).receive(wire.Frame(kind=Kind.LOAD, payload=bytes(4096)), outlet, member=True)
+    shard.start_table("j", 0)
+    pull = wire.Frame(kind=Kind.PULL, incarnation=1, meta=struct.pack("<I", 0))
+    shard.table("j", 0).receive(pull, outlet, member=True)
+    assert [frame.kind for frame in outlet.take()] == [Kind.ACK, Kind.PULLED]
+    shard.forget("j", 0, Connection(), outlet)
+
+
+def test_refused_frames_are_counted():
+    """Over all connections."""
+    shard = shard_with()
+    for _ in range(3):
+        shard.count_refused()
+    assert shard.refused_frames == 3
