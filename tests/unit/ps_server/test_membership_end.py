@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ps_server.member import JobState, MemberState
+from ps_server.shard import Shard
 from ps_wire.errors import ConfigurationRefused, ServerNotReady, TableMismatch, WorkerLost
 
 from .desk import Desk, table
@@ -203,17 +204,23 @@ def test_a_resumed_job_that_loses_its_workers_before_the_start_keeps_its_state()
         assert not desk.job.forgotten
 
 
-def test_a_resumed_job_takes_no_new_table_before_it_runs():
-    """What it has is what it was suspended with."""
-    desk = suspended()
-    zero = desk.join()
-    desk.make(zero)
-    assert desk.job.state is JobState.RUNNING
-    desk = suspended(2)
-    zero = desk.join()
-    desk.make(zero)
-    with pytest.raises(ConfigurationRefused, match="has 1 tables, not 2"):
-        desk.make(zero, 1)
+def test_a_table_that_was_being_made_is_made_again():
+    """All vanish before its weights were there: who comes back makes it anew, on the shards, too."""
+    shards = [Shard(index=index, num_shards=2, memory_limit_bytes=None) for index in range(2)]
+    desk = Desk(2, shards=shards)
+    members = desk.start()
+    for member in members:
+        desk.make(member, 1)
+    desk.lose(*members)
+    assert desk.job.state is JobState.SUSPENDED
+    members = [desk.join(), desk.join()]
+    for number in (0, 1):
+        for member in members:
+            desk.make(member, number)
+    assert desk.last(members[0], "table_made").table_made.upload
+    desk.upload(members[0], 1)
+    assert all(desk.kinds(member).count("table_started") == 2 for member in members)
+    assert not desk.refusals
 
 
 def test_leaving_in_order_suspends_too():
