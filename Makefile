@@ -1,6 +1,9 @@
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
+# The pure core: its branch coverage is at least 98 %.
+CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
+
 .PHONY: install demo test check bench protos clean
 
 install: $(VENV)/installed
@@ -13,7 +16,7 @@ test: $(VENV)/installed-test
 	$(PY) -m pytest
 
 check: $(VENV)/installed-test
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest -m "not integration"'
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest -m "not integration" $(CORE) --cov-branch --cov-fail-under=98'
 
 bench: $(VENV)/installed-test
 	$(PY) benchmarks/run.py
