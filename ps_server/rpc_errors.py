@@ -5,6 +5,7 @@ Streams of members and data carry their refusals inside, as messages and frames.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -48,11 +49,15 @@ def _answers_once(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any
 
 
 def _answers_often(
-    method: Callable[[Any, Any], AsyncIterator[Any]],
+    method: Callable[[Any, Any], AsyncIterator[Any] | Awaitable[None]],
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async for reply in method(request, context):
+            replies = method(request, context)
+            if inspect.isawaitable(replies):  # a method that writes its replies itself, as Health.Watch
+                await replies
+                return
+            async for reply in replies:
                 yield reply
         except Exception as error:  # noqa: BLE001
             await _abort(error, context)

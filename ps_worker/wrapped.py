@@ -276,9 +276,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             return
         for bucket in rest:
             for place in bucket.placements:
-                copied = self._overlap and place.parameter in self._watch.seen
-                if not copied:
-                    self._copy(place.parameter)
+                self._copy(place.parameter)  # what is there now, whatever the hook saw
             self._push(bucket)
 
     def _abstain(self) -> None:
