@@ -10,6 +10,7 @@ asks for the next message, and its memory must stay as it is until the shard's A
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -20,13 +21,16 @@ import grpc
 
 from ps_wire import frame as wire
 from ps_wire.channel import CLIENT
-from ps_wire.errors import ConnectionLost, FrameRefused, PsError
+from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, PsError
 from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.status import error_of
 from ps_wire.v1 import coordinator_pb2, shard_pb2, shard_pb2_grpc
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 CALL_LIMIT_S = 10.0
+MIN_CALL_LIMIT_S = 0.2
+
+logger = logging.getLogger("ps_worker")
 
 
 class Peer(Protocol):
@@ -101,7 +105,7 @@ class Connection:
         attempt = 0
         while not self._closing.is_set():
             try:
-                for frame in self._connected():
+                for frame in self._connected(self._left_s(broken_s)):
                     broken_s, attempt = None, 0
                     self._peer.take(frame)
                 reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")
@@ -114,6 +118,10 @@ class Connection:
                 reason = ConnectionLost(lost.message)
             except PsError as error:
                 self._peer.fail(error)
+                return
+            except Exception as error:
+                logger.exception("bug while taking a frame of shard %d", self._shard)
+                self._peer.fail(InternalError(f"{type(error).__name__}: {error}"))
                 return
             finally:
                 with self._lock:
@@ -137,11 +145,16 @@ class Connection:
             self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
             attempt += 1
 
-    def _connected(self) -> Iterator[wire.Frame]:
+    def _left_s(self, broken_s: float | None) -> float:
+        """Seconds that the next try may take."""
+        gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
+        return min(CALL_LIMIT_S, max(self._retry_limit_s - gone_s, MIN_CALL_LIMIT_S))
+
+    def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
         stub = shard_pb2_grpc.ShardStub(self._channel)
         request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
-        opened = stub.Open(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        opened = stub.Open(request, timeout=limit_s, wait_for_ready=True)
         outbox: queue.SimpleQueue[wire.Frame | None] = queue.SimpleQueue()
         outbox.put(self._hello(opened.token))
         self._call = self._channel.stream_stream("/ps_wire.v1.Shard/Data")(_encoded(outbox))
@@ -174,8 +187,10 @@ class Connection:
 
 def refusal(frame: wire.Frame) -> PsError:
     """The error in a REFUSE frame."""
-    error = refused_from_proto(parse_message(coordinator_pb2.Refused, bytes(frame.meta)))
-    return error if error.message else FrameRefused("a shard refused a frame without saying why")
+    refused = parse_message(coordinator_pb2.Refused, bytes(frame.meta))
+    if not refused.error:
+        return FrameRefused("a shard refused a frame without saying why")
+    return refused_from_proto(refused)
 
 
 def _encoded(outbox: queue.SimpleQueue[wire.Frame | None]) -> Iterator[bytes]:

@@ -95,7 +95,7 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
 
     Raises:
         OptimizerUnsupported: it is not one of `torch.optim` itself, but a subclass or somebody else's:
-            its update is code, and code is not sent.
+            its update is code, and code is not sent. Or it has a hyper-parameter that cannot be sent.
     """
     cls = type(optimizer)
     if getattr(torch.optim, cls.__name__, None) is not cls:
@@ -104,7 +104,10 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
             "and servers run no code of a worker. Use one of torch.optim.",
             optimizer=cls.__qualname__,
         )
-    return OptimizerSpec(name=cls.__name__, hyperparameters=read_groups(optimizer))
+    try:
+        return OptimizerSpec(name=cls.__name__, hyperparameters=read_groups(optimizer))
+    except UsageError as error:
+        raise OptimizerUnsupported(f"{cls.__name__}: {error.message}", optimizer=cls.__name__) from None
 
 
 def read_groups(optimizer: torch.optim.Optimizer) -> Hyperparameters:

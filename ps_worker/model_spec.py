@@ -95,7 +95,8 @@ def outside_of(model: torch.nn.Module, inside: Iterable[torch.Tensor]) -> dict[s
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Tensors as safetensors."""
     return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        # safetensors refuses tensors that share memory, as buffers may
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     )
 
 

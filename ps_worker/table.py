@@ -16,6 +16,8 @@ import torch
 from ps_wire.errors import PsError, UsageError
 from ps_worker.exchange import Exchange
 
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
@@ -54,7 +56,7 @@ class Table:
 
         Args:
             gradients: name -> tensor of the parameter's shape and dtype. They are copied before this returns.
-            weight: of the push in a BSP mean; finite and > 0.
+            weight: of the push in a BSP mean, in 1e-30..1e30: it travels as float32.
 
         Returns:
             Done when every shard has acknowledged the push.
@@ -64,13 +66,14 @@ class Table:
             PsError: the job cannot go on.
         """
         self._check(gradients)
-        if not 0.0 < weight < float("inf"):
-            raise UsageError(f"the weight of a push must be finite and > 0, got {weight}")
+        if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+            raise UsageError(f"the weight of a push must be in {MIN_WEIGHT}..{MAX_WEIGHT}, got {weight}")
         exchange = self._exchange
         exchange.wait_acked()
-        for name, index in self._index.items():
-            view = exchange.gradients.views[index]
-            view.copy_(gradients[name]) if name in gradients else view.zero_()
+        with torch.no_grad():
+            for name, index in self._index.items():
+                view = exchange.gradients.views[index]
+                view.copy_(gradients[name]) if name in gradients else view.zero_()
         present = {self._index[name] for name in gradients}
         for partition in exchange.partitions:
             pieces = exchange.plan.pieces(partition)
@@ -104,6 +107,7 @@ class Table:
         self._exchange.wait_pulled()
         self._exchange.pull(step=self.step)
         future: Future[Pulled] = Future()
+        future.set_running_or_notify_cancel()  # what has been asked for cannot be called back
 
         def done(error: PsError | None) -> None:
             if error is None:
@@ -116,6 +120,7 @@ class Table:
 
     def _acknowledged(self) -> Future[None]:
         future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
 
         def done(error: PsError | None) -> None:
             if error is None:
@@ -126,6 +131,7 @@ class Table:
         self._exchange.when_acked(done)
         return future
 
+    @torch.no_grad()
     def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
         exchange = self._exchange
         views = exchange.weights.views

@@ -19,6 +19,7 @@ import torch
 
 from ps_wire.errors import UsageError
 from ps_wire.plan import Bucket
+from ps_wire.table import Hyperparameters
 from ps_worker.departure import Watch, changed_error
 from ps_worker.exchange import Exchange
 from ps_worker.flat import bucket_of
@@ -58,6 +59,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._undecided = overlap == "auto"
         self._weight = weight
         self._step_weight = 1.0
+        self._first_hyper: Hyperparameters | None = None
         self._ended = ended
         self._log = log
         self._syncing = True
@@ -205,8 +207,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def _arrived(self, index: int) -> None:
         bucket = self._bucket_of[index]
+        self._check_dense(index)
         if bucket.index in self._left:
             raise changed_error(f"a second backward added to the gradient of {self._names[index]!r}")
+        if self._undecided and not self._watch.seen:
+            self._first_hyper = read_groups(self)
         first_time = index not in self._watch.seen
         self._watch.note(index)
         if not self._overlap:
@@ -226,15 +231,20 @@ class WrappedOptimizer(torch.optim.Optimizer):
         view, gradient = self._exchange.gradients.views[index], self._parameters[index].grad
         self._present[index] = gradient is not None
         if gradient is not None:
-            if gradient.layout is not torch.strided:
-                raise UsageError(
-                    f"the gradient of {self._names[index]!r} is sparse: tables are dense "
-                    "(for an Embedding, sparse=False)"
-                )
-            view.copy_(gradient)
+            self._check_dense(index)
+            with torch.no_grad():  # a gradient may have a graph of its own
+                view.copy_(gradient)
         elif not self._zero[index]:
             view.zero_()
         self._zero[index] = gradient is None
+
+    def _check_dense(self, index: int) -> None:
+        gradient = self._parameters[index].grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of {self._names[index]!r} is sparse: tables are dense "
+                "(for an Embedding, sparse=False)"
+            )
 
     def _push(self, bucket: Bucket) -> None:
         if not self._left:
@@ -259,7 +269,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
             self._check_departed()
         elif self._undecided:
             changed = self._watch.changed()
-            self._overlap = changed is None and not self._watch.fired_twice
+            steady = read_groups(self) == self._first_hyper
+            self._overlap = changed is None and not self._watch.fired_twice and steady
             self._undecided = False
 
     def _check_departed(self) -> None:
@@ -283,6 +294,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         if not self._warned_abstention:
             self._warned_abstention = True
             self._log(f"step {self.step_number} has no gradient: this worker abstains (said once)")
+        self._weight()  # the samples of this step weigh in no other
         self._exchange.abstain(self._exchange.partitions, step=self.step_number)
 
 
