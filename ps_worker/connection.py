@@ -90,9 +90,11 @@ class Connection:
         """Ends the connection once what is queued has left, or after `drain_s`."""
         self._closing.set()
         with self._lock:
+            live = self._outbox is not None
             if self._outbox is not None:
                 self._outbox.put(None)
-        self._thread.join(drain_s)
+        if live:
+            self._thread.join(drain_s)
         if self._call is not None:
             self._call.cancel()
         self._channel.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ps_wire import consistency
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.errors import UsageError
+
+Parsed = TypeVar("Parsed")
 
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
@@ -39,12 +42,6 @@ class Settings:
     start_limit_s: float = START_LIMIT_S
     retry_limit_s: float = RETRY_LIMIT_S
 
-    def __post_init__(self) -> None:
-        if self.num_workers < 1:
-            raise UsageError(f"the number of workers must be >= 1, got {self.num_workers}")
-        if self.worker is not None and self.worker < 0:
-            raise UsageError(f"a worker's number must be >= 0, got {self.worker}")
-
 
 def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
     """Settings from `given`, else from `environment` (default: the process's).
@@ -66,21 +63,31 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
 
     worker = values.get("worker") or source.get("PS_WORKER")
     return Settings(
-        servers=parse_servers(value("servers")),
-        job=check_job_name(value("job", "default")),
-        consistency=consistency.parse(value("consistency", "bsp")),
-        num_workers=_whole("num_workers", value("num_workers", "1")),
-        worker=_whole("worker", worker) if worker else None,
+        servers=_named("servers", parse_servers, value("servers")),
+        job=_named("job", check_job_name, value("job", "default")),
+        consistency=_named("consistency", consistency.parse, value("consistency", "bsp")),
+        num_workers=_whole("num_workers", value("num_workers", "1"), least=1),
+        worker=_whole("worker", worker, least=0) if worker else None,
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
     )
 
 
-def _whole(name: str, text: str) -> int:
+def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
+    """What `parse` makes of a setting; its error also says which setting it was."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise type(error)(f"{error.message} (PS_{name.upper()})", **error.facts) from None
+
+
+def _whole(name: str, text: str, *, least: int) -> int:
     digits = text.strip().removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
         raise UsageError(f"{name} (PS_{name.upper()}) must be a whole number, got {text!r}")
+    if int(text) < least:
+        raise UsageError(f"{name} (PS_{name.upper()}) must be >= {least}, got {int(text)}")
     return int(text)
 
 

@@ -187,13 +187,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Gets ready for the next step's gradients."""
         self._watch.next_step()
         self._left.clear()
-        self._remaining = {bucket.index: 0 for bucket in self._exchange.plan.buckets}
+        self._remaining.clear()
         for index, parameter in enumerate(self._parameters):
             self._present[index] = False
-            if not parameter.requires_grad:
-                continue
-            self._remaining[self._bucket_of[index].index] += 1
-            if not self._hooked[index] and self._ended is None:
+            if parameter.requires_grad and not self._hooked[index] and self._ended is None:
                 self._hooked[index] = True
                 handle = _on_gradient(parameter, self._hook_of(index))
                 self._handles.append(handle)
@@ -212,6 +209,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
             raise changed_error(f"a second backward added to the gradient of {self._names[index]!r}")
         if self._undecided and not self._watch.seen:
             self._first_hyper = read_groups(self)
+        if not self._remaining:
+            self._count_awaited()
         first_time = index not in self._watch.seen
         self._watch.note(index)
         if not self._overlap:
@@ -220,6 +219,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._remaining[bucket.index] -= first_time
         if self._remaining[bucket.index] == 0:
             self._push(bucket)
+
+    def _count_awaited(self) -> None:
+        """How many gradients each bucket waits for, as the script has set `requires_grad` by now.
+
+        A parameter that was frozen and still has a gradient never fires: its bucket leaves in `step()`.
+        """
+        self._remaining = {bucket.index: 0 for bucket in self._exchange.plan.buckets}
+        for index, parameter in enumerate(self._parameters):
+            if parameter.requires_grad or parameter.grad is not None:
+                self._remaining[self._bucket_of[index].index] += 1
 
     # -- sending ---------------------------------------------------------------------------------------
 

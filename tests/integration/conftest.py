@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
-from .processes import Process, Zygote, start
+from .processes import Process, Start, Zygote, start
 from .servers import Servers, serving
+
+torch.set_num_threads(1)  # the bits of a matrix product depend on it; workers have OMP_NUM_THREADS=1
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +37,7 @@ def single(zygote: Zygote) -> Iterator[Servers]:
 
 
 @pytest.fixture
-def spawn(zygote: Zygote) -> Iterator[Callable[..., Process]]:
+def spawn(zygote: Zygote) -> Iterator[Start]:
     """Starts commands; what still runs at the end of the test is killed."""
     started: list[Process] = []
 
@@ -44,3 +48,13 @@ def spawn(zygote: Zygote) -> Iterator[Callable[..., Process]]:
     yield begin
     for process in started:
         process.kill()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """A script that joins and leaves."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import ps_worker as ps\nwith ps.connect() as worker:\n    print('joined', worker.rank)\n"
+    )
+    return str(path)

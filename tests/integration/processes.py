@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from ps_lab.cluster import command_path
 
@@ -146,3 +146,13 @@ class Zygote:
         self._process.stdin.close()
         self._process.wait(LIMIT_S)
         self._process.stdout.close()
+
+
+Start: TypeAlias = Callable[..., Process]
+
+
+def ended(process: Process) -> tuple[int, str]:
+    """Exit code and the last line, which is all that a person needs: a refusal has no traceback."""
+    code = process.wait_end()
+    assert "Traceback" not in process.text, process.text
+    return code, process.lines[-1]

@@ -188,7 +188,7 @@ def test_the_first_crash_ends_everything_with_its_exit_code_and_is_named(
 ) -> None:
     run = launch("import os\nif os.environ['PS_WORKER'] == '1': raise SystemExit(3)\n" + BLOCKS)
     assert run.wait_end() == 3, run.text
-    assert run.lines[-1] == "ps-lab: worker 1 exited with code 3"
+    assert run.lines[-1] == "ps-lab: ProcessFailed: worker 1 exited with code 3"
     assert run.pids() == set()
 
 
@@ -199,7 +199,7 @@ def test_a_signal_ends_everything(launch: Callable[..., Launched], number: signa
     run.wait_line(r"\| up \d")
     run.process.send_signal(number)
     assert run.wait_end() == code, run.text
-    assert run.lines[-1] == f"ps-lab: stopped by {number.name}"
+    assert run.lines[-1] == f"ps-lab: Interrupted: stopped by {number.name}"
     assert run.pids() == set()
 
 

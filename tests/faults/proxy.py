@@ -1,0 +1,116 @@
+"""A TCP proxy that breaks connections where it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterable
+from typing import Self
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: closing sends RST
+
+
+class Proxy:
+    """Forwards to `target` until a connection has carried as many bytes up as the next cut says.
+
+    Then this connection is reset on both sides, at that very byte, and the next cut is waited for. With no
+    cut left it only forwards.
+
+    Attributes:
+        address: where it listens.
+        resets: how many connections it has broken.
+    """
+
+    def __init__(self, target: str, cuts: Iterable[int] = ()) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.resets = 0
+        self._cuts = list(cuts)
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._mute = threading.Event()
+        self._lock = threading.Lock()  # guards the cuts and the pairs
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.reset()
+
+    @property
+    def cuts_left(self) -> int:
+        """Cuts that no connection has reached yet."""
+        return len(self._cuts)
+
+    def mute(self) -> None:
+        """From now on what the target says is swallowed: acks are lost, pushes are not."""
+        self._mute.set()
+
+    def reset(self) -> None:
+        """Breaks every connection and lets the next ones speak again."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            self._break(pair)
+        self._mute.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            pair = client, socket.create_connection(self._target)
+            for end in pair:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._pairs.append(pair)
+            threading.Thread(target=self._up, args=(pair,), daemon=True).start()
+            threading.Thread(target=self._down, args=(pair,), daemon=True).start()
+
+    def _up(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        client, server = pair
+        carried = 0
+        with contextlib.suppress(OSError):
+            while data := client.recv(65_536):
+                with self._lock:
+                    cut = self._cuts[0] if self._cuts else None
+                    reached = cut is not None and carried + len(data) >= cut
+                    if reached:
+                        del self._cuts[0]
+                if reached:
+                    server.sendall(data[: cut - carried])
+                    self._break(pair)
+                    return
+                carried += len(data)
+                server.sendall(data)
+        self._end(pair)
+
+    def _down(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        client, server = pair
+        with contextlib.suppress(OSError):
+            while data := server.recv(65_536):
+                if not self._mute.is_set():
+                    client.sendall(data)
+        self._end(pair)
+
+    def _break(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        self.resets += 1
+        for end in pair:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self._end(pair)
+
+    @staticmethod
+    def _end(pair: tuple[socket.socket, socket.socket]) -> None:
+        for end in pair:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

@@ -1,0 +1,112 @@
+"""What a server says of itself on the standard services, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from ps_lab.cluster import free_ports
+from ps_wire.errors import ServerNotReady
+from ps_wire.v1 import shard_pb2
+from ps_wire.v1.shard_pb2_grpc import ShardStub
+
+from .processes import LIMIT_S, Start
+from .servers import NOT_SERVING, SERVING, Servers, fresh_job, health, wait_health
+from .team import join
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_shard_without_its_coordinator_is_not_ready_until_it_has_registered(spawn: Start) -> None:
+    """Alive from the start, ready once registered, not ready again when the coordinator has gone."""
+    ports = free_ports(2)
+    first, second = (f"127.0.0.1:{port}" for port in ports)
+    follower = spawn("ps-server", "--shard", "1/2", "--port", str(ports[1]), "--coordinator", first)
+    wait_health(second, SERVING, "liveness")
+    assert [health(second, name) for name in ("", "readiness")] == [NOT_SERVING, NOT_SERVING]
+    with grpc.insecure_channel(second) as channel:
+        assert not ShardStub(channel).Describe(shard_pb2.DescribeRequest(), timeout=LIMIT_S).ready
+
+    coordinator = spawn("ps-server", "--shard", "0/2", "--port", str(ports[0]))
+    for address in (first, second):
+        for name in ("", "readiness", "liveness"):
+            wait_health(address, SERVING, name)
+    with join(f"{first},{second}", fresh_job()) as worker:
+        assert worker.rank == 0
+
+    coordinator.signal(signal.SIGINT)
+    assert coordinator.wait_end() == 130
+    wait_health(second, NOT_SERVING, "readiness")
+    assert health(second) == NOT_SERVING
+    assert health(second, "liveness") == SERVING
+    follower.signal(signal.SIGTERM)
+    assert follower.wait_end() == 0
+    for server in (coordinator, follower):
+        assert "stopped" in server.lines[-1]
+        assert "Traceback" not in server.text
+
+
+def test_a_worker_waits_for_shards_within_its_connect_limit(spawn: Start) -> None:
+    """While a shard is missing, joining ends with 69 and says which."""
+    *ports, nobody = free_ports(3)
+    spawn("ps-server", "--shard", "0/2", "--port", str(ports[0]))
+    elsewhere = ("--coordinator", f"127.0.0.1:{nobody}")
+    spawn("ps-server", "--shard", "1/2", "--port", str(ports[1]), *elsewhere)
+    servers = ",".join(f"127.0.0.1:{port}" for port in ports)
+    for port in ports:
+        wait_health(f"127.0.0.1:{port}", SERVING, "liveness")
+    with pytest.raises(ServerNotReady, match="not registered with the coordinator yet: 1") as refused:
+        join(servers, fresh_job(), connect_limit=1.0)
+    assert refused.value.exit_code == 69
+
+
+def test_a_shard_of_another_service_is_not_taken(cluster: Servers, spawn: Start) -> None:
+    """A shard K/M that registers with the coordinator of N shards stays NOT_SERVING; it says why."""
+    (port,) = free_ports(1)
+    stranger = spawn(
+        *("ps-server", "--shard", "1/3", "--port", str(port), "--coordinator", cluster.addresses[0])
+    )
+    stranger.wait_line("a server registers as shard 1/3; the coordinator is shard 0/2")
+    assert health(f"127.0.0.1:{port}", "readiness") == NOT_SERVING
+    assert [health(address) for address in cluster.addresses] == [SERVING, SERVING]
+    stranger.signal(signal.SIGTERM)
+    assert stranger.wait_end() == 0
+
+
+def test_the_standard_health_service_can_be_watched(cluster: Servers) -> None:
+    """Watch sends the present state at once, also of a name that nobody knows."""
+    with grpc.insecure_channel(cluster.addresses[1]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name, status in (
+            ("", SERVING),
+            ("readiness", SERVING),
+            ("liveness", SERVING),
+            ("no-such-name", health_pb2.HealthCheckResponse.SERVICE_UNKNOWN),
+        ):
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT_S)
+            assert next(watch).status == status
+            watch.cancel()
+        with pytest.raises(grpc.RpcError) as unknown:
+            stub.Check(health_pb2.HealthCheckRequest(service="no-such-name"), timeout=LIMIT_S)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_services(cluster: Servers) -> None:
+    """The coordinator's service on shard 0 only; health and reflection themselves on all."""
+    everywhere = {
+        "ps_wire.v1.Shard",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    for address, expected in zip(
+        cluster.addresses, (everywhere | {"ps_wire.v1.Coordinator"}, everywhere), strict=True
+    ):
+        with grpc.insecure_channel(address) as channel:
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            (reply,) = stub.ServerReflectionInfo(iter([request]), timeout=LIMIT_S)
+        assert {service.name for service in reply.list_services_response.service} == expected

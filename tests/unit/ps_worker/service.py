@@ -1,0 +1,189 @@
+"""A real service inside the test process, and workers of it in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import torch
+
+import ps_worker as ps
+from ps_server.process import Server, ServerOptions
+
+Result = TypeVar("Result")
+LIMIT_S = 40.0
+AFTER_ERROR_S = 2.0  # that others get when one has failed
+_numbers = itertools.count()
+
+
+class LoopThread:
+    """One event loop in a thread of its own, for all servers of a test run."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="servers", daemon=True)
+        self._thread.start()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(LIMIT_S)
+        self.loop.close()
+
+
+class QuietServer(Server):
+    """`Server` without signals: it is stopped by `stop`, and says when it serves."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+        self.port = 0
+        self.stopped: asyncio.Future[int] | None = None
+        self.serving = threading.Event()
+
+    def _bind(self, server: Any) -> int:
+        self.port = super()._bind(server)
+        return self.port
+
+    def _set_ready(self, ready: bool) -> None:
+        super()._set_ready(ready)
+        if ready:
+            self.serving.set()
+
+    def _catch_signals(self) -> asyncio.Future[int]:
+        self.stopped = asyncio.get_running_loop().create_future()
+        return self.stopped
+
+    @property
+    def shard(self) -> Any:
+        return self._shard
+
+
+class Cluster:
+    """Shards on free loopback ports."""
+
+    def __init__(self, loop: LoopThread, num_shards: int) -> None:
+        self._loop = loop
+        self.shards: list[QuietServer] = []
+        self._runs: list[Any] = []
+        for index in range(num_shards):
+            options = ServerOptions(
+                shard=index,
+                num_shards=num_shards,
+                host="127.0.0.1",
+                port=0,
+                coordinator=self._address(0) if index else None,
+                advertise="127.0.0.1",
+                memory_limit_bytes=None,
+            )
+            server = QuietServer(options)
+            self.shards.append(server)
+            run = loop.start(server.run())
+            run.add_done_callback(lambda _, server=server: server.serving.set())
+            self._runs.append(run)
+            assert server.serving.wait(LIMIT_S)
+            if run.done():
+                run.result()
+        self.servers = ",".join(self._address(index) for index in range(num_shards))
+
+    def _address(self, index: int) -> str:
+        return f"127.0.0.1:{self.shards[index].port}"
+
+    def stop(self, index: int) -> None:
+        if not self._runs[index].done():
+            stopped = self.shards[index].stopped
+            self._loop.loop.call_soon_threadsafe(lambda: stopped.done() or stopped.set_result(0))
+            self._runs[index].result(LIMIT_S)
+
+    def close(self) -> None:
+        for index in reversed(range(len(self.shards))):
+            self.stop(index)
+
+
+def fresh_name() -> str:
+    return f"job-{next(_numbers)}"
+
+
+def together(bodies: list[Callable[[], Result]], limit_s: float = LIMIT_S) -> list[Result]:
+    """Runs each in a thread; their results in order. The first error is raised, and so is a hang."""
+    results: list[Any] = [None] * len(bodies)
+    errors: list[BaseException] = []
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def run(index: int, body: Callable[[], Result]) -> None:
+        torch.set_num_threads(1)  # holds per thread: MKL's sums differ in bits between one thread and two
+        try:
+            results[index] = body()
+        except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits
+            errors.append(error)
+        done.put(index)
+
+    threads = [
+        threading.Thread(target=run, args=(index, body), name=f"body-{index}", daemon=True)
+        for index, body in enumerate(bodies)
+    ]
+    for thread in threads:
+        thread.start()
+    until_s = time.monotonic() + limit_s
+    running = set(range(len(bodies)))
+    with contextlib.suppress(queue.Empty):
+        while running:
+            left_s = AFTER_ERROR_S if errors else until_s - time.monotonic()
+            running.remove(done.get(timeout=max(left_s, 0.1)))
+    if errors:
+        raise errors[0]
+    if running:
+        frames = sys._current_frames()
+        stacks = ["".join(traceback.format_stack(frames[threads[index].ident])) for index in running]
+        raise AssertionError("still running:\n" + "\n".join(stacks))
+    return results
+
+
+def run_workers(
+    cluster: Cluster,
+    body: Callable[[ps.Worker], Result],
+    *,
+    num_workers: int = 1,
+    consistency: str = "bsp",
+    limit_s: float = LIMIT_S,
+    job: str | None = None,
+    **settings: Any,
+) -> list[Result]:
+    """`body` once per worker of a fresh job, each in a thread; their results by worker."""
+    name = job or fresh_name()
+
+    def one(rank: int) -> Result:
+        with ps.connect(
+            servers=cluster.servers,
+            job=name,
+            consistency=consistency,
+            num_workers=num_workers,
+            worker=rank,
+            **settings,
+        ) as worker:
+            return body(worker)
+
+    return together([lambda rank=rank: one(rank) for rank in range(num_workers)], limit_s)
+
+
+def figures(cluster: Cluster, job: str, worker: int, table: int = 0) -> dict[str, int]:
+    """A worker's counts, summed over its partitions on all shards."""
+    total: dict[str, int] = {}
+    for server in cluster.shards:
+        ledger = server.shard.table(job, table).ledger(worker)
+        for name in ("received", "applied", "dropped", "abstained", "duplicates"):
+            total[name] = total.get(name, 0) + getattr(ledger, name)
+    return total
+
+
+def partitions(cluster: Cluster, job: str, table: int = 0) -> int:
+    return sum(len(server.shard.table(job, table).cells()) for server in cluster.shards)

@@ -1,0 +1,300 @@
+"""A data connection that breaks is made again, and every push counts exactly once (law 13)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import ps_server.process
+import ps_worker as ps
+import ps_worker.membership
+from ps_server.session import Session
+from ps_wire import frame as wire
+from ps_worker.connection import refusal
+
+from .models import Mlp, loss_of
+from .reference import alone, assert_same, seeded
+from .service import Cluster, LoopThread, figures, fresh_name, partitions, run_workers
+
+SMALL = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
+STEPS = 8
+
+
+def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
+
+
+class Breaking:
+    """Cuts a connection while its frames are being sent, at random ones of a seed; and counts the cuts."""
+
+    def __init__(self, worker: ps.Worker, seed: int, *, kinds: set[wire.Kind], one_in: int) -> None:
+        self.cuts = 0
+        self._random = random.Random(seed)
+        self._kinds = kinds
+        self._one_in = one_in
+        exchange = worker._link.exchanges[0]
+        exchange.connect([_Cut(self, connection) for connection in exchange._connections])
+
+    def sent(self, frame: wire.Frame, connection: Any) -> None:
+        if frame.kind in self._kinds and self._random.randrange(self._one_in) == 0:
+            self.cuts += 1
+            connection._call.cancel()
+
+
+class _Cut:
+    def __init__(self, breaking: Breaking, connection: Any) -> None:
+        self._breaking = breaking
+        self._connection = connection
+
+    def send(self, frame: wire.Frame) -> None:
+        self._connection.send(frame)
+        self._breaking.sent(frame, self._connection)
+
+
+@pytest.mark.parametrize("kind", [wire.Kind.PUSH, wire.Kind.PULL, wire.Kind.HYPER])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_after_resets_the_weights_are_those_of_a_quiet_run(
+    cluster: Cluster, num_workers: int, kind: wire.Kind
+):
+    job = fresh_name()
+    model = seeded(Mlp)
+
+    def script(rank: int, mine: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(STEPS):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+            loss_of(mine, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    expected = alone(script, model, sgd, num_workers=num_workers)
+    models = [seeded(Mlp) for _ in range(num_workers)]
+    cuts: list[int] = []
+
+    def body(worker: ps.Worker) -> None:
+        mine = models[worker.rank]
+        optimizer = worker.wrap(sgd(mine), mine, buckets=SMALL)
+        breaking = Breaking(worker, worker.rank, kinds={kind}, one_in=6)
+        script(worker.rank, mine, optimizer)
+        worker.finish()
+        cuts.append(breaking.cuts)
+
+    run_workers(cluster, body, num_workers=num_workers, job=job)
+    assert sum(cuts) > 0
+    for mine in models:
+        assert_same(mine, expected)
+    for worker in range(num_workers):
+        counts = figures(cluster, job, worker)
+        assert counts["applied"] == counts["received"] == STEPS * partitions(cluster, job)
+
+
+def test_under_asp_each_push_is_applied_once(cluster: Cluster):
+    """Every update adds one to one element: the weights count what was applied."""
+    job = fresh_name()
+    cuts: list[int] = []
+
+    def body(worker: ps.Worker) -> torch.Tensor:
+        table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        breaking = Breaking(worker, worker.rank, kinds={wire.Kind.PUSH}, one_in=4)
+        hot = torch.zeros(3000)
+        hot[worker.rank :: 2] = -1.0
+        for _ in range(STEPS):
+            table.push({"w": hot})
+            table.pull().result(20)
+        worker.finish()
+        cuts.append(breaking.cuts)
+        return table.pull().result(20).values["w"]
+
+    for values in run_workers(cluster, body, num_workers=2, consistency="asp", job=job):
+        assert torch.equal(values, torch.full((3000,), float(STEPS)))
+    assert sum(cuts) > 0
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_a_push_whose_ack_was_lost_is_sent_again_and_counts_once(cluster: Cluster, consistency: str):
+    """Each step, the first ACK never reaches the worker, for its connection breaks."""
+    job = fresh_name()
+
+    def body(worker: ps.Worker) -> torch.Tensor:
+        table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        exchange = table._exchange
+        take, lost = exchange.take, set()
+
+        def loses(frame: wire.Frame) -> None:
+            if frame.kind is wire.Kind.ACK and frame.step not in lost:
+                lost.add(frame.step)
+                shard = exchange.partitions[frame.partition].shard
+                worker._link._connections[shard]._call.cancel()
+                return
+            take(frame)
+
+        exchange.take = loses
+        for step in range(4):
+            table.push({"w": torch.full((3000,), -1.0)}).result(20)
+            assert table.pull().result(20).version == step + 1
+        return table.pull().result(20).values["w"]
+
+    (values,) = run_workers(cluster, body, consistency=consistency, job=job)
+    assert torch.equal(values, torch.full((3000,), 4.0))
+    counts = figures(cluster, job, 0)
+    assert counts["applied"] == counts["received"] == 4 * partitions(cluster, job)
+    assert counts["duplicates"] >= 4
+
+
+def test_a_connection_that_waits_at_the_gate_is_made_again(cluster: Cluster):
+    """A pull that has not been answered yet is asked again."""
+    waiting = threading.Event()
+
+    def body(worker: ps.Worker) -> int:
+        table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        if worker.rank:
+            assert waiting.wait(10)
+            table.push({"w": torch.ones(3000)}).result(10)
+            return table.pull().result(10).version
+        table.push({"w": torch.ones(3000)}).result(10)
+        pulled = table.pull()
+        for connection in worker._link._connections:
+            connection._call.cancel()
+        waiting.set()
+        return pulled.result(10).version
+
+    assert run_workers(cluster, body, num_workers=2) == [1, 1]
+
+
+def test_a_refused_frame_ends_every_wait_with_the_shards_error(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
+        table.step = 5  # not its clock
+        with pytest.raises(ps.PsError, match="worker 0 pushes step 5; its clock here is 0"):
+            table.push({"w": torch.ones(30)}).result(10)
+        with pytest.raises(ps.PsError, match="its clock here is 0"):
+            table.pull()
+
+    run_workers(cluster, body)
+
+
+def test_a_bug_on_the_receiving_thread_ends_every_wait(cluster: Cluster):
+    """Whatever goes wrong there, nobody waits for ever."""
+
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
+
+        def breaks(_: Any) -> None:
+            raise ZeroDivisionError("made by the test")
+
+        table._exchange.when_acked = breaks
+        table._exchange._take_ack = breaks
+        table._exchange.push(table._exchange.partitions[0], step=0, weight=1.0, present=[True])
+        done = threading.Event()
+        caught: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                table._exchange.wait_acked()
+            except ps.PsError as error:
+                caught.append(error)
+            done.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        assert done.wait(5)
+        assert "ZeroDivisionError: made by the test" in str(caught[0])
+
+    run_workers(cluster, body)
+
+
+def test_the_retry_limit_ends_with_connection_lost(loop_thread: LoopThread, monkeypatch: Any):
+    """A shard that is gone is named with its address; the limit is the one that was set, not longer."""
+    monkeypatch.setattr(ps_server.process, "GRACE_S", 0.05)
+    monkeypatch.setattr(ps_worker.membership, "LEAVE_LIMIT_S", 0.2)  # the shard that is gone cannot agree
+    two = Cluster(loop_thread, 2)
+
+    def body(worker: ps.Worker) -> float:
+        table = worker.table({"w": torch.zeros(30_000)}, optimizer=ps.SGD(lr=1.0))
+        table.push({"w": torch.ones(30_000)}).result(10)
+        two.stop(1)
+        started_s = time.monotonic()
+        pushed = table.push({"w": torch.ones(30_000)})
+        with pytest.raises(ps.ConnectionLost, match=r"shard 1 at 127\.0\.0\.1:\d+ is gone since 0\.3 s"):
+            pushed.result(30)
+        taken_s = time.monotonic() - started_s
+        with pytest.raises(ps.ConnectionLost):
+            table.pull()
+        return taken_s
+
+    try:
+        (taken_s,) = run_workers(two, body, retry_limit=0.3)
+        assert taken_s < 5
+    finally:
+        two.close()
+
+
+def test_leaving_at_once_does_not_wait(cluster: Cluster):
+    """Also where the connections are not live yet: the drain limit is for those who do not answer."""
+
+    def body(worker: ps.Worker) -> None:
+        started_s = time.monotonic()
+        worker.leave()
+        assert time.monotonic() - started_s < 1.5
+
+    for _ in range(5):
+        run_workers(cluster, body)
+
+
+def test_a_refusal_carries_its_class():
+    frame = wire.Frame(kind=wire.Kind.REFUSE)
+    assert "without saying why" in refusal(frame).message
+
+
+class Outlet:
+    """Keeps what a shard sends on one connection."""
+
+    def __init__(self) -> None:
+        self.frames: list[wire.Frame] = []
+
+    def send(self, message: bytes) -> None:
+        self.frames.append(wire.decode(message))
+
+    def of(self, kind: wire.Kind) -> list[wire.Frame]:
+        return [frame for frame in self.frames if frame.kind is kind]
+
+
+def test_what_an_old_connection_still_holds_does_not_take_answers_away(one_shard: Cluster):
+    """A shard's thread for a broken connection has frames left when the new one has replayed them already.
+
+    The answer of the gate must come on the new connection: the old one is gone.
+    """
+    job = fresh_name()
+    server = one_shard.shards[0]
+
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
+        if worker.rank:
+            go.wait(10)
+            table.push({"w": torch.ones(30)})
+            table.pull().result(10)  # answered after those who asked before
+            pushed.set()
+            return
+        old, new = Outlet(), Outlet()
+        sessions = [Session(server.shard, outlet, generation=1, token_bytes=16) for outlet in (old, new)]
+        payload = torch.ones(table._exchange.partitions[0].numel).numpy().tobytes()
+        push = wire.Frame(kind=wire.Kind.PUSH, worker=0, incarnation=1, payload=payload)
+        pull = wire.Frame(kind=wire.Kind.PULL, step=1, worker=0, incarnation=1, meta=bytes(4))
+        for session in sessions:
+            token = server.shard.make_token(job, 0, 1)
+            hello = wire.Frame(kind=wire.Kind.HELLO, worker=0, incarnation=1, meta=token + job.encode())
+            assert session.receive(wire.encode(hello))
+        sessions[1].receive(wire.encode(push))
+        sessions[1].receive(wire.encode(pull))
+        sessions[0].receive(wire.encode(push))  # late, and a duplicate
+        sessions[0].closed()
+        go.set()
+        assert pushed.wait(10)
+        assert new.of(wire.Kind.PULLED)
+        assert not old.of(wire.Kind.PULLED)
+
+    go, pushed = threading.Event(), threading.Event()
+    run_workers(one_shard, body, num_workers=2, job=job)

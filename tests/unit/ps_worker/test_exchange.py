@@ -1,0 +1,277 @@
+"""What an exchange notes, sends again and waits for; shards are played by the test, frame by frame."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_wire import frame as wire
+from ps_wire.errors import ConnectionLost, FrameMalformed
+from ps_wire.plan import Plan
+from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.exchange import KEPT_HYPERPARAMETERS, Exchange, bitmap
+
+HYPER = Hyperparameters(((("lr", 0.1),),))
+SPEC = TableSpec(
+    number=3,
+    parameters=(ParameterSpec(name="a", shape=(40, 70)), ParameterSpec(name="b", shape=(5,))),
+    optimizer=OptimizerSpec(name="SGD", hyperparameters=HYPER),
+    buckets=BucketOptions(bucket_bytes=0, first_bucket_bytes=0, partition_bytes=4096),
+)
+
+
+class Sent:
+    """A connection that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.frames: list[wire.Frame] = []
+
+    def send(self, frame: wire.Frame) -> None:
+        self.frames.append(frame)
+
+    def of(self, kind: wire.Kind) -> list[wire.Frame]:
+        return [frame for frame in self.frames if frame.kind is kind]
+
+
+def made(num_shards: int = 2) -> tuple[Exchange, list[Sent]]:
+    exchange = Exchange(table=3, plan=Plan(SPEC, num_shards), worker=5, incarnation=2, start=HYPER)
+    connections = [Sent() for _ in range(num_shards)]
+    exchange.connect(connections)  # type: ignore[arg-type]
+    return exchange, connections
+
+
+def push_all(exchange: Exchange, step: int) -> None:
+    for partition in exchange.partitions:
+        present = [True] * len(exchange.plan.pieces(partition))
+        exchange.push(partition, step=step, weight=1.0, present=present)
+
+
+def ack(exchange: Exchange, index: int, step: int) -> None:
+    exchange.take(wire.Frame(kind=wire.Kind.ACK, table=3, partition=index, step=step, worker=5))
+
+
+def pulled(exchange: Exchange, index: int, *, step: int, value: float, version: int) -> wire.Frame:
+    payload = torch.full((exchange.partitions[index].numel,), value).numpy().tobytes()
+    return wire.Frame(
+        kind=wire.Kind.PULLED,
+        table=3,
+        partition=index,
+        step=step,
+        version=version,
+        meta=struct.pack("<IQIQ", 5, step, 6, step + 1),
+        payload=payload,
+    )
+
+
+def test_every_frame_goes_to_the_shard_that_holds_the_partition():
+    exchange, connections = made()
+    push_all(exchange, 0)
+    for shard, connection in enumerate(connections):
+        assert connection.of(wire.Kind.PUSH)
+        for frame in connection.frames:
+            assert exchange.partitions[frame.partition].shard == shard
+            assert (frame.table, frame.worker, frame.incarnation, frame.step) == (3, 5, 2, 0)
+    sent = sum(len(connection.frames) for connection in connections)
+    assert exchange.under_way == frozenset(range(sent))
+    assert exchange.bytes_pushed == sum(tensor.nbytes for tensor in exchange.gradients.tensors)
+
+
+def test_an_ack_ends_one_push_and_a_stale_one_ends_none():
+    exchange, _ = made()
+    push_all(exchange, 4)
+    ack(exchange, 0, 3)
+    assert 0 in exchange.under_way
+    ack(exchange, 0, 4)
+    ack(exchange, 0, 4)
+    assert 0 not in exchange.under_way
+    assert not exchange.wait_acked(limit_s=0.01)
+    assert exchange.wait_acked([exchange.partitions[0]], limit_s=0.0)
+    for index in sorted(exchange.under_way):
+        ack(exchange, index, 4)
+    assert exchange.wait_acked(limit_s=0.0)
+
+
+def test_replay_is_what_has_no_answer_in_order():
+    """Hyper-parameters first, then pushes without ACK, then what is still to be pulled; per shard."""
+    exchange, connections = made()
+    changed = Hyperparameters(((("lr", 0.5),),))
+    exchange.set_hyperparameters(changed)
+    push_all(exchange, 0)
+    ack(exchange, 0, 0)
+    exchange.pull(step=1)
+    exchange.take(pulled(exchange, 0, step=1, value=1.0, version=1))
+    for shard, connection in enumerate(connections):
+        again = list(exchange.replay(shard))
+        sent = connection.of(wire.Kind.PUSH)
+        assert [frame.kind for frame in again if frame.kind is wire.Kind.HYPER] == [wire.Kind.HYPER]
+        assert again[0].hyper == 1
+        assert [frame for frame in again if frame.kind is wire.Kind.PUSH] == [
+            frame for frame in sent if frame.partition != 0
+        ]
+        assert again[-1].kind is wire.Kind.PULL
+        asked = struct.unpack(f"<{len(again[-1].meta) // 4}I", again[-1].meta)
+        mine = {partition.index for partition in exchange.partitions if partition.shard == shard}
+        assert set(asked) == mine - {0}
+        assert all(frame.hyper == 1 for frame in again if frame.kind is wire.Kind.PUSH)
+
+
+def test_replay_of_a_quiet_exchange_is_empty():
+    exchange, _ = made()
+    assert list(exchange.replay(0)) == list(exchange.replay(1)) == []
+
+
+def test_hyperparameters_are_sent_to_all_shards_where_they_differ():
+    exchange, connections = made()
+    exchange.set_hyperparameters(HYPER)
+    assert all(not connection.frames for connection in connections)
+    for number in range(1, KEPT_HYPERPARAMETERS + 4):
+        exchange.set_hyperparameters(Hyperparameters(((("lr", float(number)),),)))
+        assert exchange.takes(Hyperparameters(((("lr", float(number)),),)))
+    for connection in connections:
+        numbers = [frame.hyper for frame in connection.of(wire.Kind.HYPER)]
+        assert numbers == list(range(1, KEPT_HYPERPARAMETERS + 4))
+    kept = [frame.hyper for frame in exchange.replay(0)]
+    assert kept == list(range(4, KEPT_HYPERPARAMETERS + 4))
+
+
+def test_a_pull_asks_first_layers_first():
+    exchange, connections = made()
+    exchange.pull(step=0)
+    for connection in connections:
+        (frame,) = connection.of(wire.Kind.PULL)
+        asked = struct.unpack(f"<{len(frame.meta) // 4}I", frame.meta)
+        assert list(asked) == sorted(asked, reverse=True)
+
+
+def test_weights_arrive_in_the_flat_memory_with_version_and_clocks():
+    exchange, _ = made()
+    exchange.pull(step=2)
+    for index in range(exchange.plan.num_partitions):
+        exchange.take(pulled(exchange, index, step=2, value=float(index + 1), version=7 + index))
+    assert exchange.wait_pulled() < 1.0
+    assert exchange.versions == [7 + index for index in range(exchange.plan.num_partitions)]
+    assert exchange.clocks == {5: 2, 6: 3}
+    for partition in exchange.partitions:
+        assert bool((exchange.weights.partition(partition) == partition.index + 1).all())
+
+
+def test_stale_answers_are_ignored():
+    """Of an earlier step, or of a partition that was answered already."""
+    exchange, _ = made()
+    exchange.pull(step=2)
+    exchange.take(pulled(exchange, 0, step=1, value=9.0, version=9))
+    assert exchange.versions[0] == 0
+    exchange.take(pulled(exchange, 0, step=2, value=1.0, version=2))
+    exchange.take(pulled(exchange, 0, step=2, value=9.0, version=9))
+    assert exchange.versions[0] == 2
+    assert bool((exchange.weights.partition(exchange.partitions[0]) == 1.0).all())
+    exchange.take(pulled(exchange, 0, step=3, value=9.0, version=9))
+    assert exchange.versions[0] == 2
+
+
+def test_clocks_never_go_back():
+    exchange, _ = made()
+    exchange.pull(step=5)
+    exchange.take(pulled(exchange, 0, step=5, value=0.0, version=1))
+    exchange.pull(step=4)
+    exchange.take(pulled(exchange, 0, step=4, value=0.0, version=1))
+    assert exchange.clocks == {5: 5, 6: 6}
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (wire.Frame(kind=wire.Kind.ACK, partition=999), "partition 999"),
+        (wire.Frame(kind=wire.Kind.PULLED, partition=0, step=1, payload=b"1234"), "4 bytes"),
+    ],
+)
+def test_an_answer_that_does_not_fit_fails_the_exchange(frame: wire.Frame, text: str):
+    exchange, _ = made()
+    exchange.pull(step=1)
+    exchange.take(frame)
+    with pytest.raises(FrameMalformed, match=text):
+        exchange.wait_pulled()
+
+
+def test_a_failure_ends_every_wait_now_and_later():
+    exchange, _ = made()
+    push_all(exchange, 0)
+    exchange.pull(step=1)
+    told: list[Any] = []
+    exchange.when_acked(told.append)
+    exchange.when_pulled(told.append)
+    raised: list[BaseException] = []
+
+    def waits(wait: Any) -> None:
+        try:
+            wait()
+        except ConnectionLost as error:
+            raised.append(error)
+
+    threads = [
+        threading.Thread(target=waits, args=(wait,)) for wait in (exchange.wait_acked, exchange.wait_pulled)
+    ]
+    for thread in threads:
+        thread.start()
+    first = ConnectionLost("gone")
+    exchange.fail(first)
+    exchange.fail(ConnectionLost("gone again"))
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert raised == [first, first]
+    assert told == [first, first]
+    for later in (
+        exchange.wait_acked,
+        exchange.wait_pulled,
+        lambda: exchange.pull(step=2),
+        lambda: push_all(exchange, 1),
+        lambda: exchange.abstain(exchange.partitions, step=1),
+        lambda: exchange.load(exchange.partitions[0]),
+    ):
+        with pytest.raises(ConnectionLost) as caught:
+            later()
+        assert caught.value is first
+    exchange.when_acked(told.append)
+    assert told[-1] is first
+
+
+def test_callbacks_come_once():
+    exchange, _ = made()
+    told: list[Any] = []
+    exchange.when_acked(told.append)
+    assert told == [None]
+    push_all(exchange, 0)
+    exchange.when_acked(told.append)
+    for index in range(exchange.plan.num_partitions):
+        assert len(told) == 1
+        ack(exchange, index, 0)
+    assert told == [None, None]
+    ack(exchange, 0, 0)
+    assert told == [None, None]
+
+
+@given(st.lists(st.booleans(), max_size=70))
+def test_a_bitmap_has_the_first_piece_in_the_lowest_bit(present: list[bool]):
+    packed = bitmap(present)
+    assert len(packed) == (len(present) + 7) // 8
+    number = int.from_bytes(packed, "little")
+    assert [bool(number >> place & 1) for place in range(len(present))] == present
+    assert number < 1 << max(len(present), 1)
+
+
+def test_a_push_without_any_gradient_has_no_payload():
+    exchange, connections = made(1)
+    partition = exchange.partitions[0]
+    pieces = len(exchange.plan.pieces(partition))
+    exchange.push(partition, step=0, weight=1.0, present=[False] * pieces)
+    (frame,) = connections[0].frames
+    assert len(frame.payload) == 0
+    assert not any(frame.meta)
+    assert len(frame.meta) == (pieces + 7) // 8

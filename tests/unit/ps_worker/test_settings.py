@@ -1,0 +1,141 @@
+"""Settings: keywords, else `PS_*` variables; what makes no sense names its variable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ps_worker as ps
+from ps_wire.consistency import ASP, BSP, SSP
+from ps_worker import settings
+
+FULL = {
+    "PS_SERVERS": "a:1,b:2",
+    "PS_JOB": "digits",
+    "PS_CONSISTENCY": "ssp:3",
+    "PS_NUM_WORKERS": "4",
+    "PS_WORKER": "2",
+    "PS_CONNECT_LIMIT": "1.5",
+    "PS_START_LIMIT": "60",
+    "PS_RETRY_LIMIT": "2e1",
+}
+
+
+def test_everything_comes_from_the_environment():
+    got = settings.read(FULL)
+    assert got.servers == ("a:1", "b:2")
+    assert (got.job, got.consistency, got.num_workers, got.worker) == ("digits", SSP(3), 4, 2)
+    assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (1.5, 60.0, 20.0)
+
+
+def test_keywords_come_before_the_environment():
+    got = settings.read(
+        FULL,
+        servers="c:3",
+        job="other",
+        consistency="asp",
+        num_workers=1,
+        worker=0,
+        connect_limit=5,
+        start_limit=6.5,
+        retry_limit=7,
+    )
+    assert got.servers == ("c:3",)
+    assert (got.job, got.consistency, got.num_workers, got.worker) == ("other", ASP(), 1, 0)
+    assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (5.0, 6.5, 7.0)
+
+
+def test_defaults():
+    got = settings.read({"PS_SERVERS": "a:1"})
+    assert (got.job, got.consistency, got.num_workers, got.worker) == ("default", BSP(), 1, None)
+    assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (30.0, 600.0, 30.0)
+
+
+def test_none_means_not_given():
+    assert settings.read(FULL, servers=None, job=None, worker=None) == settings.read(FULL)
+
+
+def test_the_processs_environment_is_the_default(monkeypatch: Any):
+    for name, value in FULL.items():
+        monkeypatch.setenv(name, value)
+    assert settings.read() == settings.read(FULL)
+
+
+@pytest.mark.parametrize(
+    ("text", "servers"),
+    [
+        ("h:1", ("h:1",)),
+        (" h:1 , g:2 ", ("h:1", "g:2")),
+        ("ps-{0..2}.ps:50051", ("ps-0.ps:50051", "ps-1.ps:50051", "ps-2.ps:50051")),
+        ("[::1]:1,x-{3..3}:2", ("[::1]:1", "x-3:2")),
+    ],
+)
+def test_servers_are_a_list_or_a_range(text: str, servers: tuple[str, ...]):
+    assert settings.read({"PS_SERVERS": text}).servers == servers
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("servers", "nowhere", "'nowhere' is not HOST:PORT"),
+        ("servers", "a:1,a:1", "a:1 is listed twice"),
+        ("servers", "a:70000", "port"),
+        ("servers", "ps-{3..1}:1", "range"),
+        ("job", "a b", "job name 'a b'"),
+        ("job", "x" * 65, "job name"),
+        ("consistency", "bps", "valid are: bsp, ssp:S"),
+        ("consistency", "ssp:-1", "staleness must be >= 0, got -1"),
+        ("consistency", "ssp:x", "whole number"),
+        ("num_workers", "0", ">= 1, got 0"),
+        ("num_workers", "-2", ">= 1, got -2"),
+        ("num_workers", "two", "whole number, got 'two'"),
+        ("num_workers", "2.0", "whole number"),
+        ("num_workers", "12345678901", "whole number"),
+        ("worker", "-1", ">= 0, got -1"),
+        ("worker", "first", "whole number, got 'first'"),
+        ("connect_limit", "0", "seconds > 0, got '0'"),
+        ("connect_limit", "soon", "seconds > 0, got 'soon'"),
+        ("start_limit", "nan", "seconds > 0"),
+        ("start_limit", "-1", "seconds > 0"),
+        ("retry_limit", "inf", "seconds > 0"),
+    ],
+)
+def test_an_invalid_value_is_a_usage_error_that_names_its_variable(name: str, value: str, text: str):
+    variable = f"PS_{name.upper()}"
+    for read in (
+        lambda: settings.read(FULL | {variable: value}),
+        lambda: settings.read(FULL, **{name: value}),
+    ):
+        with pytest.raises(ps.UsageError) as caught:
+            read()
+        assert text in caught.value.message
+        assert variable in caught.value.message
+        assert caught.value.exit_code == 64
+
+
+def test_servers_must_be_said():
+    with pytest.raises(ps.UsageError, match="PS_SERVERS") as caught:
+        settings.read({})
+    assert "--servers" in caught.value.message
+
+
+def test_connect_reads_the_same(monkeypatch: Any):
+    monkeypatch.setenv("PS_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("PS_NUM_WORKERS", "none")
+    with pytest.raises(ps.UsageError, match="PS_NUM_WORKERS"):
+        ps.connect()
+
+
+def test_a_server_that_does_not_answer_is_named(monkeypatch: Any):
+    monkeypatch.delenv("PS_SERVERS", raising=False)
+    with pytest.raises(ps.ServerUnreachable, match=r"127\.0\.0\.1:1 .*within 0\.2 s, PS_CONNECT_LIMIT"):
+        ps.connect(servers="127.0.0.1:1", connect_limit=0.2)
+
+
+def test_a_list_of_servers_that_does_not_fit_is_refused(cluster: Any):
+    first, second = cluster.servers.split(",")
+    with pytest.raises(ps.ConfigurationRefused, match="lists 1 address; "):
+        ps.connect(servers=first)
+    with pytest.raises(ps.ConfigurationRefused, match="in shard order"):
+        ps.connect(servers=f"{second},{first}")

@@ -1,0 +1,122 @@
+"""Whatever changes in `param_groups` reaches the servers with the push that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from .models import Mlp, loss_of
+from .reference import check, seeded
+from .service import Cluster
+
+STEPS = 6
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS + 1),
+    "CosineAnnealingWarmRestarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5),
+}
+
+
+def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
+    groups = [{"params": list(model.first.parameters())}, {"params": list(model.second.parameters())}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, **kind)
+
+
+def adamw(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_of_torch(cluster: Cluster, name: str, make: Any, num_workers: int):
+    def script(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        scheduler = SCHEDULERS[name](optimizer)
+        for step in range(STEPS):
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step(1.0) if name == "ReduceLROnPlateau" else scheduler.step()
+
+    check(cluster, script, seeded(Mlp), make, num_workers=num_workers)
+
+
+def test_one_cycle_changes_betas_and_they_arrive(cluster: Cluster):
+    seen: set[tuple[float, ...]] = set()
+
+    def script(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        scheduler = SCHEDULERS["OneCycleLR"](optimizer)
+        for step in range(STEPS):
+            seen.add(tuple(optimizer.param_groups[0]["betas"]))
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+
+    check(cluster, script, seeded(Mlp), adamw)
+    assert len(seen) > 2
+
+
+def test_values_set_by_hand_before_backward(cluster: Cluster):
+    """The lr and weight decay of one group, in mid-run, as a script with a manual warm-up does."""
+
+    def script(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(STEPS):
+            optimizer.param_groups[1]["lr"] = 0.01 * (step + 1)
+            optimizer.param_groups[0]["weight_decay"] = 0.1 * (step % 2)
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    check(cluster, script, seeded(Mlp), sgd)
+
+
+@pytest.mark.parametrize("overlap", ["auto", False])
+def test_values_set_by_hand_between_backward_and_step(cluster: Cluster, overlap: Any):
+    """With "auto" such a script never overlaps: it shows in its first step."""
+
+    def script(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(STEPS):
+            loss_of(model, rank, step).backward()
+            optimizer.param_groups[1]["lr"] = 0.01 * (step + 1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    check(cluster, script, seeded(Mlp), sgd, overlap=overlap)
+
+
+def test_a_tensor_as_learning_rate(cluster: Cluster):
+    def make(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.015625), **kind)
+
+    def script(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        scheduler = lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        for step in range(STEPS):
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+
+    check(cluster, script, seeded(Mlp), make)
+
+
+def test_step_hooks_of_torch_fire_once_a_step(cluster: Cluster):
+    fired: list[str] = []
+
+    def script(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if hasattr(optimizer, "no_sync"):
+            optimizer.register_step_pre_hook(lambda *_: fired.append("before"))
+            optimizer.register_step_post_hook(lambda *_: fired.append("after"))
+        for step in range(3):
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    check(cluster, script, seeded(Mlp), adamw)
+    assert fired == ["before", "after"] * 3

@@ -1,0 +1,136 @@
+"""Two optimizers of one script, what `wrap` refuses, and what comes before the start and after the end."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import ps_worker as ps
+
+from .models import Mlp, Normed, loss_of
+from .reference import assert_same, batch, seeded
+from .service import Cluster, fresh_name, run_workers, together
+
+STEPS = 4
+
+
+def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
+
+
+def train(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
+    for step in range(steps):
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gan(rank: int, pair: torch.nn.ModuleDict, first: Any, second: Any) -> None:
+    """A discriminator's and a generator's step in turn; the generator's backward runs through both."""
+    for step in range(STEPS):
+        first.zero_grad()
+        fake = pair["made"](batch(rank, step, 4, 13))
+        pair["judge"](fake.detach()).square().mean().backward()
+        first.step()
+        for parameter in pair["judge"].parameters():
+            parameter.requires_grad_(False)
+        second.zero_grad()
+        pair["judge"](fake).sub(1).square().mean().backward()
+        second.step()
+        for parameter in pair["judge"].parameters():
+            parameter.requires_grad_(True)
+
+
+def make_pair() -> torch.nn.ModuleDict:
+    return torch.nn.ModuleDict({"made": torch.nn.Linear(13, 6), "judge": torch.nn.Linear(6, 1)})
+
+
+@pytest.mark.parametrize("overlap", ["auto", False])
+def test_two_optimizers_are_two_tables(cluster: Cluster, overlap: Any):
+    pair = seeded(make_pair)
+    expected, got = copy.deepcopy(pair), copy.deepcopy(pair)
+
+    def plain() -> None:
+        adam = torch.optim.Adam(expected["made"].parameters(), lr=0.01, fused=True)
+        gan(0, expected, sgd(expected["judge"], fused=True), adam)
+
+    def body(worker: ps.Worker) -> None:
+        adam = torch.optim.Adam(got["made"].parameters(), lr=0.01)
+        first = worker.wrap(sgd(got["judge"]), got["judge"], overlap=overlap)
+        second = worker.wrap(adam, got["made"], overlap=overlap)
+        gan(0, got, first, second)
+        assert (first.step_number, second.step_number) == (STEPS, STEPS)
+        worker.finish()
+
+    together([plain])
+    run_workers(cluster, body)
+    assert_same(got, expected)
+
+
+def test_what_wrap_refuses(cluster: Cluster):
+    def wraps(make: Any, error: type[Exception], text: str, **options: Any) -> None:
+        def body(worker: ps.Worker) -> None:
+            model = seeded(Mlp)
+            with pytest.raises(error, match=text):
+                worker.wrap(make(model), model, **options)
+
+        run_workers(cluster, body)
+
+    wraps(lambda model: torch.optim.LBFGS(model.parameters()), ps.ConfigurationRefused, "several times")
+    wraps(lambda _: sgd(Mlp()), ps.UsageError, "4 parameters that the model does not have")
+    wraps(sgd, ps.UsageError, "overlap must be", overlap="on")
+    wraps(sgd, ps.UsageError, "weight must be", weight="batches")
+
+
+def test_a_wrapped_optimizer_refuses_what_it_cannot_do(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        with pytest.raises(ps.UsageError, match="before wrap"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(ps.UsageError, match="on the servers"):
+            optimizer.state_dict()
+        with pytest.raises(ps.UsageError, match="on the servers"):
+            optimizer.load_state_dict({})
+        assert len(optimizer.param_groups) == 1
+
+    run_workers(cluster, body)
+
+
+def test_who_comes_after_the_end_gets_the_weights_and_nothing_to_do(cluster: Cluster):
+    job = fresh_name()
+    models = [seeded(Normed, seed=rank) for rank in range(2)]
+
+    def body(worker: ps.Worker) -> None:
+        model = models[0]
+        train(0, model, worker.wrap(sgd(model), model))
+        worker.finish()
+
+    def late(worker: ps.Worker) -> None:
+        assert worker.ended
+        optimizer = worker.wrap(sgd(models[1]), models[1])
+        assert_same(models[1], models[0])
+        assert torch.equal(models[1].norm.running_mean, models[0].norm.running_mean)
+        assert list(worker.loader([1, 2, 3])) == []
+        with pytest.raises(ps.UsageError, match="another --job"):
+            optimizer.step()
+        worker.finish()
+
+    run_workers(cluster, body, job=job)
+    run_workers(cluster, late, job=job)
+
+
+def test_a_start_that_does_not_come_names_who_is_missing(cluster: Cluster):
+    def one() -> None:
+        with ps.connect(
+            servers=cluster.servers, job=fresh_name(), num_workers=3, worker=1, start_limit=0.2
+        ) as worker:
+            model = seeded(Mlp)
+            worker.wrap(sgd(model), model)
+
+    with pytest.raises(ps.StartLimitExceeded, match="worker 0 to join; worker 2 to join"):
+        together([one])
