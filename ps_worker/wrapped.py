@@ -218,6 +218,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._copy(index)
         self._remaining[bucket.index] -= first_time
         if self._remaining[bucket.index] == 0:
+            for place in bucket.placements:
+                if place.parameter not in self._watch.seen:
+                    self._copy(place.parameter)  # frozen: zeros, not what an earlier step has left there
             self._push(bucket)
 
     def _count_awaited(self) -> None:

@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from ps_server import coordinator, data_stream, shard, shard_table, state_store
-from ps_server import membership as server_membership
+from ps_server import coordinator, data_stream, job_tables, shard, shard_table, state_store
 from ps_wire import address, channel, errors, frame, table
 
 from .pages import table as rows_of
@@ -103,7 +102,7 @@ def test_the_readme_has_every_exit_code():
         ("received frames that wait per connection", [data_stream.INBOX_FRAMES]),
         ("frames that wait to be sent to one peer", [data_stream.MAX_OUTBOX_FRAMES]),
         ("connections that have not said HELLO", [data_stream.MAX_STRANGERS, int(data_stream.HELLO_LIMIT_S)]),
-        ("tables of a job", [server_membership.MAX_TABLES]),
+        ("tables of a job", [job_tables.MAX_TABLES]),
         (
             "workers of a job, jobs, shards",
             [coordinator.MAX_WORKERS, coordinator.MAX_JOBS, address.MAX_SERVERS],

@@ -217,6 +217,20 @@ def test_a_parameter_frozen_in_mid_run_keeps_its_last_gradient(cluster: Cluster)
     check(cluster, script, seeded(Mlp), momentum, overlap=True)
 
 
+def test_a_parameter_that_one_worker_freezes_counts_as_zeros_there(cluster: Cluster):
+    """Not as the gradient of the step before, which still lies in the bucket."""
+
+    def script(rank: int, model: torch.nn.Module, optimizer: Any) -> None:
+        for step in range(STEPS):
+            if step == 2 and rank == 0:
+                model.second.bias.requires_grad_(False)
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    check(cluster, script, seeded(Mlp), sgd, num_workers=2, overlap=True)
+
+
 @pytest.mark.parametrize("touch", TOUCHES[:-1], ids=lambda touch: touch.__name__)
 def test_a_bucket_that_has_not_left_takes_what_is_there_at_step(cluster: Cluster, touch: Any):
     """One bucket with a parameter that is not used: nothing leaves during backward, so nothing is lost."""
