@@ -80,8 +80,8 @@ class Coordinator(rpc.CoordinatorServicer):
             await asyncio.wait([reading], timeout=JOIN_LIMIT_S)
         finally:
             reading.cancel()
-            room.queues.pop((member.worker, member.incarnation), None)
             self._gone(room, member)
+            room.close(member)
 
     async def _join(
         self, messages: AsyncIterator[pb.MemberRequest]

@@ -66,7 +66,15 @@ class Room:
                     await self._order(action)
         finally:
             self._task = None
-        if self.job.forgotten and not self.queues:
+        self._check_empty()
+
+    def close(self, member: Member) -> None:
+        """A member's stream has ended: its queue goes."""
+        self.queues.pop((member.worker, member.incarnation), None)
+        self._check_empty()
+
+    def _check_empty(self) -> None:
+        if self.idle and self.job.forgotten and not self.queues:
             self._on_empty(self)
 
     def _deliver(self, action: ToMember) -> None:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
+import ps_lab
 from ps_lab.cluster import command_path
 
 LIMIT_S = 40.0  # for whatever takes well under a second on an idle machine
+TETHER = str(Path(ps_lab.__file__).with_name("tether.py"))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PS_")} | {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
@@ -91,9 +93,9 @@ class Process:
 
 
 def start(*command: str, environment: Mapping[str, str] | None = None) -> Process:
-    """Starts one of the project's installed commands."""
+    """Starts one of the project's installed commands; it dies with the test run, however that ends."""
     process = subprocess.Popen(
-        [command_path(command[0]), *command[1:]],
+        [sys.executable, "-I", "-S", TETHER, str(os.getpid()), command_path(command[0]), *command[1:]],
         env=ENVIRONMENT | dict(environment or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

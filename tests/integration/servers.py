@@ -73,8 +73,13 @@ class Servers:
             for shard, address in enumerate(self.addresses)
         ]
         self._channels = [grpc.insecure_channel(address, options=CLIENT) for address in self.addresses]
-        for address in self.addresses:
-            wait_health(address, SERVING)
+        try:
+            for address in self.addresses:
+                wait_health(address, SERVING)
+        except BaseException:
+            for process in self.processes:
+                process.kill()
+            raise
 
     @property
     def option(self) -> str:
