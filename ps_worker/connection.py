@@ -184,6 +184,8 @@ class Connection:
         with self._lock:
             for frame in self._peer.replay(self._shard):
                 outbox.put(frame)
+            if self._closing.is_set():  # close() came first and found no outbox to end
+                outbox.put(None)
             self._outbox = outbox
 
 

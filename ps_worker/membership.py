@@ -256,8 +256,7 @@ class Membership:
             error = error_of(broken, self._settings.servers[0])
         except PsError as refused:
             error = refused
-        if not self._leaving:
-            self._fail(error)
+        self._fail(error)
 
     def _take(self, reply: pb.MemberReply) -> None:
         kind = reply.WhichOneof("kind")
@@ -282,7 +281,7 @@ class Membership:
                 return
             self._error = error
             self._changed.notify_all()
-        if self.joined.incarnation:
+        if self.joined.incarnation and not self._leaving:
             self._on_failure(error)
 
     def _wait(self, kind: str, limit_s: float | None) -> Any:
