@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ps_server.average import Scratch, mean
-from ps_server.optimizers import PieceOptimizer
+from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_wire import frame as wire
 from ps_wire.carrier import Outlet
@@ -123,6 +123,22 @@ class Cell:
         with self.lock:
             for worker in [key for key, known in self._outlets.items() if known is outlet]:
                 del self._outlets[worker]
+
+    def export_state(self) -> list[State]:
+        """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
+        with self.lock:
+            return self._optimizer.export_state() if self._optimizer is not None else []
+
+    def import_state(self, states: Sequence[State]) -> None:
+        """Sets the optimizer's state of all pieces. Raises what `PieceOptimizer.import_state` raises."""
+        with self.lock:
+            if self._optimizer is not None:
+                self._optimizer.import_state(states)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the optimizer's state of a piece may hold."""
+        return self._optimizer.state_names if self._optimizer is not None else ()
 
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state."""

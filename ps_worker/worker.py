@@ -102,7 +102,8 @@ class Worker:
         parameters = model_spec.parameters_of(model, optimizer)
         spec = model_spec.model_table(number, parameters, optimizer, buckets or BucketOptions())
         outside = model_spec.outside_of(model, parameters.values())
-        exchange, step = self._link.start_table(spec, parameters.values(), outside)
+        states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
+        exchange, step = self._link.start_table(spec, parameters.values(), outside, states)
         wrapped = WrappedOptimizer(
             optimizer,
             parameters=parameters,
