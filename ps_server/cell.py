@@ -69,18 +69,24 @@ class Cell:
         self.hyper_mismatches = 0
         self._table = table
         self._index = index
-        self._optimizer = optimizer([self._of(weights, piece) for piece in pieces]) if pieces else None
+        self._make_optimizer = optimizer
+        self._optimizer = self._fresh_optimizer()
         self._outlets: dict[int, Outlet] = {}
 
     @staticmethod
     def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
         return values[piece.offset : piece.offset + piece.numel]
 
+    def _fresh_optimizer(self) -> PieceOptimizer | None:
+        pieces = [self._of(self.weights, piece) for piece in self.pieces]
+        return self._make_optimizer(pieces) if pieces else None
+
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
     def load(self, values: torch.Tensor) -> None:
-        """Sets the weights, shape (E,); before the table starts."""
+        """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
+            self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
             self.loaded = True
