@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -14,6 +16,12 @@ from .reference import seeded
 from .service import fresh_name, run_workers, together
 
 SMALL = ps.BucketOptions(partition_bytes=4096)
+
+
+def hurry(worker: ps.Worker) -> None:
+    """From now on it waits for a load for a moment only."""
+    state = worker._link._state
+    state._settings = dataclasses.replace(state._settings, start_limit_s=0.2)
 
 
 # -- several workers -----------------------------------------------------------------------------------
@@ -61,11 +69,12 @@ def test_a_load_that_worker_0_does_not_make_ends_at_the_start_limit(one_shard):
         model = models[worker.rank]
         worker.wrap(torch.optim.Adam(model.parameters()), model)
         if worker.rank == 1:
+            hurry(worker)
             with pytest.raises(StartLimitExceeded, match="worker 0 has not called load_state_dict"):
                 worker._link.share_state(0, 1, [])
         worker.finish()
 
-    run_workers(one_shard, body, num_workers=2, start_limit=1.0)
+    run_workers(one_shard, body, num_workers=2)
 
 
 def test_a_worker_that_waits_for_a_load_hears_that_the_job_cannot_go_on(one_shard):
@@ -77,7 +86,7 @@ def test_a_worker_that_waits_for_a_load_hears_that_the_job_cannot_go_on(one_shar
         model = seeded(Mlp)
         worker = ps.connect(worker=0, **name)
         worker.wrap(torch.optim.Adam(model.parameters()), model)
-        worker._link._membership._outbox.put(None)  # its stream ends without a word
+        worker._link._membership._channel.close()  # its stream ends without a word
         return worker
 
     def second():
@@ -102,11 +111,12 @@ def test_loads_are_counted_anew_when_a_job_goes_on(one_shard):
         if not worker._link.resumed:
             worker._link.share_state(0, 1, states)
         elif worker.rank == 1:
+            hurry(worker)
             with pytest.raises(StartLimitExceeded):
                 worker._link.share_state(0, 1, states)
 
     run_workers(one_shard, body, num_workers=2, job=job)
-    run_workers(one_shard, body, num_workers=2, job=job, start_limit=2.0)
+    run_workers(one_shard, body, num_workers=2, job=job)
 
 
 # -- what is refused -----------------------------------------------------------------------------------
