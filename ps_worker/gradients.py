@@ -1,11 +1,11 @@
 """The gradients of one table on their way to the shards: when its buckets leave, and what must hold then.
 
-    watching     the first step with a gradient: hooks copy, nothing leaves before `step()`, which then decides
+    watching     the first step with a gradient: hooks copy, nothing leaves before `step()`, which decides
     overlapping  a bucket leaves from the hook that completes it
     waiting      everything leaves in `step()`; there are no hooks
 
-Overlap begins only if a watched step showed that nothing touches gradients after backward; every later step is
-checked again, and a change then is an error, since what has left is final. It must not know loss scales,
+Overlap begins only if a watched step showed that nothing touches gradients after backward; every later step
+is checked again, and a change then is an error, since what has left is final. It must not know loss scales,
 closures or other tables; `wrapped` brings several tables of one optimizer together.
 """
 

@@ -111,7 +111,12 @@ def spec_of(
             optimizer=cls.__qualname__,
         )
     try:
-        return OptimizerSpec(name=cls.__name__, hyperparameters=read_groups(optimizer.defaults, optimizer.param_groups if groups is None else groups))
+        return OptimizerSpec(
+            name=cls.__name__,
+            hyperparameters=read_groups(
+                optimizer.defaults, optimizer.param_groups if groups is None else groups
+            ),
+        )
     except UsageError as error:
         raise OptimizerUnsupported(f"{cls.__name__}: {error.message}", optimizer=cls.__name__) from None
 

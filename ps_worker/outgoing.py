@@ -107,9 +107,7 @@ class Outgoing:
             if not hooked and self.parameters[place].requires_grad
         ]
 
-    def _hook(
-        self, parameter: torch.nn.Parameter, place: int, hook: Callable[[torch.Tensor], None]
-    ) -> None:
+    def _hook(self, parameter: torch.nn.Parameter, place: int, hook: Callable[[torch.Tensor], None]) -> None:
         register: Callable[..., Handle] = parameter.register_post_accumulate_grad_hook
         self._handles.append(register(hook))
         self._hooked[place] = True
@@ -288,4 +286,4 @@ def _same(gradient: torch.Tensor, sent: torch.Tensor) -> bool:
     now = gradient.to(sent)
     if torch.equal(now, sent):
         return True
-    return bool(((now == sent) | ((now != now) & (sent != sent))).all())
+    return bool(((now == sent) | (now.isnan() & sent.isnan())).all())

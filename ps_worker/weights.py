@@ -103,6 +103,6 @@ class Weights:
 
 def _changed(what: str) -> WeightsChanged:
     return WeightsChanged(
-        f"{what} was written by the script after wrap. The servers hold the weights, and what is written here "
-        "would be lost: load weights before wrap; to evaluate others, use a copy of the model"
+        f"{what} was written by the script after wrap. The servers hold the weights, and what is written "
+        "here would be lost: load weights before wrap; to evaluate others, use a copy of the model"
     )

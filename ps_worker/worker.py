@@ -22,10 +22,11 @@ from ps_worker import model_spec
 from ps_worker.hyperparameters import OptimizerChoice
 from ps_worker.link import Link
 from ps_worker.loader import Loader
+from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats
 from ps_worker.table import Table
-from ps_worker.wrapped import StartedTable, WrappedOptimizer
+from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 SETTLE_LIMIT_S = 5.0
@@ -123,15 +124,17 @@ class Worker:
             outside: dict[str, torch.Tensor] = {}
             if not any(known is model for known in self._models):
                 outside = model_spec.outside_of(model, parameters.values())
-            exchange, step = self._link.start_table(spec, parameters.values(), outside)
+            states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
+            exchange, step = self._link.start_table(spec, parameters.values(), outside, states)
             self._models.append(model)
             self._own(spec.number, parameters)
-            return StartedTable(exchange, parameters, step)
+            return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
         wrapped = WrappedOptimizer(
             optimizer,
             model=model,
             start_table=start_table,
+            access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
             overlap=overlap,
             clip_grad_norm=None if mean else clip_grad_norm,
             weight=self._sample_weight() if weight == "samples" else _one,
@@ -266,8 +269,9 @@ class Worker:
         )
 
     def synchronize(self) -> None:
-        """Waits until all weights that were asked for are here: who reads weights outside a forward does so
-        after it (`step()` returns with all of them today; a later one may not).
+        """Waits until all weights that were asked for are here.
+
+        Who reads weights outside a forward (an average of them, a norm) does so after it.
 
         Raises:
             PsError: the job cannot go on.

@@ -10,9 +10,8 @@ A step here: hooks copy and push full buckets -> step(): checks, pushes the rest
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Literal
 
@@ -20,31 +19,16 @@ import torch
 
 from ps_wire.errors import UsageError
 from ps_wire.table import Hyperparameters
-from ps_worker.exchange import Exchange
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import read_groups
+from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAccess
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
-@dataclass(frozen=True, slots=True)
-class StartedTable:
-    """A table of a model's parameters that has started.
-
-    Attributes:
-        exchange: with the job's weights.
-        parameters: by name, in the order of the table.
-        step: this worker's first.
-    """
-
-    exchange: Exchange
-    parameters: Mapping[str, torch.nn.Parameter]
-    step: int
-
-
-class WrappedOptimizer(torch.optim.Optimizer):
+class WrappedOptimizer(RemoteStateOptimizer):
     """Made by `Worker.wrap`. Its `param_groups` are the wrapped optimizer's own, so schedulers work on both.
 
     Attributes:
@@ -63,6 +47,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         *,
         model: torch.nn.Module,
         start_table: Callable[[list[dict[str, Any]]], StartedTable],
+        access: StateAccess,
         overlap: Literal["auto"] | bool,
         clip_grad_norm: float | None,
         weight: Callable[[], float],
@@ -75,6 +60,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             inner: the script's own.
             model: whose parameters it holds.
             start_table: makes and starts a table of these param-groups.
+            access: to the optimizer's state on the servers.
             overlap: as in `wrap`.
             clip_grad_norm: to clip this worker's own gradients to, before they leave.
             weight: of a step's pushes in a BSP mean; called once a step.
@@ -94,6 +80,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._inner = inner
         self._model = model
         self._start_table = start_table
+        self._access = access
+        self._started = []
         self._clip = clip_grad_norm
         self._mode = START[overlap] if clip_grad_norm is None else Mode.WAITING
         self._weight = weight
@@ -179,9 +167,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         Raises:
             GradientChanged: gradients of this step have already left.
         """
-        self.settle()
-        if any(table.left for table in self._tables):
-            raise changed_error("zero_grad() was called between backward and step()")
+        self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
 
     @contextmanager
@@ -208,9 +194,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             return
         if self._clip is not None:
             raise UsageError("clip_grad_norm is over the parameters of wrap: add param-groups before it")
-        self.settle()
-        if any(table.left for table in self._tables):
-            raise changed_error("add_param_group() was called between backward and step()")
+        self._between_steps("add_param_group()")
         super().add_param_group(param_group)
         try:
             self._add_table([len(self.param_groups) - 1])
@@ -218,21 +202,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
-    def state_dict(self) -> dict[str, Any]:
-        """Not available: the state lives on the servers.
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `RemoteStateOptimizer.load_state_dict`."""
+        super().load_state_dict(state_dict)
+        self._inner.param_groups = self.param_groups
 
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("the optimizer's state lives on the servers; a worker cannot read it yet")
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
-        """Not available: the state lives on the servers.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("the optimizer's state lives on the servers; a worker cannot set it yet")
+    def _between_steps(self, what: str) -> None:
+        self.settle()
+        if any(table.left for table in self._tables):
+            raise changed_error(f"{what} was called between backward and step()")
 
     # -- what a worker calls ---------------------------------------------------------------------------
 
@@ -263,6 +241,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def _add_table(self, groups: list[int]) -> None:
         started = self._start_table([self.param_groups[index] for index in groups])
+        self._started.append(started)
         self._weights.append(Weights(started.exchange.weights, started.parameters))
         self._tables.append(
             Gradients(
@@ -285,7 +264,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return self._step_weight
 
     def _scaling(self) -> tuple[float | None, float | None]:
-        """What a `GradScaler` says of this step: its scale if gradients still have it, and overflows found."""
+        """What a `GradScaler` says of the step: its scale if gradients still have it, and overflows found."""
         scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return None if scale is None else float(scale), None if overflow is None else float(overflow)
 

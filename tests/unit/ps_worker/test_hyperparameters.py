@@ -130,7 +130,9 @@ def test_keys_of_schedulers_do_not_travel():
 def test_groups_keep_their_order_and_their_own_values():
     first, second = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": [second]}], lr=0.1)
-    assert [dict(group)["lr"] for group in read_groups(optimizer.defaults, optimizer.param_groups).groups] == [0.5, 0.1]
+    assert [
+        dict(group)["lr"] for group in read_groups(optimizer.defaults, optimizer.param_groups).groups
+    ] == [0.5, 0.1]
 
 
 @pytest.mark.parametrize("value", [object(), {"a": 1}, torch.ones(3), ["a"], 1j])

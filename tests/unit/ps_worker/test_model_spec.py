@@ -64,7 +64,7 @@ def test_strides_travel_where_they_are_not_the_usual_ones():
 def test_complex_parameters_are_named(dtype: torch.dtype):
     model = nn.Module()
     model.odd = nn.Parameter(torch.zeros(3, dtype=dtype))
-    with pytest.raises(ParameterUnsupported, match=f"'odd' is complex .{dtype}.: keep it as two real ones"):
+    with pytest.raises(ParameterUnsupported, match=rf"'odd' is complex .{dtype}.: keep it as two real ones"):
         table(model)
 
 
