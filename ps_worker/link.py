@@ -18,7 +18,7 @@ import torch
 
 from ps_wire import frame as wire
 from ps_wire.channel import CLIENT
-from ps_wire.errors import JobUnknown, PsError
+from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.plan import Plan
 from ps_wire.status import error_of
 from ps_wire.table import TableSpec
@@ -235,6 +235,7 @@ class Link:
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()
+        self.fail(UsageError(f"this worker has left job {self._settings.job}: connect again to train on"))
 
     # -- figures ---------------------------------------------------------------------------------------
 
