@@ -244,10 +244,9 @@ class Exchange:
         callback(self._error)
 
     @property
-    def under_way(self) -> frozenset[int]:
-        """Partitions whose push is not acknowledged yet."""
-        with self._changed:
-            return frozenset(self._unacked)
+    def all_acked(self) -> bool:
+        """Whether no push is under way; without a lock, for the thread that pushes."""
+        return not self._unacked and self._error is None
 
     def _raise_failed(self) -> None:
         if self._error is not None:

@@ -56,6 +56,7 @@ class Membership:
         self._started: dict[int, int] = {}
         self._waiting_for = ""
         self._error: PsError | None = None
+        self._waiting_call: Any = None
         self._leaving = False
         self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -197,6 +198,28 @@ class Membership:
         except grpc.RpcError as error:
             raise error_of(error, self._settings.servers[0]) from None
 
+    def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
+        """Waits until a worker has put bytes that are not less; returns whether that was within the limit.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            call = self._waiting_call = self._stub.GetState(request, timeout=limit_s)
+        try:
+            for _ in call:
+                pass
+        except grpc.RpcError as error:
+            if self._error is not None:
+                raise self._error from None
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return False
+            raise error_of(error, self._settings.servers[0]) from None
+        return True
+
     def _key(self, name: str) -> pb.StateKey:
         return pb.StateKey(
             job=self._settings.job,
@@ -280,6 +303,8 @@ class Membership:
             if self._error is not None:
                 return
             self._error = error
+            if self._waiting_call is not None:
+                self._waiting_call.cancel()
             self._changed.notify_all()
         if self.joined.incarnation and not self._leaving:
             self._on_failure(error)

@@ -22,6 +22,7 @@ from ps_worker import model_spec
 from ps_worker.hyperparameters import OptimizerChoice
 from ps_worker.link import Link
 from ps_worker.loader import Loader
+from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats
 from ps_worker.table import Table
@@ -53,6 +54,8 @@ class Worker:
         self._settings = settings
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
+        self._models: list[torch.nn.Module] = []  # whose buffers go along with one of the tables
+        self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._metrics: dict[str, float] = {}
         self._samples = 0
         self._left = False
@@ -74,11 +77,13 @@ class Worker:
         *,
         overlap: Literal["auto"] | bool = "auto",
         weight: Literal["equal", "samples"] = "equal",
+        clip_grad_norm: float | None = None,
         buckets: BucketOptions | None = None,
     ) -> WrappedOptimizer:
         """Puts the model's parameters on the servers, which run the optimizer from now on.
 
         Waits until all workers are here and the job has started; then the model has the job's weights.
+        Parameters of bfloat16 and float16 have a float32 master on the servers; what arrives is rounded.
 
         Args:
             optimizer: of torch.optim; its class and `param_groups` are sent as data.
@@ -86,31 +91,54 @@ class Worker:
             overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
                 touched the gradients.
             weight: of a push in a BSP mean: "equal", or the "samples" that the loader handed out for it.
+            clip_grad_norm: largest L2 norm of the gradient over all parameters, as
+                `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
+                workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
             buckets: sizes of buckets and partitions.
 
         Raises:
             ConfigurationRefused: the servers cannot run the optimizer or hold a parameter, the model or
                 optimizer differs from the other workers', or it does not fit into a server's memory.
             StartLimitExceeded: the job did not start in time; who was missing is named.
-            UsageError: the optimizer holds parameters that the model does not have.
+            UsageError: the optimizer holds parameters that the model does not have, or a parameter that
+                another table has.
         """
         if overlap not in ("auto", True, False):
             raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
         if weight not in ("equal", "samples"):
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
-        number = len(self._optimizers) + len(self._tables)
-        parameters = model_spec.parameters_of(model, optimizer)
-        spec = model_spec.model_table(number, parameters, optimizer, buckets or BucketOptions())
-        outside = model_spec.outside_of(model, parameters.values())
-        exchange, step = self._link.start_table(spec, parameters.values(), outside)
+        if clip_grad_norm is not None and not 0.0 < clip_grad_norm < float("inf"):
+            raise UsageError(f"clip_grad_norm must be finite and > 0, got {clip_grad_norm}")
+        mean = isinstance(self._settings.consistency, BSP)
+
+        def start_table(groups: list[dict[str, Any]]) -> StartedTable:
+            parameters = model_spec.parameters_of(model, groups)
+            spec = model_spec.model_table(
+                self._next_table(parameters),
+                parameters,
+                optimizer,
+                groups,
+                buckets=buckets or BucketOptions(),
+                clip_grad_norm=clip_grad_norm if mean else None,
+            )
+            outside: dict[str, torch.Tensor] = {}
+            if not any(known is model for known in self._models):
+                outside = model_spec.outside_of(model, parameters.values())
+            states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
+            exchange, step = self._link.start_table(spec, parameters.values(), outside, states)
+            self._models.append(model)
+            self._own(spec.number, parameters)
+            return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
+
         wrapped = WrappedOptimizer(
             optimizer,
-            parameters=parameters,
-            exchange=exchange,
-            step=step,
+            model=model,
+            start_table=start_table,
+            access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
             overlap=overlap,
+            clip_grad_norm=None if mean else clip_grad_norm,
             weight=self._sample_weight() if weight == "samples" else _one,
-            ended=self._ended_text() if self.ended else None,
+            closed=self._closed,
             log=self._say,
         )
         self._optimizers.append(wrapped)
@@ -133,7 +161,7 @@ class Worker:
         Raises:
             What `wrap` raises.
         """
-        number = len(self._optimizers) + len(self._tables)
+        number = self._next_table(tensors)
         spec = model_spec.table_of(
             number,
             tensors,
@@ -142,6 +170,7 @@ class Worker:
             buckets=buckets or BucketOptions(),
         )
         exchange, step = self._link.start_table(spec, tensors.values(), {})
+        self._own(number, tensors)
         made = Table(exchange, tuple(tensors), step)
         self._tables.append(made)
         return made
@@ -239,6 +268,17 @@ class Worker:
             staleness=summarize(merge_counts(table.tau for table in tables)),
         )
 
+    def synchronize(self) -> None:
+        """Waits until all weights that were asked for are here.
+
+        Who reads weights outside a forward (an average of them, a norm) does so after it.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        for optimizer in self._optimizers:
+            optimizer.settle()
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -284,6 +324,28 @@ class Worker:
         self.leave("" if kind is None else f"{kind.__name__}: {error}")
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _next_table(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """The number of the next table, if none of these is in another one."""
+        closed = self._closed()
+        if closed is not None and not self.ended:
+            raise UsageError(closed)
+        for name, tensor in tensors.items():
+            if id(tensor) in self._table_of:
+                number = self._table_of[id(tensor)][1]
+                raise UsageError(f"{name!r} is in table {number} already: a parameter has one optimizer")
+        return len(self._link.exchanges)
+
+    def _own(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
+
+    def _closed(self) -> str | None:
+        """Why no step can be taken any more, or None."""
+        if self._left:
+            return f"this worker has left job {self._settings.job}: connect again to train on"
+        if self._finished:
+            return f"this worker has finished job {self._settings.job}: no step comes after finish()"
+        return self._ended_text() if self.ended else None
 
     def _progress(self) -> pb.Progress:
         return pb.Progress(
