@@ -28,7 +28,7 @@ class FlatBuckets:
         self.views: list[torch.Tensor] = [torch.empty(0)] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
             for place in bucket.placements:
-                flat = tensor[place.offset : place.offset + place.numel]
+                flat = piece_of(tensor, place.offset, place.numel)
                 self.views[place.parameter] = shaped(flat, plan.parameters[place.parameter])
 
     def partition(self, partition: Partition) -> torch.Tensor:
@@ -38,6 +38,18 @@ class FlatBuckets:
     def bytes_of(self, partition: Partition) -> memoryview:
         """A partition's bytes, without a copy."""
         return self.partition(partition).numpy().data.cast("B")
+
+
+def piece_of(tensor: torch.Tensor, start: int, numel: int) -> torch.Tensor:
+    """Elements of a flat CPU tensor, shape (numel,): the same memory, with a storage of its own.
+
+    For whoever saves or copies a model looks at storages. Of tensors that share one, Accelerate drops all but
+    one, safetensors refuses them, and torch.save and deepcopy take the whole storage for each.
+    """
+    if numel == 0:
+        return tensor.new_empty(0)
+    offset = start * tensor.itemsize
+    return torch.frombuffer(tensor.numpy(), dtype=tensor.dtype, count=numel, offset=offset)
 
 
 def shaped(flat: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:

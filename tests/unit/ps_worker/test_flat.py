@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,20 @@ def test_views_keep_shape_and_values_and_never_overlap(values: list[torch.Tensor
         assert torch.equal(view, value)
         if view.numel():
             assert view.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_view_has_a_storage_of_its_own_over_its_bucket(dtype: torch.dtype):
+    """Accelerate, safetensors, torch.save and deepcopy go by storages."""
+    flat = FlatBuckets(plan_of([torch.zeros(shape, dtype=dtype) for shape in ((3, 5), (0,), (7,), ())]))
+    storages = [view.untyped_storage() for view in flat.views]
+    assert [storage.nbytes() for storage in storages] == [view.nbytes for view in flat.views]
+    assert len({storage.data_ptr() for storage in storages}) == len(storages)
+    for tensor in flat.tensors:
+        tensor.fill_(2)
+    assert all(bool((view == 2).all()) for view in flat.views)
+    saved = safetensors.torch.save({str(index): view for index, view in enumerate(flat.views)})
+    assert len(safetensors.torch.load(saved)) == len(flat.views)
 
 
 @given(tensors())
