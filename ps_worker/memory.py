@@ -1,4 +1,4 @@
-"""Memory that a forked child sees as zeros: a DataLoader's workers neither keep it nor make writing it dearer.
+"""Memory that a forked child sees as zeros: a DataLoader's processes do not keep it.
 
 A fork shares every page until one side writes to it. Gradients are written each step, so with forked children
 around, each of their pages would be copied once more and the old one kept as long as a child lives.

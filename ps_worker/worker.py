@@ -5,15 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
-from torch.utils.data import Dataset
 
 from ps_wire.allocator import keep_large_blocks
-from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, UsageError
 from ps_wire.staleness import merge_counts, summarize
 from ps_wire.table import BucketOptions
@@ -21,17 +19,17 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
 from ps_worker.hyperparameters import OptimizerChoice
 from ps_worker.link import Link
-from ps_worker.loader import Loader
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats
 from ps_worker.table import Table
+from ps_worker.worker_data import WorkerData
 from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 SETTLE_LIMIT_S = 5.0
 
 
-class Worker:
+class Worker(WorkerData):
     """Made by `connect`; a context manager that leaves the job when its block ends.
 
     The user's thread calls it; background threads receive frames and send heartbeats.
@@ -50,11 +48,11 @@ class Worker:
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
+        super().__init__(settings.consistency)
         self._settings = settings
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
         self._metrics: dict[str, float] = {}
-        self._samples = 0
         self._left = False
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
@@ -145,52 +143,6 @@ class Worker:
         made = Table(exchange, tuple(tensors), step)
         self._tables.append(made)
         return made
-
-    # -- data ------------------------------------------------------------------------------------------
-
-    def loader(
-        self,
-        dataset: Dataset[Any],
-        *,
-        batch_size: int = 1,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        **options: Any,
-    ) -> Loader:
-        """This worker's share of a dataset; each iteration over it is one epoch.
-
-        Over all workers every sample comes once per epoch. Under BSP all get equally many batches, of sizes
-        that differ by at most one.
-
-        Args:
-            dataset: with a length and an index.
-            batch_size: per worker.
-            shuffle: another order each epoch, the same on all workers.
-            seed: of that order; must be the same on all workers.
-            drop_last: full batches only.
-            options: of `torch.utils.data.DataLoader`: `collate_fn`, `num_workers`, `pin_memory`...
-
-        Raises:
-            UsageError: the dataset has fewer samples than the job workers, or an option makes no sense.
-        """
-        return Loader(
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            rank=self.rank,
-            num_workers=self.num_workers,
-            even=isinstance(self._settings.consistency, BSP),
-            ended=self.ended,
-            on_batch=self._count_samples,
-            options=options,
-        )
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of `count` epochs."""
-        yield from range(count)
 
     # -- figures ---------------------------------------------------------------------------------------
 
@@ -296,20 +248,6 @@ class Worker:
     @property
     def _waited_s(self) -> float:
         return sum(optimizer.waited_s for optimizer in self._optimizers)
-
-    def _count_samples(self, samples: int) -> None:
-        self._samples += samples
-
-    def _sample_weight(self) -> Callable[[], float]:
-        """A function that gives the samples handed out since it was last called."""
-        taken = self._samples
-
-        def weight() -> float:
-            nonlocal taken
-            count, taken = self._samples - taken, self._samples
-            return float(max(count, 1))
-
-        return weight
 
     def _ended_text(self) -> str:
         return (
