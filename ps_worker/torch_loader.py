@@ -71,7 +71,7 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
         )
     if sampler.replacement or sampler.num_samples != len(sampler.data_source):
         raise UsageError(
-            "worker.shard deals every sample once: a RandomSampler with replacement or num_samples does not; "
+            "worker.shard deals every sample once, unlike a RandomSampler with replacement or num_samples: "
             + _INSTEAD
         )
     return True

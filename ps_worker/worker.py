@@ -7,8 +7,9 @@ import logging
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, SupportsFloat
 
+import numpy as np
 import torch
 
 from ps_wire.allocator import keep_large_blocks
@@ -27,6 +28,7 @@ from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 SETTLE_LIMIT_S = 5.0
+_ARRAYS = (torch.Tensor, np.ndarray)
 
 
 class Worker(WorkerData):
@@ -152,18 +154,20 @@ class Worker(WorkerData):
         clocks = [optimizer.step_number for optimizer in self._optimizers]
         return max(clocks + [table.step for table in self._tables], default=0)
 
-    def log(self, **metrics: float) -> None:
+    def log(self, **metrics: SupportsFloat) -> None:
         """Keeps the latest value of each metric; they travel with heartbeats to whoever watches the job.
+
+        Args:
+            metrics: numbers; tensors and arrays of one element are read without their graph.
 
         Raises:
             UsageError: a value is not a number.
         """
         for name, value in metrics.items():
-            number = value.detach() if isinstance(value, torch.Tensor) else value
             try:
-                self._metrics[name] = float(number)
-            except (TypeError, ValueError):
-                raise UsageError(f"log({name}=...) takes a number, got {value!r}") from None
+                self._metrics[name] = float(value.item() if isinstance(value, _ARRAYS) else value)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(f"log({name}=...) takes a number, got {_described(value)}") from None
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.
@@ -263,6 +267,12 @@ class Worker(WorkerData):
             logger.setLevel(logging.INFO)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, _ARRAYS):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
+    return repr(value)[:200]
 
 
 def _one() -> float:
