@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from types import TracebackType
@@ -56,6 +57,7 @@ class Worker(WorkerData):
         self._tables: list[Table] = []
         self._metrics: dict[str, float] = {}
         self._left = False
+        self._pid = os.getpid()
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self.rank = self._link.rank
@@ -214,9 +216,17 @@ class Worker(WorkerData):
             optimizer.refresh()
         self._finished = True
 
+    def is_in(self, settings: Settings) -> bool:
+        """Whether this is a member, or finished and not gone, of the job that `settings` name."""
+        same = (self._settings.servers, self._settings.job) == (settings.servers, settings.job)
+        return same and not self._left
+
     def leave(self, reason: str = "") -> None:
-        """Leaves the job; the others go on without this worker. Safe to call twice."""
-        if self._left:
+        """Leaves the job; the others go on without this worker. Safe to call twice.
+
+        Does nothing in a forked child: the worker is its parent.
+        """
+        if self._left or os.getpid() != self._pid:
             return
         self._left = True
         atexit.unregister(self.leave)
