@@ -54,7 +54,11 @@ class Link:
         self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
         self._membership = Membership(settings, progress=progress, on_failure=self.fail, log=say)
         self._membership.check_servers()
-        joined = self._membership.join()
+        try:
+            joined = self._membership.join()
+        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
+            self._membership.leave("it never came to know that it had joined")
+            raise
         self.rank: int = joined.worker
         self.ended: bool = joined.ended
         self.resumed: bool = joined.resumed
