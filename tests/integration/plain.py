@@ -1,8 +1,8 @@
 """Training scripts in plain torch: the same `main`, with replicas in one process in place of the service.
 
-A script sees `Plain` where it imports `ps`. Its optimizer is torch's own (fused); before each step the replicas'
-gradients are averaged in rank order, as BSP says. Only the data are the service's: every replica has the
-loaders of one worker or of several, whose batches it joins into one.
+A script sees `Plain` where it imports `ps`. Its optimizer is torch's own (fused); before each step the
+replicas' gradients are averaged in rank order, as BSP says. Only the data are the service's: every replica
+has the loaders of one worker or of several, whose batches it joins into one.
 
 Replicas take turns, one running at a time, since a script's `manual_seed` holds for the whole process.
 """
