@@ -239,6 +239,18 @@ class Worker(WorkerData):
 
     # -- the end ---------------------------------------------------------------------------------------
 
+    def synchronize(self) -> None:
+        """Waits until all weights that were asked for are here.
+
+        To be called before the weights are read outside the model's forward: for a moving average of them,
+        a checkpoint, a norm.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        for exchange in self._link.exchanges:
+            exchange.wait_pulled(self._say)
+
     def finish(self) -> None:
         """Says that this worker has no more data, waits for all, and loads the final weights and buffers.
 
