@@ -27,7 +27,8 @@ def connect(
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
     Args:
-        servers: addresses of all shards, in shard order: `HOST:PORT,HOST:PORT`.
+        servers: addresses of all shards, in shard order: `HOST:PORT,HOST:PORT`. Without them, or with `none`,
+            the worker runs alone, with a server inside this process.
         job: its name; workers of one name train together. Default: "default".
         consistency: `bsp`, `ssp:S` or `asp`. Default: bsp.
         num_workers: that the job waits for. Default: 1.
