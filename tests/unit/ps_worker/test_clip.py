@@ -9,7 +9,7 @@ import ps_worker as ps
 from ps_wire.errors import ConfigurationRefused, TableMismatch, UsageError
 
 from .reference import batch
-from .service import Cluster, fresh_name, run_workers
+from .service import Cluster, LoopThread, fresh_name, run_workers
 
 SHAPES = {"a": (300, 50), "b": (5000,), "c": (7,)}
 STEPS = 4
@@ -71,6 +71,35 @@ def test_a_worker_that_leaves_holds_no_clipped_step_up(cluster: Cluster) -> None
         train(worker, 1.0, steps=STEPS - worker.rank)
 
     run_workers(cluster, body, num_workers=3)
+
+
+def test_a_shard_that_loses_the_coordinator_holds_a_clipped_step_up_only_until_it_is_back(
+    loop_thread: LoopThread,
+) -> None:
+    """Whether its report or the decision was lost: it says again what is undecided."""
+    cluster = Cluster(loop_thread, 2)
+    shards = cluster.shards[0].shard.on_norm.__self__
+
+    def break_stream() -> None:
+        for entry in shards._registered.values():
+            entry.outbox.put_nowait(None)
+
+    def body(worker: ps.Worker) -> dict[str, torch.Tensor]:
+        table = worker.table(zeros(), optimizer=ps.SGD(lr=0.5, momentum=0.9), clip_grad_norm=1.0)
+        for step in range(STEPS):
+            if worker.rank == 0 and step in (1, 3):
+                loop_thread.loop.call_soon_threadsafe(break_stream)
+            table.push(gradients(worker.rank, step))
+            pulled = table.pull().result(20)
+        worker.finish()
+        return dict(pulled.values)
+
+    try:
+        first, _ = run_workers(cluster, body, num_workers=2)
+    finally:
+        cluster.close()
+    for name, value in alone(2, 1.0).items():
+        torch.testing.assert_close(first[name], value, rtol=1e-6, atol=1e-6)
 
 
 def test_two_clipped_tables_and_a_free_one_do_not_wait_for_each_other(cluster: Cluster) -> None:
