@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ps_server.average import Scratch, mean
-from ps_server.optimizers import PieceOptimizer
+from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_wire import frame as wire
 from ps_wire.carrier import Outlet
@@ -69,18 +69,24 @@ class Cell:
         self.hyper_mismatches = 0
         self._table = table
         self._index = index
-        self._optimizer = optimizer([self._of(weights, piece) for piece in pieces]) if pieces else None
+        self._make_optimizer = optimizer
+        self._optimizer = self._fresh_optimizer()
         self._outlets: dict[int, Outlet] = {}
 
     @staticmethod
     def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
         return values[piece.offset : piece.offset + piece.numel]
 
+    def _fresh_optimizer(self) -> PieceOptimizer | None:
+        pieces = [self._of(self.weights, piece) for piece in self.pieces]
+        return self._make_optimizer(pieces) if pieces else None
+
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
     def load(self, values: torch.Tensor) -> None:
-        """Sets the weights, shape (E,); before the table starts."""
+        """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
+            self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
             self.loaded = True
@@ -123,6 +129,22 @@ class Cell:
         with self.lock:
             for worker in [key for key, known in self._outlets.items() if known is outlet]:
                 del self._outlets[worker]
+
+    def export_state(self) -> list[State]:
+        """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
+        with self.lock:
+            return self._optimizer.export_state() if self._optimizer is not None else []
+
+    def import_state(self, states: Sequence[State]) -> None:
+        """Sets the optimizer's state of all pieces. Raises what `PieceOptimizer.import_state` raises."""
+        with self.lock:
+            if self._optimizer is not None:
+                self._optimizer.import_state(states)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the optimizer's state of a piece may hold."""
+        return self._optimizer.state_names if self._optimizer is not None else ()
 
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state."""

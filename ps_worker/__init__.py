@@ -23,6 +23,7 @@ from ps_wire.errors import (
     ServerUnreachable,
     StartLimitExceeded,
     UsageError,
+    WeightsChanged,
     WorkerLost,
 )
 from ps_wire.staleness import Staleness
@@ -78,4 +79,5 @@ __all__ = [
     "ConnectionLost",
     "WorkerLost",
     "GradientChanged",
+    "WeightsChanged",
 ]

@@ -17,6 +17,7 @@ from ps_wire import consistency as models
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
+from ps_worker.settings import ALONE
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
@@ -36,7 +37,8 @@ def run(
     servers: Annotated[
         str,
         typer.Option(
-            envvar="PS_SERVERS", help="All shards, in shard order: HOST:PORT,HOST:PORT or ps-{0..3}:50051."
+            envvar="PS_SERVERS",
+            help="All shards, in shard order: HOST:PORT,HOST:PORT or ps-{0..3}:50051; or none, to run alone.",
         ),
     ] = "127.0.0.1:50051",
     job: Annotated[
@@ -53,7 +55,8 @@ def run(
     ] = None,
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
-    parse_servers(servers)
+    if servers != ALONE:
+        parse_servers(servers)
     check_job_name(job)
     models.parse(consistency)
     if not script.is_file():
@@ -66,7 +69,8 @@ def run(
     }
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
-    _share_cores(servers, num_workers)
+    if servers != ALONE:
+        _share_cores(servers, num_workers)
     signal.signal(signal.SIGTERM, _stop)
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))

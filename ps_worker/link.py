@@ -9,26 +9,27 @@ workers, and ends in order. It must not know optimizers, loaders or hooks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-import grpc
 import torch
 
 from ps_wire import frame as wire
-from ps_wire.channel import CLIENT
-from ps_wire.errors import JobUnknown, PsError
+from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.plan import Plan
-from ps_wire.status import error_of
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import shard_pb2, shard_pb2_grpc
+from ps_wire.v1 import shard_pb2
 from ps_worker import model_spec
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
+from ps_worker.reach import reach
 from ps_worker.settings import Settings
+from ps_worker.shared_state import SharedState
 
 FIGURES_LIMIT_S = 10.0
+ALONE = "no PS_SERVERS: running alone, with a server in this process"
 
 
 class Link:
@@ -49,16 +50,26 @@ class Link:
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
         self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
-        self._membership = Membership(settings, progress=progress, on_failure=self.fail, log=say)
-        self._membership.check_servers()
-        joined = self._membership.join()
+        if not settings.servers:
+            say(ALONE)
+        self._service = reach(settings.servers)
+        self._membership = Membership(
+            settings, self._service, progress=progress, on_failure=self.fail, log=say
+        )
+        try:
+            self._membership.check_servers()
+            joined = self._join()
+        except BaseException:
+            self._service.close()
+            raise
         self.rank: int = joined.worker
         self.ended: bool = joined.ended
         self.resumed: bool = joined.resumed
         self._incarnation: int = joined.incarnation
+        self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
         self._connections = [
             Connection(
-                address=address,
+                service=self._service,
                 shard=shard,
                 job=settings.job,
                 worker=self.rank,
@@ -67,8 +78,15 @@ class Link:
                 retry_limit_s=settings.retry_limit_s,
                 log=say,
             )
-            for shard, address in enumerate(settings.servers)
+            for shard in range(len(self._service.addresses))
         ]
+
+    def _join(self) -> pb.Joined:
+        try:
+            return self._membership.join()
+        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
+            self._membership.leave("it never came to know that it had joined")
+            raise
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -79,7 +97,11 @@ class Link:
     # -- tables ----------------------------------------------------------------------------------------
 
     def start_table(
-        self, spec: TableSpec, values: Iterable[torch.Tensor], outside: Mapping[str, torch.Tensor]
+        self,
+        spec: TableSpec,
+        values: Iterable[torch.Tensor],
+        outside: Mapping[str, torch.Tensor],
+        states: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[Exchange, int]:
         """Makes a table and waits until it has started; then its weights, and `outside`, are the job's.
 
@@ -87,10 +109,14 @@ class Link:
             spec: its number must be the next one.
             values: this worker's weights, in the order of the table's parameters; the starter's are used.
             outside: by name, what goes along with the table and is not in it; set in place.
+            states: the optimizer's state of each parameter in torch's format, or none at all; the starter's
+                are used.
 
         Returns:
             The exchange, with the job's weights, and this worker's first step.
         """
+        if self.resumed:
+            self._state.count_anew(spec.number)
         upload = self._membership.make_table(spec)
         exchange = Exchange(
             table=spec.number,
@@ -104,17 +130,25 @@ class Link:
             self._exchanges[spec.number] = exchange
         self._outside[spec.number] = outside
         if upload:
-            self._upload(exchange, spec.number, values)
+            self._upload(exchange, spec.number, values, states)
         step = self._membership.wait_started(spec.number)
         self._get(spec.number, exchange, step, read=self.ended, outside={} if upload else outside)
         return exchange, step
 
-    def _upload(self, exchange: Exchange, number: int, values: Iterable[torch.Tensor]) -> None:
+    def _upload(
+        self,
+        exchange: Exchange,
+        number: int,
+        values: Iterable[torch.Tensor],
+        states: Sequence[Mapping[str, Any]],
+    ) -> None:
         for view, value in zip(exchange.weights.views, values, strict=True):
             view.copy_(value.detach())
         for partition in exchange.partitions:
             exchange.load(partition)
         exchange.wait_acked()
+        if any(states):
+            self.load_state(number, states)
         self._membership.put_state(f"start/{number}", model_spec.pack(self._outside[number]))
         self._membership.uploaded(number)
 
@@ -141,6 +175,49 @@ class Link:
             prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
             model_spec.unpack_into(blob, prefixed)
 
+    # -- optimizer state -------------------------------------------------------------------------------
+
+    def dump_state(self, table: int) -> list[dict[str, torch.Tensor]]:
+        """The optimizer's state on the shards, in torch's format: one dict per parameter of the table.
+
+        Under BSP, between steps, it is that of one step. Else every partition is read at a step of its own:
+        then the largest step counts, and the log says so once.
+
+        Raises:
+            PsError: a shard refuses, or cannot be reached within the retry limit.
+        """
+        exchange = self._exchanges[table]
+        exchange.wait_acked()
+        return self._state.dump(table, exchange.plan)
+
+    def load_state(self, table: int, states: Sequence[Mapping[str, Any]]) -> None:
+        """Sets the optimizer's state on the shards, in place of all that is there.
+
+        Args:
+            table: its number.
+            states: in torch's format, one per parameter of the table; empty: none. They are copied.
+
+        Raises:
+            UsageError: a value has not its parameter's shape.
+            PsError: a shard refuses, such as a state that the optimizer cannot have, or cannot be reached.
+        """
+        exchange = self._exchanges[table]
+        exchange.wait_acked()
+        self._state.load(table, exchange.plan, states)
+
+    def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load `number` (from 1) of a table's state, which all workers call: worker 0's is set on the shards.
+
+        The others wait until it is.
+
+        Raises:
+            StartLimitExceeded: worker 0 has not called it within the start limit.
+            PsError: as for `load_state`, or the job cannot go on.
+        """
+        exchange = self._exchanges[table]
+        exchange.wait_acked()
+        self._state.share(table, exchange.plan, number, states)
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -166,6 +243,9 @@ class Link:
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()
+        self._service.close()
+        self._membership.wait_threads()
+        self.fail(UsageError(f"this worker has left job {self._settings.job}: connect again to train on"))
 
     # -- figures ---------------------------------------------------------------------------------------
 
@@ -176,15 +256,10 @@ class Link:
             ServerUnreachable: a shard does not answer.
         """
         tables: list[shard_pb2.TableStatus] = []
-        for address in self._settings.servers:
-            with grpc.insecure_channel(address, options=CLIENT) as channel:
-                stub = shard_pb2_grpc.ShardStub(channel)
-                try:
-                    reply = stub.Tables(
-                        shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
-                    )
-                except grpc.RpcError as error:
-                    raise error_of(error, address) from None
+        for shard in range(len(self._service.addresses)):
+            reply = self._service.shard(shard).Tables(
+                shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
+            )
             tables += [table for table in reply.tables if table.job == self._settings.job]
         return tables
 

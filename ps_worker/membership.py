@@ -16,16 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
-
-from ps_wire.channel import CLIENT
 from ps_wire.errors import ConnectionLost, PsError, ServerNotReady, ShardMismatch, StartLimitExceeded
 from ps_wire.frame import PROTOCOL, check_protocol
 from ps_wire.messages import refused_from_proto, table_to_proto
-from ps_wire.status import error_of
+from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc, spec_pb2
+from ps_wire.v1 import shard_pb2, spec_pb2
 from ps_worker.settings import Settings
 
 HEARTBEAT_S = 1.0
@@ -41,12 +38,14 @@ class Membership:
     def __init__(
         self,
         settings: Settings,
+        service: Service,
         *,
         progress: Callable[[], pb.Progress],
         on_failure: Callable[[PsError], None],
         log: Callable[[str], None],
     ) -> None:
         self._settings = settings
+        self._service = service
         self._progress = progress
         self._on_failure = on_failure
         self._log = log
@@ -56,11 +55,11 @@ class Membership:
         self._started: dict[int, int] = {}
         self._waiting_for = ""
         self._error: PsError | None = None
+        self._waiting_call: Any = None
         self._leaving = False
         self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._channel = grpc.insecure_channel(settings.servers[0], options=CLIENT)
-        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+        self._threads: list[threading.Thread] = []
         self.joined = pb.Joined()
 
     # -- joining ---------------------------------------------------------------------------------------
@@ -74,9 +73,9 @@ class Membership:
             ProtocolMismatch: one speaks another version.
         """
         until_s = time.monotonic() + self._settings.connect_limit_s
-        servers = self._settings.servers
+        servers = self._service.addresses
         for position, address in enumerate(servers):
-            described = self._describe(address, until_s)
+            described = self._describe(position, until_s)
             check_protocol(described.protocol)
             if described.num_shards != len(servers):
                 raise ShardMismatch(
@@ -93,20 +92,17 @@ class Membership:
                     got=position,
                 )
 
-    def _describe(self, address: str, until_s: float) -> shard_pb2.DescribeReply:
-        with grpc.insecure_channel(address, options=CLIENT) as channel:
-            stub = shard_pb2_grpc.ShardStub(channel)
-            left_s = max(until_s - time.monotonic(), 0.1)
-            try:
-                reply: shard_pb2.DescribeReply = stub.Describe(
-                    shard_pb2.DescribeRequest(), timeout=left_s, wait_for_ready=True
-                )
-            except grpc.RpcError as error:
-                limit_s = self._settings.connect_limit_s
-                lost = error_of(error, address)
-                lost.args = (f"{lost.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)
-                raise lost from None
-            return reply
+    def _describe(self, shard: int, until_s: float) -> shard_pb2.DescribeReply:
+        left_s = max(until_s - time.monotonic(), 0.1)
+        try:
+            reply: shard_pb2.DescribeReply = self._service.shard(shard).Describe(
+                shard_pb2.DescribeRequest(), timeout=left_s, wait_for_ready=True
+            )
+        except PsError as error:
+            limit_s = self._settings.connect_limit_s
+            error.args = (f"{error.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)
+            raise
+        return reply
 
     def join(self) -> pb.Joined:
         """Joins the job and starts the heartbeats.
@@ -124,7 +120,7 @@ class Membership:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_S)
-        threading.Thread(target=self._beat, name="ps-heartbeat", daemon=True).start()
+        self._start_thread("ps-heartbeat", self._beat)
         return self.joined
 
     def _join_once(self) -> None:
@@ -144,8 +140,8 @@ class Membership:
                 pid=os.getpid(),
             )
         )
-        call = self._stub.Member(_until_none(self._outbox))
-        threading.Thread(target=self._read, args=(call,), name="ps-member", daemon=True).start()
+        call = self._service.coordinator.Member(_until_none(self._outbox))
+        self._start_thread("ps-member", lambda: self._read(call))
         self.joined = self._wait("joined", settings.connect_limit_s)
 
     # -- tables ----------------------------------------------------------------------------------------
@@ -180,10 +176,7 @@ class Membership:
             for start in range(0, len(blob), STATE_CHUNK_BYTES):
                 yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
-        try:
-            self._stub.PutState(chunks(), timeout=CALL_LIMIT_S)
-        except grpc.RpcError as error:
-            raise error_of(error, self._settings.servers[0]) from None
+        self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
 
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
@@ -192,10 +185,31 @@ class Membership:
             JobUnknown: nobody has.
         """
         request = pb.GetStateRequest(key=self._key(name))
+        chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
+        return b"".join(chunk.data for chunk in chunks)
+
+    def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
+        """Waits until a worker has put bytes that are not less; returns whether that was within the limit.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
+        until_s = time.monotonic() + limit_s
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            call = self._waiting_call = self._service.coordinator.GetState(request, timeout=limit_s)
         try:
-            return b"".join(chunk.data for chunk in self._stub.GetState(request, timeout=CALL_LIMIT_S))
-        except grpc.RpcError as error:
-            raise error_of(error, self._settings.servers[0]) from None
+            for _ in call:
+                pass
+        except PsError:
+            if self._error is not None:
+                raise self._error from None
+            if time.monotonic() >= until_s:
+                return False
+            raise
+        return True
 
     def _key(self, name: str) -> pb.StateKey:
         return pb.StateKey(
@@ -232,9 +246,17 @@ class Membership:
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._outbox.put(None)
-        self._channel.close()
+
+    def wait_threads(self) -> None:
+        """After `leave` and the end of the service: waits for the threads."""
+        for thread in self._threads:
+            thread.join(LEAVE_LIMIT_S)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=body, name=name, daemon=True))
+        self._threads[-1].start()
 
     def _send(self, **message: Any) -> None:
         self._outbox.put(pb.MemberRequest(**message))
@@ -250,12 +272,10 @@ class Membership:
             for reply in call:
                 self._take(reply)
             error: PsError = ConnectionLost(
-                f"the coordinator at {self._settings.servers[0]} ended the stream"
+                f"the coordinator at {self._service.addresses[0]} ended the stream"
             )
-        except grpc.RpcError as broken:
-            error = error_of(broken, self._settings.servers[0])
-        except PsError as refused:
-            error = refused
+        except PsError as broken:
+            error = broken
         self._fail(error)
 
     def _take(self, reply: pb.MemberReply) -> None:
@@ -280,6 +300,8 @@ class Membership:
             if self._error is not None:
                 return
             self._error = error
+            if self._waiting_call is not None:
+                self._waiting_call.cancel()
             self._changed.notify_all()
         if self.joined.incarnation and not self._leaving:
             self._on_failure(error)

@@ -13,6 +13,7 @@ from ps_wire.errors import UsageError
 
 Parsed = TypeVar("Parsed")
 
+ALONE = "none"  # instead of addresses: a server inside this process
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
@@ -23,7 +24,7 @@ class Settings:
     """Checked settings of one worker.
 
     Attributes:
-        servers: addresses in shard order.
+        servers: addresses in shard order; none: alone, with a server inside the process.
         job: name of the job.
         consistency: its model.
         num_workers: that the job waits for.
@@ -52,18 +53,13 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
     source = os.environ if environment is None else environment
     values = {name: str(value) for name, value in given.items() if value is not None}
 
-    def value(name: str, default: str | None = None) -> str:
-        text = values.get(name) or source.get(f"PS_{name.upper()}") or default
-        if text is None:
-            raise UsageError(
-                f"{name} is not set: pass --{name.replace('_', '-')} to ps-worker, "
-                f"set PS_{name.upper()}, or give it to connect()"
-            )
-        return text
+    def value(name: str, default: str) -> str:
+        return values.get(name) or source.get(f"PS_{name.upper()}") or default
 
     worker = values.get("worker") or source.get("PS_WORKER")
-    return Settings(
-        servers=_named("servers", parse_servers, value("servers")),
+    servers = value("servers", ALONE)
+    made = Settings(
+        servers=() if servers.strip() == ALONE else _named("servers", parse_servers, servers),
         job=_named("job", check_job_name, value("job", "default")),
         consistency=_named("consistency", consistency.parse, value("consistency", "bsp")),
         num_workers=_whole("num_workers", value("num_workers", "1"), least=1),
@@ -72,6 +68,20 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
     )
+    if not made.servers:
+        _check_alone(made)
+    return made
+
+
+def _check_alone(made: Settings) -> None:
+    """Refuses what needs other processes."""
+    for name, number in (("num_workers", made.num_workers - 1), ("worker", made.worker or 0)):
+        if number > 0:
+            raise UsageError(
+                f"{name} (PS_{name.upper()}) is {getattr(made, name)}, which needs servers, and servers is "
+                "not set: pass --servers to ps-worker, set PS_SERVERS, or give it to connect(); "
+                f"without servers one worker runs alone: leave {name} out"
+            )
 
 
 def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:

@@ -313,10 +313,12 @@ class PutStateReply(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStateRequest(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "at_least")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
     key: StateKey
-    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ...) -> None: ...
+    at_least: bytes
+    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

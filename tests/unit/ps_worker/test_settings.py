@@ -114,10 +114,22 @@ def test_an_invalid_value_is_a_usage_error_that_names_its_variable(name: str, va
         assert caught.value.exit_code == 64
 
 
-def test_servers_must_be_said():
-    with pytest.raises(ps.UsageError, match="PS_SERVERS") as caught:
-        settings.read({})
-    assert "--servers" in caught.value.message
+@pytest.mark.parametrize("given", [{}, {"PS_SERVERS": "none"}, {"PS_SERVERS": ""}])
+def test_without_servers_a_worker_is_alone(given: dict[str, str]):
+    got = settings.read(given)
+    assert (got.servers, got.consistency, got.num_workers, got.worker) == ((), BSP(), 1, None)
+    assert settings.read(FULL, servers="none", num_workers=1, worker=0).servers == ()
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_workers", 2), ("worker", 1)])
+def test_more_than_one_worker_needs_servers(name: str, value: int):
+    """Each would train alone, and nobody would notice."""
+    for read in (
+        lambda: settings.read({f"PS_{name.upper()}": str(value)}),
+        lambda: settings.read({}, **{name: value}),
+    ):
+        with pytest.raises(ps.UsageError, match=rf"{name} \(PS_{name.upper()}\) is {value}.* PS_SERVERS"):
+            read()
 
 
 def test_connect_reads_the_same(monkeypatch: Any):
