@@ -42,7 +42,7 @@ class ServedTrainer(Trainer):
     def __init__(self, worker: ps.Worker, **options: Any) -> None:
         super().__init__(**options)
         self.worker = worker
-        # Else Accelerate reads the optimizer's state and writes it back, over steps of others meanwhile.
+        # Else Accelerate reads the optimizer's state from the servers and sets it there again.
         self.accelerator.device_placement = False
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
