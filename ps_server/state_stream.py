@@ -13,39 +13,16 @@ import torch
 
 from ps_server.cell import Cell
 from ps_server.shard_table import ShardTable
-from ps_wire.buffer import as_tensor
-from ps_wire.dtypes import ITEM_BYTES
+from ps_wire import state_messages
 from ps_wire.errors import PayloadMismatch
 from ps_wire.v1 import shard_pb2 as pb
-
-MESSAGE_BYTES = 4 << 20  # of data, in one message
-ENTRY_BYTES = 64  # that a tensor takes in a message beside its data, at most
 
 
 def dump(table: ShardTable, partition: int) -> list[pb.PartitionState]:
     """The state of one partition, in one or more messages."""
-    messages = [pb.PartitionState(partition=partition)]
-    used = 0
-    for piece, state in enumerate(table.cell(partition).export_state()):
-        for name, value in state.items():
-            size = value.nbytes + ENTRY_BYTES
-            if used and used + size > MESSAGE_BYTES:
-                messages.append(pb.PartitionState(partition=partition))
-                used = 0
-            used += size
-            messages[-1].tensors.append(_tensor(piece, name, value))
-    messages[-1].last = True
-    return messages
-
-
-def _tensor(piece: int, name: str, value: torch.Tensor) -> pb.StateTensor:
-    return pb.StateTensor(
-        piece=piece,
-        name=name,
-        dtype=str(value.dtype).removeprefix("torch."),
-        scalar=value.dim() == 0,
-        data=value.reshape(-1).numpy().tobytes(),
-    )
+    states = table.cell(partition).export_state()
+    entries = ((piece, name, state[name]) for piece, state in enumerate(states) for name in state)
+    return list(state_messages.pack(partition, entries))
 
 
 class Loading:
@@ -106,12 +83,4 @@ class Loading:
         state = self._states[tensor.piece]
         if name in state:
             raise PayloadMismatch(f"{whose} comes twice")
-        numel = 1 if tensor.scalar else piece.numel
-        data, size = tensor.data, ITEM_BYTES.get(tensor.dtype)
-        if size is None or len(data) != numel * size:
-            raise PayloadMismatch(
-                f"{whose} is {len(data)} bytes of {tensor.dtype[:64]!r}; "
-                f"{numel} elements are here, of {', '.join(ITEM_BYTES)}"
-            )
-        value = as_tensor(data, getattr(torch, tensor.dtype))
-        state[name] = value.reshape(()) if tensor.scalar else value
+        state[name] = state_messages.unpack(tensor, piece.numel)

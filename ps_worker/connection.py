@@ -25,6 +25,7 @@ from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, PsError
 from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.status import error_of
 from ps_wire.v1 import coordinator_pb2, shard_pb2, shard_pb2_grpc
+from ps_worker import forked
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 CALL_LIMIT_S = 10.0
@@ -154,6 +155,7 @@ class Connection:
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
+        forked.remember(self._address)  # a shard that comes back may have another address
         stub = shard_pb2_grpc.ShardStub(self._channel)
         request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
         opened = stub.Open(request, timeout=limit_s, wait_for_ready=True)

@@ -48,7 +48,7 @@ class Exchange:
     ) -> None:
         self.plan = plan
         self.weights = FlatBuckets(plan)
-        self.gradients = FlatBuckets(plan)
+        self.gradients = FlatBuckets(plan, private=True)
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}

@@ -18,7 +18,7 @@ import torch
 
 from ps_wire import frame as wire
 from ps_wire.channel import CLIENT
-from ps_wire.errors import JobUnknown, PsError
+from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.plan import Plan
 from ps_wire.status import error_of
 from ps_wire.table import TableSpec
@@ -54,7 +54,11 @@ class Link:
         self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
         self._membership = Membership(settings, progress=progress, on_failure=self.fail, log=say)
         self._membership.check_servers()
-        joined = self._membership.join()
+        try:
+            joined = self._membership.join()
+        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
+            self._membership.leave("it never came to know that it had joined")
+            raise
         self.rank: int = joined.worker
         self.ended: bool = joined.ended
         self.resumed: bool = joined.resumed
@@ -235,6 +239,7 @@ class Link:
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()
+        self.fail(UsageError(f"this worker has left job {self._settings.job}: connect again to train on"))
 
     # -- figures ---------------------------------------------------------------------------------------
 

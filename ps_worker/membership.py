@@ -26,6 +26,7 @@ from ps_wire.status import error_of
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc, spec_pb2
+from ps_worker import forked
 from ps_worker.settings import Settings
 
 HEARTBEAT_S = 1.0
@@ -60,6 +61,7 @@ class Membership:
         self._leaving = False
         self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
         self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._channel = grpc.insecure_channel(settings.servers[0], options=CLIENT)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.joined = pb.Joined()
@@ -95,6 +97,7 @@ class Membership:
                 )
 
     def _describe(self, address: str, until_s: float) -> shard_pb2.DescribeReply:
+        forked.remember(address)
         with grpc.insecure_channel(address, options=CLIENT) as channel:
             stub = shard_pb2_grpc.ShardStub(channel)
             left_s = max(until_s - time.monotonic(), 0.1)
@@ -125,7 +128,7 @@ class Membership:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_S)
-        threading.Thread(target=self._beat, name="ps-heartbeat", daemon=True).start()
+        self._start_thread("ps-heartbeat", self._beat)
         return self.joined
 
     def _join_once(self) -> None:
@@ -146,7 +149,7 @@ class Membership:
             )
         )
         call = self._stub.Member(_until_none(self._outbox))
-        threading.Thread(target=self._read, args=(call,), name="ps-member", daemon=True).start()
+        self._start_thread("ps-member", lambda: self._read(call))
         self.joined = self._wait("joined", settings.connect_limit_s)
 
     # -- tables ----------------------------------------------------------------------------------------
@@ -256,8 +259,14 @@ class Membership:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._outbox.put(None)
         self._channel.close()
+        for thread in self._threads:
+            thread.join(LEAVE_LIMIT_S)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=body, name=name, daemon=True))
+        self._threads[-1].start()
 
     def _send(self, **message: Any) -> None:
         self._outbox.put(pb.MemberRequest(**message))

@@ -14,17 +14,14 @@ from typing import Any
 
 import torch
 
-from ps_wire.buffer import as_tensor
-from ps_wire.dtypes import ITEM_BYTES
-from ps_wire.errors import FrameMalformed, UsageError
+from ps_wire import state_messages
+from ps_wire.errors import PayloadMismatch, UsageError
 from ps_wire.plan import Piece, Plan
 from ps_wire.table import ParameterSpec
 from ps_wire.v1 import shard_pb2 as pb
 from ps_worker.flat import shaped
 
 SCALARS = frozenset({"step", "eta", "mu", "mu_product"})
-MESSAGE_BYTES = 4 << 20  # of data, in one message
-ENTRY_BYTES = 64  # that a tensor takes in a message beside its data, at most
 
 
 class Gathering:
@@ -41,24 +38,23 @@ class Gathering:
         """Copies a message in.
 
         Raises:
-            FrameMalformed: it does not fit the plan.
+            PayloadMismatch: it does not fit the plan.
         """
         if message.partition not in self._pieces:
             if message.partition >= self._plan.num_partitions:
-                raise FrameMalformed(f"state of partition {message.partition}, which is not in the plan")
+                raise PayloadMismatch(f"state of partition {message.partition}, which is not in the plan")
             partition = self._plan.partition(message.partition)
             self._pieces[message.partition] = self._plan.pieces(partition)
         pieces = self._pieces[message.partition]
         for tensor in message.tensors:
-            data, size = tensor.data, ITEM_BYTES.get(tensor.dtype, 0)
-            piece = pieces[tensor.piece] if tensor.piece < len(pieces) else None
-            if piece is None or not size or len(data) != size * (1 if tensor.scalar else piece.numel):
-                raise FrameMalformed(f"{tensor.name} does not fit a piece of partition {message.partition}")
-            values = as_tensor(data, getattr(torch, tensor.dtype))
+            if tensor.piece >= len(pieces):
+                raise PayloadMismatch(f"partition {message.partition} has {len(pieces)} pieces")
+            piece = pieces[tensor.piece]
+            values = state_messages.unpack(tensor, piece.numel)
             self._names[piece.parameter][tensor.name] = None
             if tensor.scalar:
                 kept = self._scalars[piece.parameter].setdefault(piece.parameter_offset, {})
-                kept[tensor.name] = values.clone().reshape(())
+                kept[tensor.name] = values.clone()
             else:
                 flat = self._flat(piece.parameter, tensor.name, values.dtype)
                 flat[piece.parameter_offset : piece.parameter_offset + piece.numel].copy_(values)
@@ -112,27 +108,13 @@ class Scattering:
 
     def messages(self, shard: int, key: pb.TableKey) -> Iterator[pb.PartitionState]:
         """All partitions of a shard, in one or more messages each; the first one has the key."""
-        first: pb.TableKey | None = key
+        first = True
         for partition in self._plan.partitions_of_shard(shard):
-            message = pb.PartitionState(key=first, partition=partition.index)
-            first, used = None, 0
-            for place, name, value in self._cut(self._plan.pieces(partition)):
-                size = value.nbytes + ENTRY_BYTES
-                if used and used + size > MESSAGE_BYTES:
-                    yield message
-                    message, used = pb.PartitionState(partition=partition.index), 0
-                used += size
-                message.tensors.append(
-                    pb.StateTensor(
-                        piece=place,
-                        name=name,
-                        dtype=str(value.dtype).removeprefix("torch."),
-                        scalar=value.dim() == 0,
-                        data=value.reshape(-1).numpy().tobytes(),
-                    )
-                )
-            message.last = True
-            yield message
+            for message in state_messages.pack(partition.index, self._cut(self._plan.pieces(partition))):
+                if first:
+                    message.key.CopyFrom(key)
+                    first = False
+                yield message
 
     def _cut(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, str, torch.Tensor]]:
         for place, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""An optimizer whose state lives on the servers: `state_dict` reads it there, `load_state_dict` sets it there.
+"""An optimizer whose state lives on the servers: `state_dict` reads it, `load_state_dict` sets it.
 
 torch's own methods make and take the format, run the hooks and set `param_groups`; between them `self.state`
 is filled for as long as they need it. It must not know how a step goes.
@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 
 from ps_worker.exchange import Exchange
-from ps_worker.model_spec import MASTERS
 
 States: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -91,22 +90,26 @@ class RemoteStateOptimizer(torch.optim.Optimizer):
             UsageError: a state has not its parameter's shape.
         """
         self._between_steps("load_state_dict()")
+        prepared = state_dict
+
+        def keep(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+            nonlocal prepared  # as the script's own hooks, which were called before, have left it
+            prepared = given
+
+        handle = self.register_load_state_dict_pre_hook(keep)
         try:
             super().load_state_dict(state_dict)
-            states = dict(self.state) | self._masters(state_dict)
         finally:
+            handle.remove()
             self.state.clear()
+        # Not torch's `state`: it is rounded to the dtype of its parameter, and servers hold float32 masters.
+        numbers = [number for group in prepared["param_groups"] for number in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        states = {
+            parameter: prepared["state"].get(number, {})
+            for number, parameter in zip(numbers, own, strict=True)
+        }
         for started in self._started:
             started.loads += 1
-            mine = [states.get(parameter, {}) for parameter in started.parameters.values()]
+            mine = [states[parameter] for parameter in started.parameters.values()]
             self._access.share(started.number, started.loads, mine)
-
-    def _masters(self, state_dict: dict[str, Any]) -> dict[torch.Tensor, Any]:
-        """States of parameters with a master, as given: torch would round them to the parameter's dtype."""
-        given = [index for group in state_dict["param_groups"] for index in group["params"]]
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        return {
-            parameter: state_dict["state"].get(index, {})
-            for index, parameter in zip(given, own, strict=True)
-            if parameter.dtype in MASTERS
-        }

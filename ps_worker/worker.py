@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self, SupportsFloat
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from ps_wire.allocator import keep_large_blocks
-from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, UsageError
 from ps_wire.staleness import merge_counts, summarize
 from ps_wire.table import BucketOptions
@@ -21,18 +21,19 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
 from ps_worker.hyperparameters import OptimizerChoice
 from ps_worker.link import Link
-from ps_worker.loader import Loader
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats
 from ps_worker.table import Table
+from ps_worker.worker_data import WorkerData
 from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 SETTLE_LIMIT_S = 5.0
+_ARRAYS = (torch.Tensor, np.ndarray)
 
 
-class Worker:
+class Worker(WorkerData):
     """Made by `connect`; a context manager that leaves the job when its block ends.
 
     The user's thread calls it; background threads receive frames and send heartbeats.
@@ -51,14 +52,15 @@ class Worker:
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
+        super().__init__(settings.consistency)
         self._settings = settings
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
         self._models: list[torch.nn.Module] = []  # whose buffers go along with one of the tables
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._metrics: dict[str, float] = {}
-        self._samples = 0
         self._left = False
+        self._pid = os.getpid()
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self.rank = self._link.rank
@@ -175,52 +177,6 @@ class Worker:
         self._tables.append(made)
         return made
 
-    # -- data ------------------------------------------------------------------------------------------
-
-    def loader(
-        self,
-        dataset: Dataset[Any],
-        *,
-        batch_size: int = 1,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        **options: Any,
-    ) -> Loader:
-        """This worker's share of a dataset; each iteration over it is one epoch.
-
-        Over all workers every sample comes once per epoch. Under BSP all get equally many batches, of sizes
-        that differ by at most one.
-
-        Args:
-            dataset: with a length and an index.
-            batch_size: per worker.
-            shuffle: another order each epoch, the same on all workers.
-            seed: of that order; must be the same on all workers.
-            drop_last: full batches only.
-            options: of `torch.utils.data.DataLoader`: `collate_fn`, `num_workers`, `pin_memory`...
-
-        Raises:
-            UsageError: the dataset has fewer samples than the job workers, or an option makes no sense.
-        """
-        return Loader(
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            rank=self.rank,
-            num_workers=self.num_workers,
-            even=isinstance(self._settings.consistency, BSP),
-            ended=self.ended,
-            on_batch=self._count_samples,
-            options=options,
-        )
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of `count` epochs."""
-        yield from range(count)
-
     # -- figures ---------------------------------------------------------------------------------------
 
     @property
@@ -229,18 +185,20 @@ class Worker:
         clocks = [optimizer.step_number for optimizer in self._optimizers]
         return max(clocks + [table.step for table in self._tables], default=0)
 
-    def log(self, **metrics: float) -> None:
+    def log(self, **metrics: SupportsFloat) -> None:
         """Keeps the latest value of each metric; they travel with heartbeats to whoever watches the job.
+
+        Args:
+            metrics: numbers; tensors and arrays of one element are read without their graph.
 
         Raises:
             UsageError: a value is not a number.
         """
         for name, value in metrics.items():
-            number = value.detach() if isinstance(value, torch.Tensor) else value
             try:
-                self._metrics[name] = float(number)
-            except (TypeError, ValueError):
-                raise UsageError(f"log({name}=...) takes a number, got {value!r}") from None
+                self._metrics[name] = float(value.item() if isinstance(value, _ARRAYS) else value)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(f"log({name}=...) takes a number, got {_described(value)}") from None
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.
@@ -281,6 +239,18 @@ class Worker:
 
     # -- the end ---------------------------------------------------------------------------------------
 
+    def synchronize(self) -> None:
+        """Waits until all weights that were asked for are here.
+
+        To be called before the weights are read outside the model's forward: for a moving average of them,
+        a checkpoint, a norm.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        for exchange in self._link.exchanges:
+            exchange.wait_pulled(self._say)
+
     def finish(self) -> None:
         """Says that this worker has no more data, waits for all, and loads the final weights and buffers.
 
@@ -298,9 +268,17 @@ class Worker:
             optimizer.refresh()
         self._finished = True
 
+    def is_in(self, settings: Settings) -> bool:
+        """Whether this is a member, or finished and not gone, of the job that `settings` name."""
+        same = (self._settings.servers, self._settings.job) == (settings.servers, settings.job)
+        return same and not self._left
+
     def leave(self, reason: str = "") -> None:
-        """Leaves the job; the others go on without this worker. Safe to call twice."""
-        if self._left:
+        """Leaves the job; the others go on without this worker. Safe to call twice.
+
+        Does nothing in a forked child: the worker is its parent.
+        """
+        if self._left or os.getpid() != self._pid:
             return
         self._left = True
         atexit.unregister(self.leave)
@@ -359,20 +337,6 @@ class Worker:
     def _waited_s(self) -> float:
         return sum(optimizer.waited_s for optimizer in self._optimizers)
 
-    def _count_samples(self, samples: int) -> None:
-        self._samples += samples
-
-    def _sample_weight(self) -> Callable[[], float]:
-        """A function that gives the samples handed out since it was last called."""
-        taken = self._samples
-
-        def weight() -> float:
-            nonlocal taken
-            count, taken = self._samples - taken, self._samples
-            return float(max(count, 1))
-
-        return weight
-
     def _ended_text(self) -> str:
         return (
             f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
@@ -387,6 +351,12 @@ class Worker:
             logger.setLevel(logging.INFO)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, _ARRAYS):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
+    return repr(value)[:200]
 
 
 def _one() -> float:

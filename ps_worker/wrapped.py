@@ -309,3 +309,6 @@ class WrappedOptimizer(RemoteStateOptimizer):
 
 def _refuse_step(_self: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
     raise UsageError("this optimizer was wrapped: call step() of what worker.wrap returned")
+
+
+_refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers then ask `_opt_called`

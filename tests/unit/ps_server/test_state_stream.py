@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ps_server.optimizers import KNOWN, PieceOptimizer
-from ps_server.state_stream import ENTRY_BYTES, MESSAGE_BYTES, Loading, dump
+from ps_server.state_stream import Loading, dump
 from ps_wire.errors import PayloadMismatch
+from ps_wire.state_messages import ENTRY_BYTES, MESSAGE_BYTES
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import shard_pb2 as pb
 

@@ -71,7 +71,7 @@ def test_complex_parameters_are_named(dtype: torch.dtype):
 def test_dtypes_that_servers_do_not_hold_are_named():
     model = nn.Module()
     model.odd = nn.Parameter(torch.zeros(3, dtype=torch.float8_e5m2))
-    with pytest.raises(ParameterUnsupported, match="'odd' has dtype float8_e5m2; .*float32, float64"):
+    with pytest.raises(ParameterUnsupported, match=r"'odd' has dtype float8_e5m2; .*float32, float64"):
         table(model)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 
+import grpc
 import pytest
 import torch
 
 import ps_worker as ps
 from ps_wire.errors import PayloadMismatch, PsError, StartLimitExceeded, StrangerRefused, UsageError
 from ps_wire.v1 import shard_pb2 as pb
+from ps_wire.v1 import shard_pb2_grpc
+from ps_worker.shared_state import SharedState
 
 from .models import Mlp, loss_of
 from .reference import seeded
@@ -117,6 +122,64 @@ def test_loads_are_counted_anew_when_a_job_goes_on(one_shard):
 
     run_workers(one_shard, body, num_workers=2, job=job)
     run_workers(one_shard, body, num_workers=2, job=job)
+
+
+# -- on the way ---------------------------------------------------------------------------------------
+
+
+def beside(worker: ps.Worker, stub_of: Callable, say: Callable = print) -> SharedState:
+    """Another one of the same worker, with another way to the shards."""
+    return SharedState(worker._settings, worker._link._membership, stub_of=stub_of, say=say)
+
+
+def test_a_call_that_breaks_is_made_again(cluster):
+    """Once to every shard: what was dumped and loaded is whole."""
+    model = seeded(Mlp)
+
+    def body(worker):
+        broken = set()
+
+        @contextlib.contextmanager
+        def stub_of(shard):
+            if shard not in broken:
+                broken.add(shard)
+                with grpc.insecure_channel("127.0.0.1:1") as nobody:
+                    yield shard_pb2_grpc.ShardStub(nobody)
+            else:
+                with worker._link._shard(shard) as stub:
+                    yield stub
+
+        worker.wrap(torch.optim.SGD(model.parameters(), momentum=0.9), model, buckets=SMALL)
+        plan = worker._link.exchanges[0].plan
+        states = [{"momentum_buffer": item.detach().clone()} for item in model.parameters()]
+        beside(worker, stub_of).load(0, plan, states)
+        assert broken == {0, 1}
+        broken.clear()
+        return states, beside(worker, stub_of).dump(0, plan)
+
+    ((given, got),) = run_workers(cluster, body)
+    for one, other in zip(given, got, strict=True):
+        assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
+
+
+def test_the_log_says_once_that_steps_differ(one_shard):
+    """A parameter in two partitions, of which one is a step ahead, as it may be without a barrier."""
+    model, said, job = seeded(lambda: Mlp(width=137)), [], fresh_name()
+
+    def body(worker):
+        optimizer = worker.wrap(torch.optim.Adam(model.parameters()), model, buckets=SMALL)
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        state = beside(worker, worker._link._shard, said.append)
+        plan = worker._link.exchanges[0].plan
+        state.dump(0, plan)
+        assert said == []
+        cell = one_shard.shards[0].shard.table(job, 0).cell(plan.num_partitions - 1)
+        cell.import_state([{**piece, "step": piece["step"] + 1} for piece in cell.export_state()])
+        return [state.dump(0, plan)[0]["step"].item() for _ in range(2)]
+
+    assert run_workers(one_shard, body, consistency="asp", job=job) == [[2.0, 2.0]]
+    assert len(said) == 1
 
 
 # -- what is refused -----------------------------------------------------------------------------------
