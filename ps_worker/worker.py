@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Literal, Self, SupportsFloat
+from typing import Any, Literal, Self, SupportsFloat
 
 import numpy as np
 import torch
 
 from ps_wire.allocator import keep_large_blocks
+from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, UsageError
 from ps_wire.staleness import merge_counts, summarize
 from ps_wire.table import BucketOptions
@@ -229,7 +230,8 @@ class Worker(WorkerData):
     def synchronize(self) -> None:
         """Waits until all weights that were asked for are here.
 
-        Who reads weights outside a forward (an average of them, a norm) does so after it.
+        To be called before the weights are read outside the model's forward: for a moving average of them,
+        a checkpoint, a norm.
 
         Raises:
             PsError: the job cannot go on.
@@ -238,18 +240,6 @@ class Worker(WorkerData):
             optimizer.settle()
 
     # -- the end ---------------------------------------------------------------------------------------
-
-    def synchronize(self) -> None:
-        """Waits until all weights that were asked for are here.
-
-        To be called before the weights are read outside the model's forward: for a moving average of them,
-        a checkpoint, a norm.
-
-        Raises:
-            PsError: the job cannot go on.
-        """
-        for exchange in self._link.exchanges:
-            exchange.wait_pulled(self._say)
 
     def finish(self) -> None:
         """Says that this worker has no more data, waits for all, and loads the final weights and buffers.

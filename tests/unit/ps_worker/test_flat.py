@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import safetensors.torch
 import torch
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.flat import FlatBuckets, bucket_of, stride_of
+from ps_worker.flat import FlatBuckets, stride_of
 
 OPTIMIZER = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),), (("lr", 0.2),))))
 SMALL = BucketOptions(bucket_bytes=1024, first_bucket_bytes=512, partition_bytes=4096)
@@ -111,13 +109,3 @@ def test_bytes_of_a_partition_are_its_memory():
     assert len(view) == flat.partition(partition).nbytes
     flat.partition(partition).fill_(2.0)
     assert bytes(view) == torch.full((partition.numel,), 2.0).numpy().tobytes()
-
-
-def test_bucket_of_says_where_each_parameter_lies():
-    plan = plan_of([torch.zeros(100), torch.zeros(300), torch.zeros(5), torch.zeros(0)])
-    found = bucket_of(plan)
-    for index, bucket in enumerate(found):
-        assert index in [place.parameter for place in bucket.placements]
-    for first, second in itertools.combinations(range(4), 2):
-        if (first - second) % 2:
-            assert found[first] is not found[second]  # another param-group

@@ -247,7 +247,7 @@ def test_a_parameter_that_moves_with_its_values_is_followed(cluster: Cluster):
 def test_a_parameter_whose_shape_changed_is_named(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         model = seeded(Mlp)
-        optimizer = worker.wrap(sgd(model), model)
+        worker.wrap(sgd(model), model)
         model.second.bias.data = torch.zeros(7)
         model.second.weight.data = torch.zeros(7, 37)
         with pytest.raises(ps.ConfigurationRefused, match=r"'second.bias'.* shape \(7,\).*had \(5,\)"):
