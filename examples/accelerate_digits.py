@@ -8,8 +8,9 @@ Accelerate thinks that it is alone (`num_processes` is 1), so what it does for m
   its end: gradients of a last, incomplete accumulation are stepped in the next epoch.
 - `gather` and `reduce` give back this worker's own tensors.
 - Wrap first, prepare then, and with `device_placement=False`: otherwise prepare reads the optimizer's state
-  from the servers and writes it back, over the steps of whoever has begun meanwhile.
-- The job starts with rank 0's weights as they are in wrap: load a checkpoint's before it.
+  from the servers and sets it there again.
+- The job starts with rank 0's weights as they are in wrap: load a checkpoint's before it. All workers call
+  `load_state` after it, for the optimizer's state; it must leave the weights alone.
 """
 
 import argparse
@@ -66,6 +67,7 @@ def main() -> None:
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=steps)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         if args.resume:
+            accelerator.register_load_state_pre_hook(lambda models, _: models.clear())  # ps
             accelerator.load_state(args.resume)
 
         for epoch in range(begin, args.epochs):

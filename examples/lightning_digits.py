@@ -51,10 +51,9 @@ class ParameterServerStrategy(SingleDeviceStrategy):
         self.optimizers = [self.worker.wrap(each, self.lightning_module) for each in self.optimizers]
 
     def process_dataloader(self, dataloader: object) -> object:
-        trainer = self.lightning_module.trainer
-        if trainer.training:  # every worker validates on all the data
+        if self.lightning_module.trainer.training:  # every worker validates on all the data
             dataloader = self.worker.shard(dataloader)
-            dataloader.epoch = trainer.current_epoch  # not 0 after a checkpoint
+            dataloader.sampler = dataloader  # Lightning calls sampler.set_epoch() before each epoch
         return dataloader
 
     def all_gather(self, tensor: torch.Tensor, *_args: Any, **_options: Any) -> torch.Tensor:
@@ -113,7 +112,7 @@ def main() -> None:
         max_epochs=args.epochs,
         gradient_clip_val=1.0,
         logger=TensorBoardLogger(out, name="", version="logs"),
-        callbacks=[ModelCheckpoint(f"{out}/checkpoints", save_last=True), LearningRateMonitor()],
+        callbacks=[ModelCheckpoint(f"{out}/checkpoints", save_top_k=-1), LearningRateMonitor()],
         log_every_n_steps=10,
         enable_progress_bar=False,
         enable_model_summary=False,

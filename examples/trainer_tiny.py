@@ -42,12 +42,12 @@ class ServedTrainer(Trainer):
     def __init__(self, worker: ps.Worker, **options: Any) -> None:
         super().__init__(**options)
         self.worker = worker
-        # Else Accelerate reads the optimizer's state and writes it back, over steps of others meanwhile.
+        # Else Accelerate reads the optimizer's state from the servers and sets it there again.
         self.accelerator.device_placement = False
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, *model: Any) -> torch.optim.Optimizer:
         """A checkpoint's weights are loaded by now: those of rank 0 start the job."""
-        self.optimizer = self.worker.wrap(super().create_optimizer(model), self.model)
+        self.optimizer = self.worker.wrap(super().create_optimizer(*model), self.model)
         return self.optimizer
 
     def get_train_dataloader(self) -> ps.Loader:

@@ -140,6 +140,11 @@ class Loader:
     def epoch(self, epoch: int) -> None:
         self._epoch, self._skipped, self._handed_out = epoch, 0, None
 
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch begins, as frameworks do. A position inside it, of `load_state_dict`, stays."""
+        if epoch != self._epoch:
+            self.epoch = epoch
+
     def __iter__(self) -> Iterator[Any]:
         if self._ended:
             return
@@ -188,6 +193,8 @@ class Loader:
         """
         if self._handed_out is None:
             return {"epoch": self._epoch, "batches": self._skipped, **self._made_with}
+        if self._handed_out == self._length:  # whether or not the iterator was asked for one more
+            return {"epoch": self._epoch, "batches": 0, **self._made_with}
         return {"epoch": self._epoch - 1, "batches": self._handed_out, **self._made_with}
 
     def load_state_dict(self, state: Mapping[str, int | bool | None]) -> None:

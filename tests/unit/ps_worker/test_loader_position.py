@@ -168,3 +168,21 @@ def test_a_position_inside_an_epoch_belongs_to_that_epoch_of_the_loop(cluster: C
             assert epoch_of(misplaced) == expected[0]
 
     run_workers(cluster, body)
+
+
+def test_after_the_last_batch_the_position_is_in_the_next_epoch():
+    """Lightning counts batches, asks for none after the last one, and then writes its checkpoint."""
+    loader = of(40)
+    list(itertools.islice(loader, len(loader)))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (1, 0)
+
+
+def test_a_framework_says_which_epoch_begins_and_a_position_inside_it_stays():
+    state = of(40).state_dict() | {"epoch": 2, "batches": 3}
+    orders = [epoch_of(loader) for loader in [of(40)] for _ in range(3)]
+    resumed = of(40)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(2)
+    assert epoch_of(resumed) == orders[2][3:]
+    resumed.set_epoch(1)
+    assert epoch_of(resumed) == orders[1]
