@@ -130,7 +130,7 @@ class Worker(WorkerData):
             states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(spec, parameters.values(), outside, states)
             self._models.append(model)
-            self._own(spec.number, parameters)
+            self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
         wrapped = WrappedOptimizer(
@@ -176,7 +176,7 @@ class Worker(WorkerData):
             clip_grad_norm=clip_grad_norm,
         )
         exchange, step = self._link.start_table(spec, tensors.values(), {})
-        self._own(number, tensors)
+        self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
         made = Table(exchange, tuple(tensors), step)
         self._tables.append(made)
         return made
@@ -303,12 +303,9 @@ class Worker(WorkerData):
             raise UsageError(closed)
         for name, tensor in tensors.items():
             if id(tensor) in self._table_of:
-                number = self._table_of[id(tensor)][1]
-                raise UsageError(f"{name!r} is in table {number} already: a parameter has one optimizer")
+                _, other = self._table_of[id(tensor)]
+                raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return len(self._link.exchanges)
-
-    def _own(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""
@@ -319,12 +316,8 @@ class Worker(WorkerData):
         return self._ended_text() if self.ended else None
 
     def _progress(self) -> pb.Progress:
-        return pb.Progress(
-            step=self.step,
-            samples=self._samples,
-            waited_s=self._waited_s,
-            metrics=dict(self._metrics),
-        )
+        metrics = dict(self._metrics)
+        return pb.Progress(step=self.step, samples=self._samples, waited_s=self._waited_s, metrics=metrics)
 
     @property
     def _waited_s(self) -> float:
