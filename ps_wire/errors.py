@@ -31,6 +31,7 @@
     ├── WorkerLost (1)                 a member vanished without leaving
     ├── GradientChanged (1)            a gradient was touched after it had left
     ├── WeightsChanged (1)             a script wrote into weights that the servers hold
+    ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
     └── InternalError (1)              our own bug, seen from the other side
 
 An error crosses the wire as its class name, message and facts; the receiving end raises the same class.
@@ -194,6 +195,10 @@ class WeightsChanged(PsError):
     """A script wrote into a parameter after wrap; it would be lost with the next pull."""
 
 
+class NonFiniteGradient(PsError):
+    """A pushed gradient held NaN or infinity; nothing of it was applied where it did."""
+
+
 class InternalError(PsError):
     """A bug of ours, reported by the side it happened on."""
 
@@ -229,6 +234,7 @@ STATUS: dict[type[PsError], str] = {
     WorkerLost: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
     WeightsChanged: "FAILED_PRECONDITION",
+    NonFiniteGradient: "FAILED_PRECONDITION",
     InternalError: "INTERNAL",
     PsError: "UNKNOWN",
 }

@@ -19,6 +19,7 @@ from ps_wire.errors import (
     ConfigurationRefused,
     ConnectionLost,
     GradientChanged,
+    NonFiniteGradient,
     PsError,
     ServerUnreachable,
     StartLimitExceeded,
@@ -79,5 +80,6 @@ __all__ = [
     "ConnectionLost",
     "WorkerLost",
     "GradientChanged",
+    "NonFiniteGradient",
     "WeightsChanged",
 ]

@@ -14,9 +14,11 @@ import torch
 import typer
 
 from ps_wire import consistency as models
+from ps_wire import nonfinite as choices
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
+from ps_worker.settings import ALONE
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
@@ -36,7 +38,8 @@ def run(
     servers: Annotated[
         str,
         typer.Option(
-            envvar="PS_SERVERS", help="All shards, in shard order: HOST:PORT,HOST:PORT or ps-{0..3}:50051."
+            envvar="PS_SERVERS",
+            help="All shards, in shard order: HOST:PORT,HOST:PORT or ps-{0..3}:50051; or none, to run alone.",
         ),
     ] = "127.0.0.1:50051",
     job: Annotated[
@@ -51,11 +54,19 @@ def run(
     worker: Annotated[
         int | None, typer.Option(envvar="PS_WORKER", min=0, help="This one's number. Default: given.")
     ] = None,
+    nonfinite: Annotated[
+        str,
+        typer.Option(
+            envvar="PS_NONFINITE", help=f"Of gradients with NaN or infinity, one of {choices.VALID}."
+        ),
+    ] = "error",
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
-    parse_servers(servers)
+    if servers != ALONE:
+        parse_servers(servers)
     check_job_name(job)
     models.parse(consistency)
+    choices.parse(nonfinite)
     if not script.is_file():
         raise UsageError(f"{script} is not a file")
     os.environ |= {
@@ -63,10 +74,12 @@ def run(
         "PS_JOB": job,
         "PS_CONSISTENCY": consistency,
         "PS_NUM_WORKERS": str(num_workers),
+        "PS_NONFINITE": nonfinite,
     }
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
-    _share_cores(servers, num_workers)
+    if servers != ALONE:
+        _share_cores(servers, num_workers)
     signal.signal(signal.SIGTERM, _stop)
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))

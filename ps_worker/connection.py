@@ -1,11 +1,11 @@
-"""A worker's data connection to one shard, over the gRPC carrier; made again when it breaks.
+"""A worker's data connection to one shard, over whichever carrier; made again when it breaks.
 
 What was sent and not yet answered is the business of `exchange`: after a new HELLO, `replay` sends it again,
 and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
 
-Threads: one receives; gRPC's own sends. `_lock` guards which outbox is the live one, and is held over a
-replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is copied when gRPC
-asks for the next message, and its memory must stay as it is until the shard's ACK.
+Threads: one receives; the carrier's own sends. `_lock` guards which outbox is the live one, and is held over
+a replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is copied when the
+carrier asks for the next frame, and its memory must stay as it is until the shard's ACK.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
-
-import grpc
+from typing import Protocol
 
 from ps_wire import frame as wire
-from ps_wire.channel import CLIENT
 from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, PsError
 from ps_wire.messages import parse_message, refused_from_proto
-from ps_wire.status import error_of
-from ps_wire.v1 import coordinator_pb2, shard_pb2, shard_pb2_grpc
-from ps_worker import forked
+from ps_wire.service import DataStream, Service
+from ps_wire.v1 import coordinator_pb2, shard_pb2
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 CALL_LIMIT_S = 10.0
@@ -56,7 +52,7 @@ class Connection:
     def __init__(
         self,
         *,
-        address: str,
+        service: Service,
         shard: int,
         job: str,
         worker: int,
@@ -65,7 +61,8 @@ class Connection:
         retry_limit_s: float,
         log: Callable[[str], None],
     ) -> None:
-        self._address = address
+        self._service = service
+        self._address = service.addresses[shard]
         self._shard = shard
         self._job = job
         self._worker = worker
@@ -73,10 +70,9 @@ class Connection:
         self._peer = peer
         self._retry_limit_s = retry_limit_s
         self._log = log
-        self._channel = grpc.insecure_channel(address, options=CLIENT)
         self._lock = threading.Lock()
         self._outbox: queue.SimpleQueue[wire.Frame | None] | None = None
-        self._call: Any = None
+        self._call: DataStream | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
         self._thread.start()
@@ -98,7 +94,6 @@ class Connection:
             self._thread.join(drain_s)
         if self._call is not None:
             self._call.cancel()
-        self._channel.close()
         self._thread.join(drain_s)
 
     # -- the receiving thread --------------------------------------------------------------------------
@@ -110,18 +105,17 @@ class Connection:
             try:
                 for frame in self._connected(self._left_s(broken_s)):
                     broken_s, attempt = None, 0
+                    if frame.kind is wire.Kind.REFUSE:
+                        self._peer.fail(refusal(frame))
+                        return
                     self._peer.take(frame)
                 reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")
-            except grpc.RpcError as error:
-                lost = error_of(error, self._address)
-                named = type(lost) is not PsError  # else a status of gRPC's own: a broken stream
-                if named and not lost.retryable and not self._closing.is_set():
-                    self._peer.fail(lost)
-                    return
-                reason = ConnectionLost(lost.message)
             except PsError as error:
-                self._peer.fail(error)
-                return
+                named = type(error) is not PsError  # else a status of the carrier's own: a broken stream
+                if named and not error.retryable and not self._closing.is_set():
+                    self._peer.fail(error)
+                    return
+                reason = ConnectionLost(error.message)
             except Exception as error:
                 logger.exception("bug while taking a frame of shard %d", self._shard)
                 self._peer.fail(InternalError(f"{type(error).__name__}: {error}"))
@@ -155,24 +149,19 @@ class Connection:
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
-        forked.remember(self._address)  # a shard that comes back may have another address
-        stub = shard_pb2_grpc.ShardStub(self._channel)
         request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
-        opened = stub.Open(request, timeout=limit_s, wait_for_ready=True)
+        opened = self._service.shard(self._shard).Open(request, timeout=limit_s, wait_for_ready=True)
         outbox: queue.SimpleQueue[wire.Frame | None] = queue.SimpleQueue()
         outbox.put(self._hello(opened.token))
-        self._call = self._channel.stream_stream("/ps_wire.v1.Shard/Data")(_encoded(outbox))
+        self._call = call = self._service.stream(self._shard, iter(outbox.get, None))
         try:
-            for message in self._call:
-                frame = wire.decode(message)
+            for frame in call:
                 if frame.kind is wire.Kind.HELLO:
                     self._go_live(outbox)
-                elif frame.kind is wire.Kind.REFUSE:
-                    raise refusal(frame)
                 yield frame
         finally:
             outbox.put(None)
-            self._call.cancel()
+            call.cancel()
 
     def _hello(self, token: bytes) -> wire.Frame:
         return wire.Frame(
@@ -197,9 +186,3 @@ def refusal(frame: wire.Frame) -> PsError:
     if not refused.error:
         return FrameRefused("a shard refused a frame without saying why")
     return refused_from_proto(refused)
-
-
-def _encoded(outbox: queue.SimpleQueue[wire.Frame | None]) -> Iterator[bytes]:
-    """Messages for gRPC, each copied together when gRPC is ready for it."""
-    while (frame := outbox.get()) is not None:
-        yield wire.encode(frame)

@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import grpc
 import torch
 
 from ps_wire import frame as wire
-from ps_wire.channel import CLIENT
 from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.plan import Plan
-from ps_wire.status import error_of
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import shard_pb2, shard_pb2_grpc
+from ps_wire.v1 import shard_pb2
 from ps_worker import model_spec
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
+from ps_worker.reach import reach
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
 
 FIGURES_LIMIT_S = 10.0
+ALONE = "no PS_SERVERS: running alone, with a server in this process"
 
 
 class Link:
@@ -52,21 +50,26 @@ class Link:
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
         self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
-        self._membership = Membership(settings, progress=progress, on_failure=self.fail, log=say)
-        self._membership.check_servers()
+        if not settings.servers:
+            say(ALONE)
+        self._service = reach(settings.servers)
+        self._membership = Membership(
+            settings, self._service, progress=progress, on_failure=self.fail, log=say
+        )
         try:
-            joined = self._membership.join()
-        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
-            self._membership.leave("it never came to know that it had joined")
+            self._membership.check_servers()
+            joined = self._join()
+        except BaseException:
+            self._service.close()
             raise
         self.rank: int = joined.worker
         self.ended: bool = joined.ended
         self.resumed: bool = joined.resumed
         self._incarnation: int = joined.incarnation
-        self._state = SharedState(settings, self._membership, stub_of=self._shard, say=say)
+        self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
         self._connections = [
             Connection(
-                address=address,
+                service=self._service,
                 shard=shard,
                 job=settings.job,
                 worker=self.rank,
@@ -75,8 +78,15 @@ class Link:
                 retry_limit_s=settings.retry_limit_s,
                 log=say,
             )
-            for shard, address in enumerate(settings.servers)
+            for shard in range(len(self._service.addresses))
         ]
+
+    def _join(self) -> pb.Joined:
+        try:
+            return self._membership.join()
+        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
+            self._membership.leave("it never came to know that it had joined")
+            raise
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -208,12 +218,6 @@ class Link:
         exchange.wait_acked()
         self._state.share(table, exchange.plan, number, states)
 
-    @contextmanager
-    def _shard(self, shard: int) -> Iterator[shard_pb2_grpc.ShardStub]:
-        """A shard's service, for calls beside the data connection."""
-        with grpc.insecure_channel(self._settings.servers[shard], options=CLIENT) as channel:
-            yield shard_pb2_grpc.ShardStub(channel)
-
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -239,6 +243,8 @@ class Link:
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()
+        self._service.close()
+        self._membership.wait_threads()
         self.fail(UsageError(f"this worker has left job {self._settings.job}: connect again to train on"))
 
     # -- figures ---------------------------------------------------------------------------------------
@@ -250,15 +256,10 @@ class Link:
             ServerUnreachable: a shard does not answer.
         """
         tables: list[shard_pb2.TableStatus] = []
-        for address in self._settings.servers:
-            with grpc.insecure_channel(address, options=CLIENT) as channel:
-                stub = shard_pb2_grpc.ShardStub(channel)
-                try:
-                    reply = stub.Tables(
-                        shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
-                    )
-                except grpc.RpcError as error:
-                    raise error_of(error, address) from None
+        for shard in range(len(self._service.addresses)):
+            reply = self._service.shard(shard).Tables(
+                shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
+            )
             tables += [table for table in reply.tables if table.job == self._settings.job]
         return tables
 

@@ -16,17 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
-
-from ps_wire.channel import CLIENT
 from ps_wire.errors import ConnectionLost, PsError, ServerNotReady, ShardMismatch, StartLimitExceeded
 from ps_wire.frame import PROTOCOL, check_protocol
 from ps_wire.messages import refused_from_proto, table_to_proto
-from ps_wire.status import error_of
+from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc, spec_pb2
-from ps_worker import forked
+from ps_wire.v1 import shard_pb2, spec_pb2
 from ps_worker.settings import Settings
 
 HEARTBEAT_S = 1.0
@@ -42,12 +38,14 @@ class Membership:
     def __init__(
         self,
         settings: Settings,
+        service: Service,
         *,
         progress: Callable[[], pb.Progress],
         on_failure: Callable[[PsError], None],
         log: Callable[[str], None],
     ) -> None:
         self._settings = settings
+        self._service = service
         self._progress = progress
         self._on_failure = on_failure
         self._log = log
@@ -62,8 +60,6 @@ class Membership:
         self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._channel = grpc.insecure_channel(settings.servers[0], options=CLIENT)
-        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.joined = pb.Joined()
 
     # -- joining ---------------------------------------------------------------------------------------
@@ -77,9 +73,9 @@ class Membership:
             ProtocolMismatch: one speaks another version.
         """
         until_s = time.monotonic() + self._settings.connect_limit_s
-        servers = self._settings.servers
+        servers = self._service.addresses
         for position, address in enumerate(servers):
-            described = self._describe(address, until_s)
+            described = self._describe(position, until_s)
             check_protocol(described.protocol)
             if described.num_shards != len(servers):
                 raise ShardMismatch(
@@ -96,21 +92,17 @@ class Membership:
                     got=position,
                 )
 
-    def _describe(self, address: str, until_s: float) -> shard_pb2.DescribeReply:
-        forked.remember(address)
-        with grpc.insecure_channel(address, options=CLIENT) as channel:
-            stub = shard_pb2_grpc.ShardStub(channel)
-            left_s = max(until_s - time.monotonic(), 0.1)
-            try:
-                reply: shard_pb2.DescribeReply = stub.Describe(
-                    shard_pb2.DescribeRequest(), timeout=left_s, wait_for_ready=True
-                )
-            except grpc.RpcError as error:
-                limit_s = self._settings.connect_limit_s
-                lost = error_of(error, address)
-                lost.args = (f"{lost.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)
-                raise lost from None
-            return reply
+    def _describe(self, shard: int, until_s: float) -> shard_pb2.DescribeReply:
+        left_s = max(until_s - time.monotonic(), 0.1)
+        try:
+            reply: shard_pb2.DescribeReply = self._service.shard(shard).Describe(
+                shard_pb2.DescribeRequest(), timeout=left_s, wait_for_ready=True
+            )
+        except PsError as error:
+            limit_s = self._settings.connect_limit_s
+            error.args = (f"{error.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)
+            raise
+        return reply
 
     def join(self) -> pb.Joined:
         """Joins the job and starts the heartbeats.
@@ -142,13 +134,14 @@ class Membership:
                     name=settings.job,
                     consistency=str(settings.consistency),
                     num_workers=settings.num_workers,
+                    nonfinite=settings.nonfinite,
                 ),
                 worker=settings.worker,
                 host=socket.gethostname(),
                 pid=os.getpid(),
             )
         )
-        call = self._stub.Member(_until_none(self._outbox))
+        call = self._service.coordinator.Member(_until_none(self._outbox))
         self._start_thread("ps-member", lambda: self._read(call))
         self.joined = self._wait("joined", settings.connect_limit_s)
 
@@ -184,10 +177,7 @@ class Membership:
             for start in range(0, len(blob), STATE_CHUNK_BYTES):
                 yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
-        try:
-            self._stub.PutState(chunks(), timeout=CALL_LIMIT_S)
-        except grpc.RpcError as error:
-            raise error_of(error, self._settings.servers[0]) from None
+        self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
 
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
@@ -196,10 +186,8 @@ class Membership:
             JobUnknown: nobody has.
         """
         request = pb.GetStateRequest(key=self._key(name))
-        try:
-            return b"".join(chunk.data for chunk in self._stub.GetState(request, timeout=CALL_LIMIT_S))
-        except grpc.RpcError as error:
-            raise error_of(error, self._settings.servers[0]) from None
+        chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
+        return b"".join(chunk.data for chunk in chunks)
 
     def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
         """Waits until a worker has put bytes that are not less; returns whether that was within the limit.
@@ -208,19 +196,20 @@ class Membership:
             PsError: the job cannot go on.
         """
         request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
+        until_s = time.monotonic() + limit_s
         with self._changed:
             if self._error is not None:
                 raise self._error
-            call = self._waiting_call = self._stub.GetState(request, timeout=limit_s)
+            call = self._waiting_call = self._service.coordinator.GetState(request, timeout=limit_s)
         try:
             for _ in call:
                 pass
-        except grpc.RpcError as error:
+        except PsError:
             if self._error is not None:
                 raise self._error from None
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if time.monotonic() >= until_s:
                 return False
-            raise error_of(error, self._settings.servers[0]) from None
+            raise
         return True
 
     def _key(self, name: str) -> pb.StateKey:
@@ -258,7 +247,9 @@ class Membership:
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._outbox.put(None)
-        self._channel.close()
+
+    def wait_threads(self) -> None:
+        """After `leave` and the end of the service: waits for the threads."""
         for thread in self._threads:
             thread.join(LEAVE_LIMIT_S)
 
@@ -282,12 +273,10 @@ class Membership:
             for reply in call:
                 self._take(reply)
             error: PsError = ConnectionLost(
-                f"the coordinator at {self._settings.servers[0]} ended the stream"
+                f"the coordinator at {self._service.addresses[0]} ended the stream"
             )
-        except grpc.RpcError as broken:
-            error = error_of(broken, self._settings.servers[0])
-        except PsError as refused:
-            error = refused
+        except PsError as broken:
+            error = broken
         self._fail(error)
 
     def _take(self, reply: pb.MemberReply) -> None:
@@ -303,6 +292,8 @@ class Membership:
                 case "waiting" if reply.waiting.whom != self._waiting_for:
                     self._waiting_for = reply.waiting.whom
                     self._log(f"waiting for {self._waiting_for}")
+                case "notice":
+                    self._log(reply.notice.text)
                 case "joined" | "upload_final" | "ended" | "left":
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()

@@ -101,7 +101,13 @@ def table_of(
                 stride=stride_of(parameter),
             )
         )
-    return TableSpec(number=number, parameters=tuple(specs), optimizer=optimizer, buckets=buckets)
+    return TableSpec(
+        number=number,
+        parameters=tuple(specs),
+        optimizer=optimizer,
+        buckets=buckets,
+        clip_grad_norm=clip_grad_norm,
+    )
 
 
 def model_table(

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ps_wire import consistency
+from ps_wire import consistency, nonfinite
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.errors import UsageError
 
 Parsed = TypeVar("Parsed")
 
+ALONE = "none"  # instead of addresses: a server inside this process
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
@@ -23,11 +24,12 @@ class Settings:
     """Checked settings of one worker.
 
     Attributes:
-        servers: addresses in shard order.
+        servers: addresses in shard order; none: alone, with a server inside the process.
         job: name of the job.
         consistency: its model.
         num_workers: that the job waits for.
         worker: this one's number; None lets the service give one.
+        nonfinite: what the job does with gradients that hold NaN or infinity.
         connect_limit_s: how long a server may take to answer at the start.
         start_limit_s: how long the job may take to start.
         retry_limit_s: how long a broken data connection is tried again.
@@ -38,6 +40,7 @@ class Settings:
     consistency: consistency.Consistency
     num_workers: int
     worker: int | None
+    nonfinite: nonfinite.NonFinite = nonfinite.NonFinite.ERROR
     connect_limit_s: float = CONNECT_LIMIT_S
     start_limit_s: float = START_LIMIT_S
     retry_limit_s: float = RETRY_LIMIT_S
@@ -52,26 +55,36 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
     source = os.environ if environment is None else environment
     values = {name: str(value) for name, value in given.items() if value is not None}
 
-    def value(name: str, default: str | None = None) -> str:
-        text = values.get(name) or source.get(f"PS_{name.upper()}") or default
-        if text is None:
-            raise UsageError(
-                f"{name} is not set: pass --{name.replace('_', '-')} to ps-worker, "
-                f"set PS_{name.upper()}, or give it to connect()"
-            )
-        return text
+    def value(name: str, default: str) -> str:
+        return values.get(name) or source.get(f"PS_{name.upper()}") or default
 
     worker = values.get("worker") or source.get("PS_WORKER")
-    return Settings(
-        servers=_named("servers", parse_servers, value("servers")),
+    servers = value("servers", ALONE)
+    made = Settings(
+        servers=() if servers.strip() == ALONE else _named("servers", parse_servers, servers),
         job=_named("job", check_job_name, value("job", "default")),
         consistency=_named("consistency", consistency.parse, value("consistency", "bsp")),
         num_workers=_whole("num_workers", value("num_workers", "1"), least=1),
         worker=_whole("worker", worker, least=0) if worker else None,
+        nonfinite=_named("nonfinite", nonfinite.parse, value("nonfinite", "error")),
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
     )
+    if not made.servers:
+        _check_alone(made)
+    return made
+
+
+def _check_alone(made: Settings) -> None:
+    """Refuses what needs other processes."""
+    for name, number in (("num_workers", made.num_workers - 1), ("worker", made.worker or 0)):
+        if number > 0:
+            raise UsageError(
+                f"{name} (PS_{name.upper()}) is {getattr(made, name)}, which needs servers, and servers is "
+                "not set: pass --servers to ps-worker, set PS_SERVERS, or give it to connect(); "
+                f"without servers one worker runs alone: leave {name} out"
+            )
 
 
 def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:

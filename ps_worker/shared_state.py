@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-import grpc
 import torch
 
-from ps_wire.errors import StartLimitExceeded
+from ps_wire.errors import PsError, StartLimitExceeded
 from ps_wire.plan import Plan
-from ps_wire.status import error_of
+from ps_wire.service import Calls
 from ps_wire.v1 import shard_pb2 as pb
-from ps_wire.v1 import shard_pb2_grpc
 from ps_worker.membership import Membership
 from ps_worker.optimizer_state import Gathering, Scattering
 from ps_worker.settings import Settings
@@ -35,7 +32,7 @@ class SharedState:
         settings: Settings,
         membership: Membership,
         *,
-        stub_of: Callable[[int], AbstractContextManager[shard_pb2_grpc.ShardStub]],
+        calls_of: Callable[[int], Calls],
         say: Callable[[str], None],
     ) -> None:
         """Takes a way to reach each shard's service.
@@ -43,12 +40,12 @@ class SharedState:
         Args:
             settings: of the worker.
             membership: joined by now.
-            stub_of: a shard's stub, for the time of one call.
+            calls_of: calls to the shard of that number.
             say: writes to the worker's log.
         """
         self._settings = settings
         self._membership = membership
-        self._stub_of = stub_of
+        self._calls_of = calls_of
         self._say = say
         self._said_differs = False
 
@@ -57,7 +54,7 @@ class SharedState:
         gathering = Gathering(plan)
         request = pb.DumpRequest(key=self._key(table))
 
-        def call(stub: shard_pb2_grpc.ShardStub) -> None:
+        def call(stub: Calls) -> None:
             for message in stub.Dump(request, timeout=CALL_LIMIT_S):
                 gathering.take(message)
 
@@ -74,7 +71,7 @@ class SharedState:
         key = self._key(table)
         for shard in range(plan.num_shards):
 
-            def call(stub: shard_pb2_grpc.ShardStub, shard: int = shard) -> None:
+            def call(stub: Calls, shard: int = shard) -> None:
                 stub.LoadState(scattering.messages(shard, key), timeout=CALL_LIMIT_S)
 
             self._call(shard, call)
@@ -106,18 +103,16 @@ class SharedState:
             job=self._settings.job, worker=joined.worker, incarnation=joined.incarnation, table=table
         )
 
-    def _call(self, shard: int, call: Callable[[shard_pb2_grpc.ShardStub], None]) -> None:
+    def _call(self, shard: int, call: Callable[[Calls], None]) -> None:
         broken_s: float | None = None
         while True:
             try:
-                with self._stub_of(shard) as stub:
-                    call(stub)
-            except grpc.RpcError as error:
-                refused = error_of(error, self._settings.servers[shard])
+                call(self._calls_of(shard))
+            except PsError as refused:
                 now_s = time.monotonic()
                 broken_s = now_s if broken_s is None else broken_s
                 if not refused.retryable or now_s - broken_s > self._settings.retry_limit_s:
-                    raise refused from None
+                    raise
                 time.sleep(RETRY_S)
             else:
                 return

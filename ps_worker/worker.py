@@ -153,6 +153,7 @@ class Worker(WorkerData):
         *,
         optimizer: OptimizerChoice,
         buckets: BucketOptions | None = None,
+        clip_grad_norm: float | None = None,
     ) -> Table:
         """Puts tensors on the servers, for pushes and pulls without autograd.
 
@@ -160,6 +161,7 @@ class Worker(WorkerData):
             tensors: name -> start value; worker 0's start the table. They are copied.
             optimizer: such as `ps.SGD(lr=1.0)`.
             buckets: sizes of buckets and partitions.
+            clip_grad_norm: the mean gradient of a step is scaled down to this L2 norm (BSP only).
 
         Raises:
             What `wrap` raises.
@@ -171,6 +173,7 @@ class Worker(WorkerData):
             group_of={id(tensor): 0 for tensor in tensors.values()},
             optimizer=optimizer.spec(),
             buckets=buckets or BucketOptions(),
+            clip_grad_norm=clip_grad_norm,
         )
         exchange, step = self._link.start_table(spec, tensors.values(), {})
         self._own(number, tensors)

@@ -15,8 +15,11 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_server.session import Session
+from ps_server.shard import TOKEN_BYTES, Shard
 from ps_wire import frame as wire
 from ps_wire.channel import CLIENT
+from ps_wire.memory import MessageStream
 
 from ..unit.ps_worker.service import Cluster, LoopThread, fresh_name, run_workers  # noqa: TID252
 
@@ -40,7 +43,7 @@ class Client(Protocol):
 
 
 class GrpcClient:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, _shard: Shard) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(address, options=CLIENT)
         self._call = self._channel.stream_stream("/ps_wire.v1.Shard/Data")(iter(self._outbox.get, None))
@@ -57,7 +60,26 @@ class GrpcClient:
         self._channel.close()
 
 
-CARRIERS: dict[str, Callable[[str], Client]] = {"grpc": GrpcClient}
+class MemoryClient:
+    def __init__(self, _address: str, shard: Shard) -> None:
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._stream = MessageStream(
+            iter(self._outbox.get, None),
+            lambda outlet: Session(shard, outlet, generation=1, token_bytes=TOKEN_BYTES),
+        )
+
+    def send(self, message: bytes) -> None:
+        self._outbox.put(message)
+
+    def receive(self) -> bytes | None:
+        return next(self._stream, None)
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self._stream.cancel()
+
+
+CARRIERS: dict[str, Callable[[str, Shard], Client]] = {"grpc": GrpcClient, "memory": MemoryClient}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +94,7 @@ def server() -> Iterator[Cluster]:
 class Bench:
     """A job with one big partition, and connections to its shard as its worker 0."""
 
-    def __init__(self, server: Cluster, job: str, opens: Callable[[str], Client]) -> None:
+    def __init__(self, server: Cluster, job: str, opens: Callable[[str, Shard], Client]) -> None:
         self.shard = server.shards[0].shard
         self.job = job
         self._address = server.servers
@@ -80,7 +102,7 @@ class Bench:
         self.clients: list[Client] = []
 
     def connection(self) -> Client:
-        client = self._opens(self._address)
+        client = self._opens(self._address, self.shard)
         self.clients.append(client)
         return client
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
-import grpc
 import pytest
 import torch
 
 import ps_worker as ps
 from ps_wire.errors import PayloadMismatch, PsError, StartLimitExceeded, StrangerRefused, UsageError
 from ps_wire.v1 import shard_pb2 as pb
-from ps_wire.v1 import shard_pb2_grpc
+from ps_worker.grpc_service import GrpcService
 from ps_worker.shared_state import SharedState
 
 from .models import Mlp, loss_of
@@ -91,7 +89,7 @@ def test_a_worker_that_waits_for_a_load_hears_that_the_job_cannot_go_on(one_shar
         model = seeded(Mlp)
         worker = ps.connect(worker=0, **name)
         worker.wrap(torch.optim.Adam(model.parameters()), model)
-        worker._link._membership._channel.close()  # its stream ends without a word
+        worker._link._service.close()  # its stream ends without a word
         return worker
 
     def second():
@@ -127,9 +125,9 @@ def test_loads_are_counted_anew_when_a_job_goes_on(one_shard):
 # -- on the way ---------------------------------------------------------------------------------------
 
 
-def beside(worker: ps.Worker, stub_of: Callable, say: Callable = print) -> SharedState:
+def beside(worker: ps.Worker, calls_of: Callable, say: Callable = print) -> SharedState:
     """Another one of the same worker, with another way to the shards."""
-    return SharedState(worker._settings, worker._link._membership, stub_of=stub_of, say=say)
+    return SharedState(worker._settings, worker._link._membership, calls_of=calls_of, say=say)
 
 
 def test_a_call_that_breaks_is_made_again(cluster):
@@ -139,23 +137,23 @@ def test_a_call_that_breaks_is_made_again(cluster):
     def body(worker):
         broken = set()
 
-        @contextlib.contextmanager
-        def stub_of(shard):
+        nobody = GrpcService(["127.0.0.1:1"])
+
+        def calls_of(shard):
             if shard not in broken:
                 broken.add(shard)
-                with grpc.insecure_channel("127.0.0.1:1") as nobody:
-                    yield shard_pb2_grpc.ShardStub(nobody)
-            else:
-                with worker._link._shard(shard) as stub:
-                    yield stub
+                return nobody.shard(0)
+            return worker._link._service.shard(shard)
 
         worker.wrap(torch.optim.SGD(model.parameters(), momentum=0.9), model, buckets=SMALL)
         plan = worker._link.exchanges[0].plan
         states = [{"momentum_buffer": item.detach().clone()} for item in model.parameters()]
-        beside(worker, stub_of).load(0, plan, states)
+        beside(worker, calls_of).load(0, plan, states)
         assert broken == {0, 1}
         broken.clear()
-        return states, beside(worker, stub_of).dump(0, plan)
+        got = beside(worker, calls_of).dump(0, plan)
+        nobody.close()
+        return states, got
 
     ((given, got),) = run_workers(cluster, body)
     for one, other in zip(given, got, strict=True):
@@ -170,7 +168,7 @@ def test_the_log_says_once_that_steps_differ(one_shard):
         optimizer = worker.wrap(torch.optim.Adam(model.parameters()), model, buckets=SMALL)
         loss_of(model, 0, 0).backward()
         optimizer.step()
-        state = beside(worker, worker._link._shard, said.append)
+        state = beside(worker, worker._link._service.shard, said.append)
         plan = worker._link.exchanges[0].plan
         state.dump(0, plan)
         assert said == []

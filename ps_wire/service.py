@@ -1,0 +1,75 @@
+"""The service as a worker reaches it: calls to the coordinator, calls to a shard, a data stream to a shard.
+
+Whatever is behind it, gRPC channels (`ps_worker.grpc_service`) or a server inside this process (the entry
+point `ps.local_server`), a worker sees this and nothing else. Another carrier of frames is another way to
+make a `DataStream`. What a call means is in `protos/`; an error of either kind of call is a `PsError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ps_wire.frame import Frame
+
+LOCAL_SERVER = "ps.local_server"  # the group of entry points that holds a `Service` inside this process
+
+
+class Calls(Protocol):
+    """One gRPC service, its methods by their names in `protos/`.
+
+    They take what a stub's methods take: a message, or an iterator of messages where the client streams, and
+    `timeout` (seconds) and `wait_for_ready`. They return a message, or an iterator where the server streams.
+    Everything raises `PsError`; `ServerUnreachable` where nobody answers.
+    """
+
+    def __getattr__(self, name: str, /) -> Callable[..., Any]:
+        """The method of that name."""
+        ...
+
+
+class DataStream(Protocol):
+    """The worker's end of one data connection: iterates over the frames that come back.
+
+    It ends when the shard ends the stream, and raises a `PsError` when it breaks; on one thread. Frames to
+    send come from the iterator that it was made with, which is asked for the next one when there is room for
+    it: only then is a payload copied. That iterator must end soon after the stream has ended.
+    """
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Itself."""
+        ...
+
+    def __next__(self) -> Frame:
+        """Waits for the next frame."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends the stream at once, whatever is still queued. Thread-safe."""
+        ...
+
+
+class Service(Protocol):
+    """See the module's docstring. Thread-safe."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of the shards, in order, as messages for people name them."""
+        ...
+
+    @property
+    def coordinator(self) -> Calls:
+        """Calls to `Coordinator`."""
+        ...
+
+    def shard(self, index: int) -> Calls:
+        """Calls to `Shard` on the shard of that number."""
+        ...
+
+    def stream(self, shard: int, frames: Iterator[Frame]) -> DataStream:
+        """Opens a data connection that sends `frames`; the first one must be HELLO."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything that is still open; nothing of it can be used any more."""
+        ...
