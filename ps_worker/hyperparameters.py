@@ -107,7 +107,7 @@ def spec_of(
     if getattr(torch.optim, cls.__name__, None) is not cls:
         raise OptimizerUnsupported(
             f"{cls.__module__}.{cls.__qualname__} is not an optimizer of torch.optim: its update is code, "
-            "and servers run no code of a worker. Use one of torch.optim.",
+            "and servers run no code of a worker. Use one of torch.optim; wrap before a framework does.",
             optimizer=cls.__qualname__,
         )
     try:

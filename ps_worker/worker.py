@@ -20,7 +20,7 @@ from ps_wire.staleness import merge_counts, summarize
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
-from ps_worker.hyperparameters import OptimizerChoice
+from ps_worker.hyperparameters import OptimizerChoice, spec_of
 from ps_worker.link import Link
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
@@ -112,6 +112,7 @@ class Worker(WorkerData):
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
         if clip_grad_norm is not None and not 0.0 < clip_grad_norm < float("inf"):
             raise UsageError(f"clip_grad_norm must be finite and > 0, got {clip_grad_norm}")
+        spec_of(optimizer)  # refuses a foreign one before anything is touched
         mean = isinstance(self._settings.consistency, BSP)
 
         def start_table(groups: list[dict[str, Any]]) -> StartedTable:
