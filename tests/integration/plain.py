@@ -118,7 +118,7 @@ class Plain:
 
     def run(self, script: Path, *arguments: str) -> None:
         """Runs the script's `main` with these arguments in every replica, to its end."""
-        module = _imported(script)
+        module = imported(script)
         module.ps = self  # type: ignore[attr-defined]
 
         def one() -> None:
@@ -130,7 +130,8 @@ class Plain:
             together([one] * len(self._shares))
 
 
-def _imported(script: Path) -> ModuleType:
+def imported(script: Path) -> ModuleType:
+    """A script as a module, its `main` not run."""
     spec = importlib.util.spec_from_file_location(f"plain_{script.stem}", script)
     assert spec is not None
     assert spec.loader is not None

@@ -9,6 +9,7 @@ batch.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from .plain import Plain
+from .plain import Plain, imported
 from .processes import Zygote
 from .servers import Servers, fresh_job
 
@@ -107,6 +108,16 @@ def test_law_2_under_bsp_a_script_is_close_to_one_process_with_twice_the_batch(
     start = plain(cluster, tmp_path, (*command, "--lr", "0"), one_process)
     assert distance(start, expected) > 0.02
     assert distance(got, expected) <= 1e-5
+
+
+def test_alone_a_script_gives_the_bytes_of_plain_torch(
+    cluster: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any `PS_*`, in this process, as under a debugger."""
+    need(MNIST)
+    monkeypatch.setattr(sys, "argv", [*MNIST, "--save", str(tmp_path / "alone")])
+    imported(EXAMPLES / MNIST[0]).main()
+    assert_same(safetensors.torch.load_file(tmp_path / "alone"), plain(cluster, tmp_path, MNIST, [[0]]))
 
 
 @pytest.mark.parametrize("consistency", ["ssp:2", "asp"])
