@@ -15,9 +15,11 @@ parameter that came last when the bucket was last complete too late.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 
 import torch
+from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s
 
 from ps_wire.errors import ParameterUnsupported, UsageError
 from ps_wire.plan import Bucket
@@ -77,7 +79,7 @@ class Outgoing:
     def watch(self, on_note: Callable[[], None]) -> None:
         """Hooks that copy each gradient as it is complete, for `changed_since_noted`."""
         for place, parameter in self._unhooked():
-            self._hook(parameter, place, self._noting(place, on_note))
+            self._hook(parameter, place, partial(self._note, place, on_note))
 
     def overlap(self, on_complete: Callable[[Outgoing], None]) -> None:
         """Hooks that call back once the gradients of all parameters that require one are there."""
@@ -88,7 +90,7 @@ class Outgoing:
                 self.unhook()
         for place, parameter in self._unhooked():
             if place == self._trigger:
-                self._hook(parameter, place, self._completing(on_complete))
+                self._hook(parameter, place, partial(self._arrive, on_complete))
             else:
                 self._hook(parameter, place, self.arrived.append)
 
@@ -112,30 +114,24 @@ class Outgoing:
         self._handles.append(register(hook))
         self._hooked[place] = True
 
-    def _noting(self, place: int, on_note: Callable[[], None]) -> Callable[[torch.Tensor], None]:
-        parameter, view = self.parameters[place], self._views[place]
+    @_disable_dynamo  # in a compiled train step it would trace hooks
+    def _note(self, place: int, on_note: Callable[[], None], parameter: torch.Tensor) -> None:
+        on_note()
+        gradient = parameter.grad
+        assert gradient is not None
+        self.arrived.append(parameter)
+        self._check_dense(gradient, place)
+        self._exchange.wait_acked(self.partitions)
+        with torch.no_grad():  # a gradient may have a graph of its own
+            self._views[place].copy_(gradient)
+        self._zeros.discard(place)
+        self._noted[place] = (gradient, gradient._version)
 
-        def note(_: torch.Tensor) -> None:
-            on_note()
-            gradient = parameter.grad
-            assert gradient is not None
-            self.arrived.append(parameter)
-            self._check_dense(gradient, place)
-            self._exchange.wait_acked(self.partitions)
-            with torch.no_grad():  # a gradient may have a graph of its own
-                view.copy_(gradient)
-            self._zeros.discard(place)
-            self._noted[place] = (gradient, gradient._version)
-
-        return note
-
-    def _completing(self, on_complete: Callable[[Outgoing], None]) -> Callable[[torch.Tensor], None]:
-        def complete(parameter: torch.Tensor) -> None:
-            self.arrived.append(parameter)
-            if not self.left and len(self.arrived) == self._awaited() == self._distinct():
-                on_complete(self)
-
-        return complete
+    @_disable_dynamo
+    def _arrive(self, on_complete: Callable[[Outgoing], None], parameter: torch.Tensor) -> None:
+        self.arrived.append(parameter)
+        if not self.left and len(self.arrived) == self._awaited() == self._distinct():
+            on_complete(self)
 
     def _awaited(self) -> int:
         """How many gradients backward will bring, as the script has set `requires_grad` by now."""

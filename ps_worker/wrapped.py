@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Any, Literal
 
 import torch
+from torch._compile import _disable_dynamo
 
 from ps_wire.errors import UsageError
 from ps_wire.table import Hyperparameters
@@ -103,6 +104,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         """Whether gradients leave while backward is still running."""
         return self._mode is Mode.OVERLAPPING
 
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sends this step's gradients and waits for the weights of the next.
