@@ -188,8 +188,10 @@ def replicas_of_gan(num_workers: int) -> Pair:
 @pytest.mark.parametrize("overlap", [False, "auto"])
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_gan_is_two_tables(cluster: Cluster, num_workers: int, overlap: Any):
+    pairs = [make_pair() for _ in range(num_workers)]
+
     def body(worker: ps.Worker) -> Pair:
-        maker, judge = pair = make_pair()
+        maker, judge = pair = pairs[worker.rank]
         first = worker.wrap(adam(judge), judge, overlap=overlap)
         second = worker.wrap(adam(maker), maker, overlap=overlap)
         gan(worker.rank, pair, first, second)
