@@ -208,12 +208,14 @@ class Link:
     def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
         """Load `number` (from 1) of a table's state, which all workers call: worker 0's is set on the shards.
 
-        The others wait until it is.
+        The others wait until it is. In a job that had ended there is nothing to set any more.
 
         Raises:
             StartLimitExceeded: worker 0 has not called it within the start limit.
             PsError: as for `load_state`, or the job cannot go on.
         """
+        if self.ended:
+            return
         exchange = self._exchanges[table]
         exchange.wait_acked()
         self._state.share(table, exchange.plan, number, states)

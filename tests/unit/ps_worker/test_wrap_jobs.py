@@ -178,6 +178,7 @@ def test_a_step_without_backward_abstains_and_is_counted(cluster: Cluster, consi
             optimizer.step()
             optimizer.zero_grad()
         assert worker.step == STEPS
+        assert worker.stats().abstained == (0 if worker.rank == 0 else STEPS - 1)
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, consistency=consistency, job=job)
