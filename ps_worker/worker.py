@@ -80,6 +80,7 @@ class Worker(WorkerData):
         overlap: Literal["auto"] | bool = "auto",
         weight: Literal["equal", "samples"] = "equal",
         clip_grad_norm: float | None = None,
+        strict_hyperparameters: bool = False,
         buckets: BucketOptions | None = None,
     ) -> WrappedOptimizer:
         """Puts the model's parameters on the servers, which run the optimizer from now on.
@@ -96,6 +97,8 @@ class Worker(WorkerData):
             clip_grad_norm: largest L2 norm of the gradient over all parameters, as
                 `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
                 workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
+            strict_hyperparameters: in BSP, where a step takes the `param_groups` of another worker and they
+                differ, this worker's next `step()` raises `HyperparametersDiffer`. Otherwise servers warn.
             buckets: sizes of buckets and partitions.
 
         Raises:
@@ -128,7 +131,9 @@ class Worker(WorkerData):
             if not any(known is model for known in self._models):
                 outside = model_spec.outside_of(model, parameters.values())
             states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
-            exchange, step = self._link.start_table(spec, parameters.values(), outside, states)
+            exchange, step = self._link.start_table(
+                spec, parameters.values(), outside, states, strict=strict_hyperparameters
+            )
             self._models.append(model)
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
