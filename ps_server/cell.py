@@ -292,7 +292,7 @@ class Cell:
             self.hyper_mismatches += 1
             if item.payload.strict:
                 error = HyperparametersDiffer(
-                    f"step {item.step} took the param_groups of worker {taken}, which differ from this worker's: "
+                    f"step {item.step} took the param_groups of worker {taken}, and this worker's differ: "
                     "change them at the same steps on all workers, or wrap without strict_hyperparameters",
                     step=item.step,
                     worker=taken,
