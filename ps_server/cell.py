@@ -3,8 +3,8 @@
 Legend: E = elements of the partition, P = parameter pieces in it.
 
 A cell's lock guards everything in it; it is held while a gradient is applied (about a millisecond per
-4 MiB), and nothing under it waits for a peer: sending only queues. Weights change only under the lock and
-are copied out under it, so no reply is ever torn.
+4 MiB), and nothing under it waits for a peer: sending only queues. Weights change only under the lock, and
+never in memory that a reply still leaves from (`weights.py`), so no reply is ever torn.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from ps_server.clipping import Clipping
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.screen import Screen, first_nonfinite, looks_finite
+from ps_server.weights import Weights
 from ps_wire import frame as wire
-from ps_wire.carrier import Outlet
+from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import HyperparametersDiffer, JobUnknown, PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.plan import Piece
-from ps_wire.table import Group, Hyperparameters
+from ps_wire.table import Hyperparameters
 
 _CLOCK_BYTES = 12  # per member, in the meta of PULLED: worker u32, clock u64
 
@@ -67,7 +68,7 @@ class Cell:
         self.lock = threading.Lock()
         self.machine = machine
         self.group = group
-        self.weights = weights
+        self._weights = Weights(weights)
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
         self.loaded = False
@@ -84,6 +85,16 @@ class Cell:
         self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
+    @property
+    def weights(self) -> torch.Tensor:
+        """The weights now, shape (E,); to be written under the lock, after `_write`."""
+        return self._weights.now
+
+    def _write(self) -> None:
+        """Before the weights change: leaves memory that replies are still sent from."""
+        if self._weights.make_writable() and self._optimizer is not None:
+            self._optimizer.rebind([self._of(self.weights, piece) for piece in self.pieces])
+
     @staticmethod
     def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
         return values[piece.offset : piece.offset + piece.numel]
@@ -97,6 +108,7 @@ class Cell:
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
+            self._write()
             self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
@@ -142,7 +154,9 @@ class Cell:
         with self.lock:
             self._require_loaded()
             self._check_failed(worker, incarnation)
-            outlet.send(self._pulled(step, self.machine.version, self.machine.clocks))
+            message = self._pulled(step, self.machine.version, self.machine.clocks)
+            outlet.send(message)
+            self._weights.sent(message)
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
@@ -227,9 +241,9 @@ class Cell:
             average = self._mean(staged, scratch)
             if not self._screen.active or looks_finite(average):
                 return average
-            found = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
+            found = [(item, first_nonfinite(item.payload.values, self.pieces)) for item in staged]
             bad = [(item, piece) for item, piece in found if piece is not None]
-            if not bad and self._first_nonfinite(average) is None:
+            if not bad and first_nonfinite(average, self.pieces) is None:
                 return average  # finite, and its sum is not
             if not bad:
                 self._screen.overflowed(staged[0].step, self._index)
@@ -242,9 +256,6 @@ class Cell:
     def _nonfinite(self, values: torch.Tensor) -> Piece | None:
         if not self._screen.active or looks_finite(values):
             return None
-        return self._first_nonfinite(values)
-
-    def _first_nonfinite(self, values: torch.Tensor) -> Piece | None:
         return first_nonfinite(values, self.pieces)
 
     def _withheld(self, contribution: Contribution, piece: Piece) -> None:
@@ -278,12 +289,13 @@ class Cell:
             average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
+        self._write()
         self._optimizer.step(
             [
                 self._of(average, piece) if any(gradient.present[place] for gradient in gradients) else None
                 for place, piece in enumerate(self.pieces)
             ],
-            self._group_of(hyper),
+            hyper.groups[self.group],
         )
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
@@ -299,18 +311,16 @@ class Cell:
                 )
                 self._failed[item.worker] = item.incarnation, error
 
-    def _group_of(self, hyper: Hyperparameters) -> Group:
-        return hyper.groups[self.group]
-
     def _answer(self, action: Answer) -> None:
         for step in sorted({pull.clock for pull in action.pulls}):
-            message = self._pulled(step, action.version, action.clocks)  # one copy for all who asked it
+            message = self._pulled(step, action.version, action.clocks)  # one for all who asked it
             for pull in action.pulls:
                 if pull.clock == step:
                     error = self._error_of(pull.worker, pull.incarnation)
                     self._send(pull.worker, message if error is None else self._refusal(pull, error))
+            self._weights.sent(message)
 
-    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> bytes:
+    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> Message:
         meta = b"".join(
             worker.to_bytes(4, "little") + clock.to_bytes(_CLOCK_BYTES - 4, "little")
             for worker, clock in clocks
@@ -319,22 +329,19 @@ class Cell:
         payload = self.weights.numpy().data.cast("B")
         return self._frame(wire.Kind.PULLED, step=step, version=version, meta=meta, payload=payload)
 
-    def _refusal(self, pull: Pull, error: PsError) -> bytes:
+    def _refusal(self, pull: Pull, error: PsError) -> Message:
         meta = refused_to_proto(error).SerializeToString()
         return self._frame(wire.Kind.REFUSE, step=pull.clock, worker=pull.worker, meta=meta)
 
-    def _frame(self, kind: wire.Kind, **fields: int | bytes | memoryview) -> bytes:
-        frame = wire.Frame(kind=kind, table=self._table, partition=self._index, **fields)  # type: ignore[arg-type]
-        return wire.encode(frame)
+    def _frame(self, kind: wire.Kind, **fields: int | bytes | memoryview) -> Message:
+        return Message(wire.Frame(kind=kind, table=self._table, partition=self._index, **fields))  # type: ignore[arg-type]
 
-    def _send(self, worker: int, message: bytes) -> None:
+    def _send(self, worker: int, message: Message) -> None:
         outlet = self._outlets.get(worker)
         if outlet is not None:
             outlet.send(message)
 
     def _require_loaded(self) -> None:
         if not self.loaded:
-            raise JobUnknown(
-                f"partition {self._index} of table {self._table} has no weights yet",
-                partition=self._index,
-            )
+            text = f"partition {self._index} of table {self._table} has no weights yet"
+            raise JobUnknown(text, partition=self._index)

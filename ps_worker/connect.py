@@ -24,6 +24,7 @@ def connect(
     connect_limit: float | None = None,
     start_limit: float | None = None,
     retry_limit: float | None = None,
+    carrier: str | None = None,
 ) -> Worker:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
@@ -39,6 +40,8 @@ def connect(
         connect_limit: seconds that a server may take to answer at the start.
         start_limit: seconds that the job may take to start.
         retry_limit: seconds that a broken data connection is tried again.
+        carrier: of gradients and weights: `uds` (Unix sockets), `tcp`, `grpc`, or `auto`, the first of these
+            that reaches each server. Default: auto.
 
     Returns:
         The worker; use it in a `with` block, so that it leaves when the block ends.
@@ -64,6 +67,7 @@ def connect(
         connect_limit=connect_limit,
         start_limit=start_limit,
         retry_limit=retry_limit,
+        carrier=carrier,
     )
     try:
         made = Worker(chosen)

@@ -21,6 +21,7 @@ from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_worker import model_spec
+from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
@@ -67,9 +68,11 @@ class Link:
         self.resumed: bool = joined.resumed
         self._incarnation: int = joined.incarnation
         self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
+        carriers = CarrierChoice(self._service, settings.carrier, say)
         self._connections = [
             Connection(
                 service=self._service,
+                carriers=carriers,
                 shard=shard,
                 job=settings.job,
                 worker=self.rank,
@@ -277,6 +280,12 @@ class Link:
             exchange = self._exchanges.get(frame.table)
         if exchange is not None and frame.kind is not wire.Kind.HELLO:
             exchange.take(frame)
+
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """See `Peer.landing`."""
+        with self._lock:
+            exchange = self._exchanges.get(frame.table)
+        return exchange.landing(frame, payload_bytes) if exchange is not None else None
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`."""
