@@ -17,7 +17,6 @@ from .service import Cluster
 STEPS = 6
 
 
-
 def chained(optimizer: torch.optim.Optimizer) -> Any:
     parts = [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
     return lr_scheduler.ChainedScheduler(parts, optimizer)
