@@ -223,6 +223,23 @@ def test_a_closure_over_a_compiled_model(cluster: Cluster):
     check(cluster, script, seeded(Mlp), adam)
 
 
+def test_alone_a_compiled_model_gives_the_bytes_of_plain_torch():
+    """Over the in-memory carrier, and nothing compiles after step 2 there either."""
+    expected, got = seeded(Stack), seeded(Stack)
+    with ps.connect(servers="none") as worker:
+        optimizer = worker.wrap(adam(got), got)
+        forward = whole(got, "aot_eager")
+        graphs = []
+        for step in range(STEPS):
+            forward(batch(0, step, 4, 13)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            graphs.append(counters["stats"]["unique_graphs"])
+        worker.finish()
+    assert set(graphs[1:]) == {graphs[1]}
+    assert_same(got, alone(loop(whole, "aot_eager"), expected, adam))
+
+
 @pytest.mark.integration  # imports and a C++ compiler: 10 to 25 s
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_inductor(cluster: Cluster):
