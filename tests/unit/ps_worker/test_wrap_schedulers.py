@@ -10,9 +10,11 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
+import ps_worker as ps
+
 from .models import Mlp, loss_of
 from .reference import check, seeded
-from .service import Cluster
+from .service import Cluster, run_workers
 
 STEPS = 6
 
@@ -121,6 +123,24 @@ def test_values_set_by_hand_between_backward_and_step(cluster: Cluster, overlap:
             optimizer.zero_grad()
 
     check(cluster, script, seeded(Mlp), sgd, overlap=overlap)
+
+
+@pytest.mark.parametrize(("name", "hyper"), [("SGD", {"momentum": 0.9}), ("Adam", {"amsgrad": True})])
+def test_what_needs_more_state_cannot_be_switched_on_in_mid_run(
+    cluster: Cluster, name: str, hyper: dict[str, Any]
+):
+    """The servers have reserved the memory of the state that the optimizer had at the start."""
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        inner = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+        optimizer = worker.wrap(inner, model)
+        optimizer.param_groups[0].update(hyper)
+        loss_of(model, 0, 0).backward()
+        with pytest.raises(ps.PsError, match="needs more optimizer state than the table was made with"):
+            optimizer.step()
+
+    run_workers(cluster, body)
 
 
 def test_a_tensor_as_learning_rate(cluster: Cluster):
