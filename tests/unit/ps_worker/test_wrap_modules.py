@@ -182,6 +182,21 @@ def test_torchs_own_replicas_and_shards_are_refused(cluster: Cluster, kind: str)
     run_workers(cluster, body)
 
 
+@pytest.mark.usefixtures("process_group")
+def test_parameters_that_are_parts_of_one_are_refused(cluster: Cluster):
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
+
+    model = nn.Linear(13, 4)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), init_device_mesh("cpu", (1,))))
+
+    def body(worker: ps.Worker) -> None:
+        with pytest.raises(ps.ConfigurationRefused, match=r"'weight' is a DTensor.* wrap the bare module"):
+            worker.wrap(adamw(model), model)
+
+    run_workers(cluster, body)
+
+
 # -- buffers and averages ------------------------------------------------------------------------------
 
 
