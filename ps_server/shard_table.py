@@ -190,6 +190,7 @@ class ShardTable:
             values=cell.zeros if empty else self._values(cell, frame),
             present=present,
             hyper=self._hyper_of(frame),
+            strict=bool(frame.flags & wire.STRICT),
         )
         self._push(cell, frame, gradient, outlet)
 

@@ -19,6 +19,7 @@ from ps_wire.errors import (
     ConfigurationRefused,
     ConnectionLost,
     GradientChanged,
+    HyperparametersDiffer,
     NonFiniteGradient,
     PsError,
     ServerUnreachable,
@@ -80,6 +81,7 @@ __all__ = [
     "ConnectionLost",
     "WorkerLost",
     "GradientChanged",
+    "HyperparametersDiffer",
     "NonFiniteGradient",
     "WeightsChanged",
 ]

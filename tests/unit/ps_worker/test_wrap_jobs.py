@@ -164,6 +164,30 @@ def test_samples_of_an_abstained_step_do_not_weigh_in_the_next(cluster: Cluster)
     assert set(weights) == {4.0}
 
 
+def test_a_strict_worker_gets_an_error_where_its_learning_rate_was_not_taken(cluster: Cluster):
+    """It alone: the other, whose was taken, goes on."""
+    models = [seeded(Mlp) for _ in range(2)]
+
+    def body(worker: ps.Worker) -> int:
+        mine = models[worker.rank]
+        optimizer = worker.wrap(sgd(mine), mine, strict_hyperparameters=True)
+        for step in range(STEPS):
+            if step == 1 and worker.rank == 1:
+                optimizer.param_groups[0]["lr"] = 0.5
+            loss_of(mine, worker.rank, step).backward()
+            if step == 1 and worker.rank == 1:
+                with pytest.raises(ps.HyperparametersDiffer, match="worker 0"):
+                    optimizer.step()
+                break
+            optimizer.step()
+            optimizer.zero_grad()
+        if worker.rank == 0:
+            worker.finish()
+        return worker.step
+
+    assert run_workers(cluster, body, num_workers=2)[0] == STEPS
+
+
 @pytest.mark.parametrize("consistency", ["bsp", "asp"])
 def test_a_step_without_backward_abstains_and_is_counted(cluster: Cluster, consistency: str):
     job = fresh_name()
@@ -179,6 +203,7 @@ def test_a_step_without_backward_abstains_and_is_counted(cluster: Cluster, consi
             optimizer.step()
             optimizer.zero_grad()
         assert worker.step == STEPS
+        assert worker.stats().abstained == (0 if worker.rank == 0 else STEPS - 1)
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, consistency=consistency, job=job)
