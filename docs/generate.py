@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 
 import ps_worker
 
@@ -25,7 +25,7 @@ INSIDE = {
 TITLES = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises"}
 _SECTION = re.compile(rf"^({'|'.join(TITLES)}):$", re.MULTILINE)
 _ENTRY = re.compile(r"^(\w+): ", re.MULTILINE)
-_ELSEWHERE = re.compile(r"See `\w+\.\w+`\.")
+_ELSEWHERE = re.compile(r"See `(\w+)\.\w+`\.")
 
 
 def generate() -> str:
@@ -54,7 +54,9 @@ def _chapter(value: Any) -> str:
 
 def _described(name: str, value: Any) -> Iterator[str]:
     yield f"### `{name}`\n"
-    if not inspect.isclass(value) or dataclasses.is_dataclass(value):
+    if not inspect.isclass(value):
+        yield from (_call(name, one) for one in get_overloads(value) or [value])
+    elif dataclasses.is_dataclass(value):
         yield _call(name, value)
     yield _markdown(inspect.getdoc(value))
     if not inspect.isclass(value):
@@ -70,26 +72,28 @@ def _described(name: str, value: Any) -> Iterator[str]:
             yield _block(f"{member}: {inspect.signature(found.fget).return_annotation}")
         else:
             yield _call(member, found)
-        doc = inspect.getdoc(found)
-        if doc and _ELSEWHERE.fullmatch(doc):
-            doc = inspect.getdoc(getattr(owner.__base__, member))
-        yield _markdown(doc)
+        yield _markdown(_doc(owner, member))
 
 
 def _members(name: str, cls: type) -> Iterator[tuple[str, type]]:
     """Public methods and properties, each with the class of ours that has it; of an error only its own."""
+    owners = [cls] if issubclass(cls, Exception) else cls.__mro__
     seen = set(INSIDE.get(name, ()))
-    for owner in [cls] if issubclass(cls, Exception) else cls.__mro__:
+    for owner in (owner for owner in owners if owner.__module__.startswith("ps_")):
         for member, value in vars(owner).items():
             told = inspect.isfunction(value) or isinstance(value, property)
-            if (
-                owner.__module__.startswith("ps_")
-                and told
-                and not member.startswith("_")
-                and member not in seen
-            ):
+            if told and not member.startswith("_") and member not in seen:
                 seen.add(member)
-                yield member, owner
+                if not _ELSEWHERE.fullmatch(_doc(owner, member) or ""):  # else of a Protocol of ours
+                    yield member, owner
+
+
+def _doc(owner: type, member: str) -> str | None:
+    """A method's docstring, or that of the base class which it names."""
+    doc = inspect.getdoc(inspect.getattr_static(owner, member))
+    there = _ELSEWHERE.fullmatch(doc or "")
+    bases = [base for base in owner.__mro__[1:] if there and base.__name__ == there[1]]
+    return inspect.getdoc(getattr(bases[0], member)) if bases else doc
 
 
 # -- text ----------------------------------------------------------------------------------------------

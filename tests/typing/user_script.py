@@ -15,7 +15,7 @@ import ps_worker as ps
 
 def train(worker: ps.Worker, model: nn.Module, dataset: TensorDataset) -> float:
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    optimizer = worker.wrap(inner, model, overlap="auto", weight="samples", clip_grad_norm=1.0)
+    optimizer = worker.wrap(inner, model, overlap="auto", weight="samples", strict_hyperparameters=True)
     assert_type(optimizer, ps.WrappedOptimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     scaler = torch.amp.GradScaler("cpu")
@@ -43,7 +43,9 @@ def train(worker: ps.Worker, model: nn.Module, dataset: TensorDataset) -> float:
 
 
 def with_a_closure(worker: ps.Worker, model: nn.Module, x: Tensor) -> None:
-    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, overlap=False)
+    optimizer = worker.wrap(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, overlap=False, clip_grad_norm=1.0
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -86,7 +88,7 @@ def figures(worker: ps.Worker) -> str:
     assert_type((worker.rank, worker.num_workers, worker.step, worker.ended), tuple[int, int, int, bool])
     stats = worker.stats()
     assert_type(stats, ps.Stats)
-    assert_type((stats.step, stats.samples, stats.bytes_pushed), tuple[int, int, int])
+    assert_type((stats.step, stats.abstained, stats.samples), tuple[int, int, int])
     assert_type((stats.waited_s, stats.gate_wait_s), tuple[float, float])
     assert_type((stats.staleness.mean, stats.staleness.p99), tuple[float, int])
     return f"{stats.max_gap} {stats.spread}"

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import ps_worker as ps
 
 from .models import Mlp, loss_of
-from .reference import check, seeded
+from .reference import batch, check, seeded
 from .service import Cluster, run_workers
 
 STEPS = 4
@@ -87,6 +87,40 @@ def test_one_gradient_of_many_that_is_written_past_autograd_is_found_within_some
 
     (steps,) = run_workers(cluster, body)
     assert steps < 16  # of 120 parameters, 8 or more in each
+
+
+# -- gradients that come in another way -----------------------------------------------------------------
+
+
+def by_hand(rank: int, step: int, model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss_of(model, rank, step), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def of_some(rank: int, step: int, model: Any) -> None:
+    """In every second step the first layer has none."""
+    loss_of(model, rank, step).backward(inputs=list(model.second.parameters()) if step % 2 else None)
+
+
+def functional(rank: int, step: int, model: nn.Module) -> None:
+    x = batch(rank, step, 4, 13)
+    torch.func.functional_call(model, dict(model.named_parameters()), (x,)).square().mean().backward()
+
+
+@pytest.mark.parametrize("overlap", ["auto", True, False])
+@pytest.mark.parametrize("differentiate", [by_hand, of_some, functional], ids=lambda one: one.__name__)
+def test_gradients_without_a_plain_backward(cluster: Cluster, differentiate: Any, overlap: Any):
+    """`autograd.grad`, which fires no hook; `backward(inputs=...)`; `torch.func.functional_call`."""
+
+    def script(rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(STEPS):
+            differentiate(rank, step, model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    check(cluster, script, seeded(Mlp), sgd, num_workers=2, overlap=overlap)
 
 
 # -- hooks of scripts ----------------------------------------------------------------------------------

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -148,6 +151,74 @@ def test_lazy_buffers_are_named(cluster: Cluster):
             worker.wrap(adamw(model), model)
 
     run_workers(cluster, body)
+
+
+class Mixed(nn.Module):
+    """Two dtypes, a scalar and a parameter without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(13, 7)
+        self.second = nn.Linear(7, 3).double()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.empty = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)).double()) * self.scale + self.empty.sum()
+
+
+@overlaps
+def test_several_dtypes_scalars_and_empty_parameters(cluster: Cluster, overlap: Any):
+    def make(model: Any, **kind: Any) -> torch.optim.Optimizer:
+        single = [*model.first.parameters(), model.scale, model.empty]
+        groups = [{"params": single}, {"params": list(model.second.parameters())}]  # as fused kernels want it
+        return torch.optim.AdamW(groups, lr=0.01, **kind)
+
+    check(cluster, train, seeded(Mixed), make, num_workers=2, overlap=overlap)
+
+
+def test_dropout_draws_what_it_draws_in_plain_torch(cluster: Cluster):
+    def script(rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            train(rank, model, optimizer)
+
+    model = seeded(lambda: nn.Sequential(nn.Linear(13, 30), nn.Dropout(), nn.Linear(30, 2)))
+    check(cluster, script, model, adamw)
+
+
+def test_nothing_draws_from_the_generators_of_the_script():
+    """Not even a server inside the process."""
+    model = seeded(Mlp)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    with ps.connect(servers="none") as worker:
+        optimizer = worker.wrap(adamw(model), model)
+        train(0, model, optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())
+        worker.finish()
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(after[0], before[0])
+    assert after[1:] == before[1:]
+
+
+def test_a_models_state_dict_is_saved_and_copied_as_in_torch(cluster: Cluster, tmp_path: Path):
+    """A file holds the weights and not the flat memory that they lie in; a copy stays as it was."""
+    plain, model = seeded(Mlp), seeded(Mlp)
+    torch.save(plain.state_dict(), tmp_path / "plain")
+
+    def body(worker: ps.Worker) -> None:
+        optimizer = worker.wrap(adamw(model), model)
+        torch.save(model.state_dict(), tmp_path / "wrapped")
+        copied = copy.deepcopy(model)
+        train(0, model, optimizer)
+        assert_same(copied, plain)
+
+    run_workers(cluster, body)
+    sizes = [(tmp_path / name).stat().st_size for name in ("plain", "wrapped")]
+    assert abs(sizes[0] - sizes[1]) < 100  # names in the archive
+    plain.load_state_dict(torch.load(tmp_path / "wrapped", weights_only=True))
+    assert_same(plain, seeded(Mlp))
+    assert not torch.equal(model.first.weight, plain.first.weight)
 
 
 # -- models that something else has wrapped ------------------------------------------------------------
