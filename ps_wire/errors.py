@@ -53,7 +53,7 @@ class PsError(Exception):
     Attributes:
         facts: what the message is made of, for programs: names, numbers, addresses.
         retryable: whether the same call may succeed later.
-        exit_code: what a command ends with (`architecture.md`, section 6).
+        exit_code: what a command ends with.
     """
 
     retryable: ClassVar[bool] = False
