@@ -192,14 +192,18 @@ class Outgoing:
     def push(self, *, step: int, weight: float, late: bool) -> None:
         """Sends what `copy` has copied; `late` where backward is over."""
         self.left, self._late = True, late
-        self._sent_versions = list(map(_version_of, filter(_is_there, self._sent)))
-        self._sent_arrivals = len(self.arrived)
+        self.keep()
         absent = set(self._absent)
         for partition, pieces, whole in zip(self.partitions, self._pieces, self._all, strict=True):
             present = [place not in absent for place in pieces] if absent else whole
             self._exchange.push(partition, step=step, weight=weight, present=present)
 
     # -- checks ----------------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Notes what `changed_since_left` compares with."""
+        self._sent_versions = list(map(_version_of, filter(_is_there, self._sent)))
+        self._sent_arrivals = len(self.arrived)
 
     def changed_since_noted(self) -> str | None:
         """What happened to a gradient between its hook and now, exactly, or None."""
