@@ -6,9 +6,11 @@ One worker in this process, one server in another, bsp, SGD. Three figures, each
 in CPU time of this process (all its threads) and by the wall clock:
 
     wrap    `worker.wrap` of a model with 5,000 parameters (2,500 linear layers of 16 x 16)
-    beyond  a training step of that model, less the same forward, backward and zero_grad in plain torch, less a
-            round of one tensor with as many bytes; plain and wrapped steps alternate. By the wall clock,
-            torch's own optimizer step is taken off as well: there it is the server's work
+    beyond  a training step of that model, less the same forward, backward and zero_grad in plain torch, less
+            what moves its bytes: one copy of all gradients, and a round of one tensor with as many bytes. By
+            the wall clock, torch's own optimizer step is taken off as well: there it is the server's work.
+            All of these take turns. Once more for layers of 64 x 64, which overlap: their hooks are counted,
+            and by the wall clock, so is what they save
     checks  of a model of 50 M parameters, batch 16: everything in a step that only looks (weights, gradients,
             hyper-parameters) over a whole step of plain torch
 
@@ -36,7 +38,7 @@ from ps_worker.outgoing import Outgoing
 from ps_worker.weights import Weights
 
 PARAMETERS = 5000
-WIDTH = 16
+NARROW, WIDE = 16, 64
 LOOKS = [(Weights, "check"), (Weights, "refresh"), (Gradients, "check_left"), (Outgoing, "keep")]
 
 
@@ -85,8 +87,8 @@ class Looks:
         return taken
 
 
-def many_parameters() -> torch.nn.Module:
-    return torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(PARAMETERS // 2)])
+def many_parameters(width: int) -> torch.nn.Module:
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(PARAMETERS // 2)])
 
 
 def reference_model() -> torch.nn.Module:
@@ -120,7 +122,7 @@ def connect(address: str, job: str) -> ps.Worker:
 def wrap_cost(address: str, tries: int) -> Times:
     times = Times()
     for index in range(tries):
-        model = many_parameters()
+        model = many_parameters(NARROW)
         optimizer = sgd(model)
         with connect(address, f"wrap-{index}") as worker:
             gc.collect()  # what came before is not wrap's
@@ -128,16 +130,18 @@ def wrap_cost(address: str, tries: int) -> Times:
     return times
 
 
-def step_cost(address: str, steps: int) -> dict[str, Times]:
-    wrapped, alone = many_parameters(), many_parameters()
-    batch = torch.randn(4, WIDTH)
-    names = ("wrapped", "plain", "optimizer", "round")
+def step_cost(address: str, width: int, steps: int) -> dict[str, Times]:
+    wrapped, alone = many_parameters(width), many_parameters(width)
+    batch = torch.randn(4, width)
+    names = ("wrapped", "plain", "optimizer", "copy", "round")
     times = {name: Times() for name in names}
-    numel = sum(parameter.numel() for parameter in alone.parameters())
-    flat = {"flat": torch.zeros(numel)}
-    gradient = {"flat": torch.ones(numel)}
+    numel = [parameter.numel() for parameter in alone.parameters()]
+    flat = {"flat": torch.zeros(sum(numel))}
+    gradient = {"flat": torch.ones(sum(numel))}
+    pieces = gradient["flat"].split(numel)
+    views = [piece.view_as(own) for piece, own in zip(pieces, alone.parameters(), strict=True)]
     torch_optimizer = sgd(alone)
-    with connect(address, "step") as worker:
+    with connect(address, f"step-{width}") as worker:
         optimizer = worker.wrap(sgd(wrapped), wrapped)
         table = worker.table(flat, optimizer=ps.SGD(lr=1e-6))
 
@@ -147,13 +151,15 @@ def step_cost(address: str, steps: int) -> dict[str, Times]:
 
         for _ in range(3):
             train(wrapped, optimizer, batch)
-        assert optimizer.overlaps
+        assert optimizer.overlaps == (width == WIDE)
         gc.collect()
         for _ in range(steps):
             times["wrapped"].time(lambda: train(wrapped, optimizer, batch))
             times["plain"].time(lambda: train(alone, None, batch))
             times["round"].time(move)
             alone(batch).square().mean().backward()
+            given = [parameter.grad for parameter in alone.parameters()]
+            times["copy"].time(lambda: torch._foreach_copy_(views, given))
             times["optimizer"].time(torch_optimizer.step)
             alone.zero_grad()
     return times
@@ -178,6 +184,14 @@ def check_cost(address: str, steps: int) -> dict[str, Times]:
     return times
 
 
+def beyond(step: dict[str, Times]) -> dict[str, float]:
+    """What a step takes beyond plain torch and the moving of its bytes, see the module's docstring."""
+    less = [step[name] for name in ("plain", "copy", "round")]
+    cpu_s = step["wrapped"].cpu_s - sum(times.cpu_s for times in less)
+    wall_s = step["wrapped"].wall_s - sum(times.wall_s for times in [*less, step["optimizer"]])
+    return {"cpu_ms": round(1e3 * cpu_s, 2), "wall_ms": round(1e3 * wall_s, 2)}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -186,16 +200,15 @@ def main() -> None:
         stack.enter_context(background([server, "--port", address.rpartition(":")[2]], {}))
         wait_serving([address])
         wrap = wrap_cost(address, tries=6)
-        step = step_cost(address, steps=40)
+        steps = {width: step_cost(address, width, steps=30) for width in (NARROW, WIDE)}
         checks = check_cost(address, steps=12)
-    less = {name: (times.cpu_s, times.wall_s) for name, times in step.items()}
-    cpu_s = less["wrapped"][0] - less["plain"][0] - less["round"][0]
-    wall_s = less["wrapped"][1] - less["plain"][1] - less["round"][1] - less["optimizer"][1]
     figures = {
         "parameters": PARAMETERS,
         "wrap": wrap.ms(),
-        "step": {name: times.ms() for name, times in step.items()},
-        "beyond": {"cpu_ms": round(1e3 * cpu_s, 2), "wall_ms": round(1e3 * wall_s, 2)},
+        "steps": {
+            width: {name: times.ms() for name, times in step.items()} | {"beyond": beyond(step)}
+            for width, step in steps.items()
+        },
         "checks": {name: times.ms() for name, times in checks.items()},
         "checks_share": {
             "cpu": round(checks["checks"].cpu_s / checks["plain"].cpu_s, 5),

@@ -95,7 +95,8 @@ class Cell:
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
-            self._optimizer = self._fresh_optimizer()
+            if self.optimizer_bytes():
+                self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
             self.loaded = True
