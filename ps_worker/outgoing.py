@@ -243,8 +243,9 @@ class Outgoing:
         if len(self.arrived) != self._sent_arrivals:
             place = self._place_of(self.arrived[-1])
             return f"a second backward added to the gradient of {self._names[place]!r}"
-        absent = set(self._absent)
-        places = [place for place in range(len(self._sent)) if place not in absent]
+        places: Sequence[int] = range(len(self._sent))
+        if self._absent:
+            places = [place for place in places if self._sent[place] is not None]
         versions = list(map(_version_of, self._sent_there))
         if versions != self._sent_versions:
             pairs = zip(versions, self._sent_versions, places, strict=True)
