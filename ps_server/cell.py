@@ -71,6 +71,7 @@ class Cell:
         self._weights = Weights(weights)
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
+        self._sizes, self._places = _parts(self.pieces, weights.numel())
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
@@ -93,15 +94,15 @@ class Cell:
     def _write(self) -> None:
         """Before the weights change: leaves memory that replies are still sent from."""
         if self._weights.make_writable() and self._optimizer is not None:
-            self._optimizer.rebind([self._of(self.weights, piece) for piece in self.pieces])
-
-    @staticmethod
-    def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
-        return values[piece.offset : piece.offset + piece.numel]
+            self._optimizer.rebind(self._split(self.weights))
 
     def _fresh_optimizer(self) -> PieceOptimizer | None:
-        pieces = [self._of(self.weights, piece) for piece in self.pieces]
-        return self._make_optimizer(pieces) if pieces else None
+        return self._make_optimizer(self._split(self.weights)) if self.pieces else None
+
+    def _split(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The pieces, P of them, of values of shape (E,)."""
+        parts = torch.split(values, self._sizes)  # in one call: a slice of each takes three times as long
+        return [parts[place] for place in self._places]
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
@@ -109,7 +110,8 @@ class Cell:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
             self._write()
-            self._optimizer = self._fresh_optimizer()
+            if self.optimizer_bytes():
+                self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
             self.loaded = True
@@ -290,11 +292,9 @@ class Cell:
         if action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
         self._write()
+        present = map(any, zip(*[gradient.present for gradient in gradients], strict=True))
         self._optimizer.step(
-            [
-                self._of(average, piece) if any(gradient.present[place] for gradient in gradients) else None
-                for place, piece in enumerate(self.pieces)
-            ],
+            [values if there else None for values, there in zip(self._split(average), present, strict=True)],
             hyper.groups[self.group],
         )
 
@@ -345,3 +345,17 @@ class Cell:
         if not self.loaded:
             text = f"partition {self._index} of table {self._table} has no weights yet"
             raise JobUnknown(text, partition=self._index)
+
+
+def _parts(pieces: Sequence[Piece], numel: int) -> tuple[list[int], list[int]]:
+    """Sizes of the pieces and of the paddings between them, in order, and which of these are the pieces."""
+    sizes: list[int] = []
+    places: list[int] = []
+    end = 0
+    for piece in pieces:
+        if piece.offset > end:
+            sizes.append(piece.offset - end)
+        places.append(len(sizes))
+        sizes.append(piece.numel)
+        end = piece.offset + piece.numel
+    return [*sizes, numel - end], places
