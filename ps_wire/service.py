@@ -37,8 +37,8 @@ class DataStream(Protocol):
 
     It ends when the shard ends the stream, and raises a `PsError` when it breaks; on one thread. Frames to
     send come from the iterator that it was made with, which is asked for the next one when there is room for
-    it: only then is a payload copied, or sent from where it lies. That iterator must end soon after the stream
-    has ended.
+    it: only then is a payload copied, or sent from where it lies. That iterator must end soon after the
+    stream has ended.
     """
 
     def __iter__(self) -> Iterator[Frame]:
