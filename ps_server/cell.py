@@ -40,12 +40,14 @@ class Gradient:
         present: P flags: which pieces had a gradient. Pieces without one hold zeros.
         hyper: what its worker's `param_groups` said at that step.
         strict: whether the worker gets an error where its step takes other ones.
+        borrowed: the values lie in the worker's memory, which is its own again once they are applied.
     """
 
     values: torch.Tensor
     present: tuple[bool, ...]
     hyper: Hyperparameters
     strict: bool = False
+    borrowed: bool = False
 
 
 class Cell:
@@ -84,6 +86,7 @@ class Cell:
         self._screen = screen
         self._clipping = clipping
         self._held: int | None = None  # a complete step that waits for its scale
+        self._lent: dict[int, int] = {}  # worker -> step whose values are still needed where they lie
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
     @property
@@ -136,6 +139,8 @@ class Cell:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
                 self.bytes_in += gradient.values.nbytes
+                if gradient.borrowed and any(item.worker == contribution.worker for item in self.machine.staged):
+                    self._lent[contribution.worker] = contribution.step
             self._outlets[contribution.worker] = outlet
             self._carry_out(actions, now_s, scratch)
 
@@ -215,7 +220,9 @@ class Cell:
                 case Apply():
                     self._apply(action, scratch, average)
                 case Ack(worker=worker, step=step):
-                    self._send(worker, self._frame(wire.Kind.ACK, worker=worker, step=step))
+                    lent = self._lent.get(worker) == step
+                    flags = wire.LENT if lent else 0
+                    self._send(worker, self._frame(wire.Kind.ACK, worker=worker, step=step, flags=flags))
                 case Answer():
                     self._answer(action)
                 case Complete():

@@ -13,15 +13,19 @@ import threading
 
 from ps_server.log import logger
 from ps_server.shard import Shard
+from ps_server.shared_regions import SharedRegions
 from ps_wire import frame as wire
-from ps_wire.carrier import MEMORY, Message, Outlet
+from ps_wire.carrier import MEMORY, Carrier, Message, Outlet
 from ps_wire.errors import (
+    FrameRefused,
     InternalError,
     PsError,
     StaleIncarnation,
     StrangerRefused,
 )
+from ps_wire.frame_socket import close_all
 from ps_wire.messages import refused_to_proto
+from ps_wire.plan import Plan
 
 HELLO_LIMIT_S = 10.0
 MAX_STRANGERS = 256  # connections of a carrier that have not said HELLO yet
@@ -46,6 +50,7 @@ class Session:
     ) -> None:
         self.carrier = carrier
         self._shard = shard
+        self._regions: SharedRegions | None = None
         self._outlet = outlet
         self._generation = generation
         self._token_bytes = token_bytes
@@ -62,8 +67,11 @@ class Session:
 
     def receive(self, frame: wire.Frame) -> bool:
         """See `Receiver.receive`."""
-        with self._lock:
-            return not self._retired and self._receive(frame)
+        try:
+            with self._lock:
+                return not self._retired and self._receive(frame)
+        finally:
+            close_all(frame.descriptors)
 
     def refuse(self, error: PsError) -> None:
         """See `Receiver.refuse`."""
@@ -104,6 +112,9 @@ class Session:
         job = name.decode("ascii", errors="replace")
         self._shard.use_token(job, frame.worker, frame.incarnation, token)
         self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
+        if frame.flags & wire.SHARED:
+            self._outlet = self._regions = SharedRegions(self._outlet)
+            self.carrier = Carrier.SHM
         before = self._shard.replace_session(job, frame.worker, self)
         if before is not None:
             before.retire()
@@ -123,7 +134,18 @@ class Session:
                 f"this connection is incarnation {self._incarnation}'s, not {frame.incarnation}'s"
             )
         member = self._shard.is_member(job, self._worker, self._incarnation)
-        self._shard.table(job, frame.table).receive(frame, self._outlet, member=member)
+        table = self._shard.table(job, frame.table)
+        if frame.kind is wire.Kind.SHARE:
+            self._share(frame, table.plan)
+            return
+        if self._regions is not None:
+            frame = self._regions.filled(frame)
+        table.receive(frame, self._outlet, member=member)
+
+    def _share(self, frame: wire.Frame, plan: Plan) -> None:
+        if self._regions is None:
+            raise FrameRefused("this connection shares no memory: its HELLO did not say so")
+        self._regions.take(frame, plan)
 
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:
         self._shard.count_refused()

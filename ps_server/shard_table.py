@@ -191,6 +191,7 @@ class ShardTable:
             present=present,
             hyper=self._hyper_of(frame),
             strict=bool(frame.flags & wire.STRICT),
+            borrowed=bool(frame.flags & wire.SHARED),
         )
         self._push(cell, frame, gradient, outlet)
 

@@ -17,6 +17,7 @@ from ps_wire.errors import FrameRefused, ProtocolMismatch, PsError, UsageError
 class Carrier(StrEnum):
     """The carriers between processes, best first."""
 
+    SHM = "shm"  # shared memory, and frames without payload over a Unix socket
     UDS = "uds"  # Unix sockets: both ends on one host
     TCP = "tcp"
     GRPC = "grpc"  # wherever HTTP/2 passes

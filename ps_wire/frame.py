@@ -19,6 +19,8 @@ MAX_PAYLOAD_BYTES = 4 << 20
 MAX_META_BYTES = (4 << 20) - HEADER_BYTES
 READ = 1  # flag of a PULL: answered at once, past the gate; for one who is no member
 STRICT = 2  # flag of a PUSH: its hyper-parameters are those of its step, or its worker gets an error
+LENT = 64  # flag of an ACK: the push is accounted for, and its memory is still read until FREE
+SHARED = 128  # flag: the payload lies in shared memory. Of a HELLO: the connection shares memory
 META_ALIGNMENT = 16  # the payload behind it stays aligned for every dtype
 
 _HEADER = struct.Struct("<IBBBBIHHQQIIIIIfII")
@@ -37,6 +39,8 @@ class Kind(IntEnum):
     PULLED = 7
     ACK = 8
     REFUSE = 9
+    SHARE = 10
+    FREE = 11
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -64,6 +68,7 @@ class Frame:
         weight: of the push in a BSP mean.
         meta: by kind: a bitmap, a list, a message.
         payload: elements, raw.
+        descriptors: open files that go beside a SHARE; a Unix socket carries them, in no byte of the frame.
     """
 
     kind: Kind
@@ -82,6 +87,7 @@ class Frame:
     weight: float = 1.0
     meta: bytes | memoryview = _NONE
     payload: bytes | memoryview = _NONE
+    descriptors: tuple[int, ...] = ()
 
 
 def header(frame: Frame, payload_bytes: int) -> bytes:
@@ -141,7 +147,12 @@ class Header:
         self.meta_bytes: int = self._fields[17]
         self.padded_meta_bytes = self.meta_bytes + -self.meta_bytes % META_ALIGNMENT
 
-    def frame(self, meta: bytes | memoryview = _NONE, payload: bytes | memoryview = _NONE) -> Frame:
+    def frame(
+        self,
+        meta: bytes | memoryview = _NONE,
+        payload: bytes | memoryview = _NONE,
+        descriptors: tuple[int, ...] = (),
+    ) -> Frame:
         """The frame with what came behind the header."""
         fields = self._fields
         return Frame(
@@ -161,6 +172,7 @@ class Header:
             weight=fields[15],
             meta=meta,
             payload=payload,
+            descriptors=descriptors,
         )
 
 

@@ -8,23 +8,29 @@ It must not know what a frame means, nor who may connect.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ps_wire import frame as wire
 from ps_wire.errors import ConnectionLost, FrameTooLarge
 from ps_wire.service import Landing
+from ps_wire.shared_memory import AVAILABLE
 
 # Of both sockets of a connection within one host. Measured: a buffer that fits into the cores' caches is up
 # to twice as fast as what the system gives; between hosts the system's own tuning is better.
 LOCAL_BUFFER_BYTES = 128 << 10
 MAX_BUFFERS = 64  # in one call of the system; it takes 1024
 KEEPALIVE_S = (10, 5, 3)  # idle until a probe is sent, between probes, how many: gone after 25 s
+MAX_DESCRIPTORS = 2  # beside a frame; the system drops what is more
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _WHOLE = getattr(socket, "MSG_WAITALL", 0)  # one call for a payload instead of one per 64 KiB
 
 
@@ -37,6 +43,7 @@ class FrameSocket:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._carries_descriptors = AVAILABLE and connected.family == socket.AF_UNIX
         self._header = bytearray(wire.HEADER_BYTES)
         connected.setblocking(True)
         tune(connected)
@@ -52,9 +59,26 @@ class FrameSocket:
         """
         buffers: list[bytes | memoryview] = []
         for frame in frames:
+            if frame.descriptors:
+                self._send_all(buffers)
+                buffers = []
+                self._send_with(frame)
+                continue
             buffers.append(wire.prefix(frame))
             if frame.payload:
                 buffers.append(memoryview(frame.payload))
+        self._send_all(buffers)
+
+    def _send_with(self, frame: wire.Frame) -> None:
+        """Sends a frame without payload whose descriptors go with its first byte."""
+        prefix = wire.prefix(frame)
+        try:
+            sent = socket.send_fds(self._socket, [prefix], frame.descriptors)
+        except OSError as error:
+            raise ConnectionLost(f"sending: {error.strerror or error}") from None
+        self._send_all([prefix[sent:]])
+
+    def _send_all(self, buffers: list[bytes | memoryview]) -> None:
         place = 0
         try:
             while place < len(buffers):
@@ -88,9 +112,26 @@ class FrameSocket:
             ConnectionLost: the connection broke, or ended inside a frame.
             TimeoutError: it is past `until_s`.
         """
-        if not self._fill(memoryview(self._header), until_s):
-            return None
-        head = wire.Header(self._header)
+        descriptors: list[int] = []
+        try:
+            if not self._fill(memoryview(self._header), until_s, descriptors):
+                return None
+            return self._rest(wire.Header(self._header), landing, max_body_bytes, until_s, descriptors)
+        except BaseException:
+            close_all(descriptors)
+            raise
+
+    def _rest(
+        self,
+        head: wire.Header,
+        landing: Landing,
+        max_body_bytes: int,
+        until_s: float | None,
+        descriptors: list[int],
+    ) -> wire.Frame:
+        if head.kind is not wire.Kind.SHARE:
+            close_all(descriptors)
+            descriptors.clear()
         if head.padded_meta_bytes + head.payload_bytes > max_body_bytes:
             raise FrameTooLarge(
                 f"a {head.kind.name} frame announces {head.meta_bytes} bytes of meta and "
@@ -101,7 +142,7 @@ class FrameSocket:
         for part in (meta, payload):
             if len(part) and not self._fill(part, until_s):
                 raise ConnectionLost("the stream ended inside a frame")
-        return head.frame(meta[: head.meta_bytes], payload)
+        return head.frame(meta[: head.meta_bytes], payload, tuple(descriptors))
 
     @staticmethod
     def _place(head: wire.Header, landing: Landing) -> memoryview:
@@ -113,14 +154,25 @@ class FrameSocket:
             return place
         return np.empty(head.payload_bytes, dtype=np.uint8).data  # aligned, and not filled with zeros
 
-    def _fill(self, buffer: memoryview, until_s: float | None) -> bool:
-        """Fills the buffer; False where the stream ends before its first byte."""
+    def _fill(
+        self, buffer: memoryview, until_s: float | None, descriptors: list[int] | None = None
+    ) -> bool:
+        """Fills the buffer; False where the stream ends before its first byte.
+
+        Args:
+            buffer: to be filled.
+            until_s: as for `receive`.
+            descriptors: where those go that come along; None: none can come here.
+        """
         place = 0
         try:
             while place < len(buffer):
                 if until_s is not None:
                     self._socket.settimeout(max(until_s - time.monotonic(), 1e-3))
-                count = self._socket.recv_into(buffer[place:], 0, _WHOLE)
+                if descriptors is not None and self._carries_descriptors:
+                    count = self._receive_with(buffer[place:], descriptors)
+                else:
+                    count = self._socket.recv_into(buffer[place:], 0, _WHOLE)
                 if count == 0:
                     break
                 place += count
@@ -133,6 +185,13 @@ class FrameSocket:
         if 0 < place < len(buffer):
             raise ConnectionLost("the stream ended inside a frame")
         return place > 0
+
+    def _receive_with(self, buffer: memoryview, descriptors: list[int]) -> int:
+        count, ancillary, _, _ = self._socket.recvmsg_into([buffer], _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors += array.array("i", data[: len(data) - len(data) % 4])
+        return count
 
     def discard(self, until_s: float) -> None:
         """Takes what still comes, until the other end has ended the stream too, or until that time.
@@ -161,6 +220,12 @@ class FrameSocket:
     def _shut(self, how: int) -> None:
         with contextlib.suppress(OSError):  # it may be broken already
             self._socket.shutdown(how)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Closes what came beside a frame."""
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def tune(connected: socket.socket) -> None:
