@@ -139,7 +139,9 @@ class Cell:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
                 self.bytes_in += gradient.values.nbytes
-                if gradient.borrowed and any(item.worker == contribution.worker for item in self.machine.staged):
+                if gradient.borrowed and any(
+                    item.worker == contribution.worker for item in self.machine.staged
+                ):
                     self._lent[contribution.worker] = contribution.step
             self._outlets[contribution.worker] = outlet
             self._carry_out(actions, now_s, scratch)
@@ -183,6 +185,7 @@ class Cell:
                 self._held = None
                 workers = frozenset(item.worker for item in self.machine.staged)
                 self._carry_out(self.machine.decide(step, workers, scale, now_s), now_s, scratch)
+                self._give_back()
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone: nothing more is sent there."""
@@ -236,10 +239,17 @@ class Cell:
         if self._clipping is None:
             actions = self.machine.decide(complete.step, complete.workers, 1.0, now_s)
             self._carry_out(actions, now_s, scratch, average)
+            self._give_back()
             return
         self._held = complete.step
         norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
         self._clipping.complete(complete.step, self._index, norm * norm)
+
+    def _give_back(self) -> None:
+        """Tells workers that what they have lent is no longer read."""
+        for worker, step in [item for item in self._lent.items() if item[1] < self.machine.version]:
+            del self._lent[worker]
+            self._send(worker, self._frame(wire.Kind.FREE, worker=worker, step=step))
 
     def _screened(self, scratch: Scratch) -> torch.Tensor | None:
         """Withholds what may not be applied; the mean of the rest, None if there is none.

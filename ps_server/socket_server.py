@@ -27,6 +27,7 @@ from ps_server.socket_connection import CLOSE_LIMIT_S, SocketConnection
 from ps_wire.carrier import Carrier
 from ps_wire.errors import StrangerRefused, Unavailable
 from ps_wire.frame_socket import FrameSocket
+from ps_wire.shared_memory import AVAILABLE
 from ps_wire.v1 import shard_pb2
 
 BACKLOG = 128
@@ -66,7 +67,10 @@ class SocketServer:
         self._listeners: dict[socket.socket, Carrier] = {}
         try:
             if hasattr(socket, "AF_UNIX"):
-                self._offer(Carrier.UDS, *self._listen_unix())
+                listener, address = self._listen_unix()
+                if AVAILABLE:
+                    self.offers.append(shard_pb2.Carrier(name=Carrier.SHM, address=address))
+                self._offer(Carrier.UDS, listener, address)
             self._offer(Carrier.TCP, *_listen_tcp(host, port))
         except BaseException:
             self._close_listeners()

@@ -154,9 +154,7 @@ class FrameSocket:
             return place
         return np.empty(head.payload_bytes, dtype=np.uint8).data  # aligned, and not filled with zeros
 
-    def _fill(
-        self, buffer: memoryview, until_s: float | None, descriptors: list[int] | None = None
-    ) -> bool:
+    def _fill(self, buffer: memoryview, until_s: float | None, descriptors: list[int] | None = None) -> bool:
         """Fills the buffer; False where the stream ends before its first byte.
 
         Args:

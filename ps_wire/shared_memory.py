@@ -82,7 +82,9 @@ def attach(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
     if seals & _SIZE_SEALS != _SIZE_SEALS:
         raise FrameRefused("shared memory is only mapped if its size is sealed (F_SEAL_SHRINK, F_SEAL_GROW)")
     if size != nbytes:
-        raise FrameRefused(f"shared memory of {nbytes} bytes was expected, got {size}", expected=nbytes, got=size)
+        raise FrameRefused(
+            f"shared memory of {nbytes} bytes was expected, got {size}", expected=nbytes, got=size
+        )
     try:
         return memoryview(map_whole(descriptor, nbytes, writable=writable))
     except OSError as error:

@@ -3,8 +3,9 @@
 Everything that is sent is first noted here, so that a connection that breaks can send it again (`replay`);
 shards take each push once. At most one push and one pull of a partition are under way.
 
-Region ownership: from `push` until its ACK, the partition's gradient memory belongs to the exchange. Weights
-are written by the receiving threads between `pull` and the end of `wait_pulled`.
+Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
+belongs to the exchange. Weights are written, by the receiving threads or by a shard that shares them, between
+`pull` and the end of `wait_pulled`.
 
 `_changed` guards everything below it and is notified when something was answered or has failed.
 """
@@ -15,7 +16,8 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from ps_wire import frame as wire
@@ -23,9 +25,11 @@ from ps_wire.buffer import as_tensor
 from ps_wire.errors import FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
+from ps_wire.shared_memory import Layout
 from ps_wire.table import Hyperparameters
 from ps_worker.connection import Connection
 from ps_worker.flat import FlatBuckets
+from ps_worker.memory import SharedMemory
 
 KEPT_HYPERPARAMETERS = 8
 REPORT_WAIT_S = 10.0
@@ -46,10 +50,25 @@ class Exchange:
         incarnation: int,
         start: Hyperparameters,
         strict: bool = False,
+        shared: bool = False,
     ) -> None:
         self.plan = plan
-        self.weights = FlatBuckets(plan)
-        self.gradients = FlatBuckets(plan, private=True)
+        self._share: wire.Frame | None = None
+        regions: list[SharedMemory] = []
+        if shared:
+            nbytes = Layout(plan).nbytes
+            regions = [SharedMemory(nbytes, wiped=True), SharedMemory(nbytes)]
+            descriptors = tuple(region.descriptor for region in regions)
+            self._share = wire.Frame(
+                kind=wire.Kind.SHARE,
+                table=table,
+                worker=worker,
+                incarnation=incarnation,
+                descriptors=descriptors,
+            )
+        gradients, weights = regions or (None, None)
+        self.weights = FlatBuckets(plan, shared=weights)
+        self.gradients = FlatBuckets(plan, shared=gradients, private=True)
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
@@ -65,6 +84,7 @@ class Exchange:
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
         self._changed = threading.Condition()
         self._unacked: dict[int, wire.Frame] = {}
+        self._lent: dict[int, wire.Frame] = {}  # accounted for, and still read by the shard
         self._unpulled: OrderedDict[int, None] = OrderedDict()
         self._pull_step = 0
         self._pull_flags = 0
@@ -75,6 +95,12 @@ class Exchange:
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
         self._connections = connections
+
+    def share(self) -> None:
+        """Tells the shards, which have opened the table by now, where its memory is, if they can map it."""
+        if self._share is not None:
+            for connection in self._connections:
+                connection.send(self._share)
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -198,14 +224,29 @@ class Exchange:
         wanted = None if partitions is None else {partition.index for partition in partitions}
 
         def acked() -> bool:
-            if self._error is not None:
-                return True
-            return not self._unacked if wanted is None else not (wanted & self._unacked.keys())
+            return self._error is not None or not _among(self._unacked, wanted)
 
         with self._changed:
             done = self._changed.wait_for(acked, limit_s)
             self._raise_failed()
             return done
+
+    def wait_free(self, partitions: Iterable[Partition] | None = None) -> None:
+        """Waits until the gradient memory of these partitions (default: all) may be written.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        wanted = None if partitions is None else {partition.index for partition in partitions}
+
+        def free() -> bool:
+            return self._error is not None or not (
+                _among(self._unacked, wanted) or _among(self._lent, wanted)
+            )
+
+        with self._changed:
+            self._changed.wait_for(free)
+            self._raise_failed()
 
     def wait_pulled(self, report: Callable[[str], None] | None = None) -> float:
         """Waits until every weight asked for has arrived; returns the seconds that took.
@@ -247,9 +288,9 @@ class Exchange:
         callback(self._error)
 
     @property
-    def all_acked(self) -> bool:
-        """Whether no push is under way; without a lock, for the thread that pushes."""
-        return not self._unacked and self._error is None
+    def all_free(self) -> bool:
+        """Whether all gradient memory may be written; without a lock, for the thread that pushes."""
+        return not self._unacked and not self._lent and self._error is None
 
     def _raise_failed(self) -> None:
         if self._error is not None:
@@ -263,6 +304,8 @@ class Exchange:
             self.fail(FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none"))
         elif frame.kind is wire.Kind.ACK:
             self._take_ack(frame)
+        elif frame.kind is wire.Kind.FREE:
+            self._take_free(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
 
@@ -279,30 +322,42 @@ class Exchange:
 
     def _take_ack(self, frame: wire.Frame) -> None:
         with self._changed:
-            sent = self._unacked.get(frame.partition)
-            if sent is not None and sent.step == frame.step:
-                del self._unacked[frame.partition]
-                self._changed.notify_all()
+            for kept in (self._unacked, self._lent):  # a lent one may have been sent again
+                sent = kept.get(frame.partition)
+                if sent is not None and sent.step == frame.step:
+                    del kept[frame.partition]
+                    if frame.flags & wire.LENT:
+                        self._lent[frame.partition] = sent
+                    self._changed.notify_all()
+                    break
             callbacks = self._due(self._when_acked, bool(self._unacked))
         for callback in callbacks:
             callback(None)
+
+    def _take_free(self, frame: wire.Frame) -> None:
+        with self._changed:
+            sent = self._lent.get(frame.partition)
+            if sent is not None and sent.step == frame.step:
+                del self._lent[frame.partition]
+                self._changed.notify_all()
 
     def _take_pulled(self, frame: wire.Frame) -> None:
         index = frame.partition
         if not self._expects(frame):
             return  # answered already, on a connection that has gone since
         weights = self.weights.partition(self.partitions[index])
-        if len(frame.payload) != weights.nbytes:
+        if not frame.flags & wire.SHARED and len(frame.payload) != weights.nbytes:
             self.fail(FrameMalformed(f"partition {index} came with {len(frame.payload)} bytes"))
             return
-        arrived = as_tensor(frame.payload, weights.dtype)
-        if arrived.data_ptr() != weights.data_ptr():  # else it landed there
-            weights.copy_(arrived)
+        if not frame.flags & wire.SHARED:  # else the shard has written them here
+            arrived = as_tensor(frame.payload, weights.dtype)
+            if arrived.data_ptr() != weights.data_ptr():  # else it landed there
+                weights.copy_(arrived)
         with self._changed:
             self.versions[index] = frame.version
             for worker, clock in _CLOCK.iter_unpack(frame.meta):
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
-            self.bytes_pulled += len(frame.payload)
+            self.bytes_pulled += weights.nbytes
             self._unpulled.pop(index, None)
             if not self._unpulled:
                 self._changed.notify_all()
@@ -319,12 +374,13 @@ class Exchange:
         return due
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
-        """See `Peer.replay`: hyper-parameters, pushes without ACK, pulls without an answer."""
+        """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""
         with self._changed:
+            if self._share is not None:
+                yield self._share
             yield from list(self._hyper_frames.values())
-            yield from [
-                frame for index, frame in self._unacked.items() if self.partitions[index].shard == shard
-            ]
+            pushes = [*self._unacked.items(), *self._lent.items()]
+            yield from [frame for index, frame in pushes if self.partitions[index].shard == shard]
             yield from self._pulls(shard)
 
     def fail(self, error: PsError) -> None:
@@ -335,6 +391,11 @@ class Exchange:
             callbacks = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
         for callback in callbacks:
             callback(self._error)
+
+
+def _among(under_way: Mapping[int, object], wanted: AbstractSet[int] | None) -> bool:
+    """Whether one of these partitions, None: any, is under way."""
+    return bool(under_way) if wanted is None else not wanted.isdisjoint(under_way)
 
 
 def bitmap(present: Sequence[bool]) -> bytes:

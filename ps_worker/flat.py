@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from ps_wire.plan import Partition, Plan
+from ps_wire.shared_memory import Layout
 from ps_wire.table import ParameterSpec
-from ps_worker.memory import private_memory
+from ps_worker.memory import SharedMemory, private_memory
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -24,17 +25,21 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 class FlatBuckets:
     """See the module's docstring."""
 
-    def __init__(self, plan: Plan, *, private: bool = False) -> None:
+    def __init__(self, plan: Plan, *, private: bool = False, shared: SharedMemory | None = None) -> None:
         """Allocates zeros, shape (B,) per bucket, on the CPU.
 
         Args:
             plan: of the table.
             private: children that this process forks (loaders) get none of the memory.
+            shared: zeros to use, where shards map the memory.
         """
         self.plan = plan
-        self.tensors = [
-            _zeros(bucket.numel, getattr(torch, bucket.dtype), private=private) for bucket in plan.buckets
-        ]
+        self.shared = shared
+        self.tensors = (
+            [_zeros(bucket.numel, getattr(torch, bucket.dtype), private=private) for bucket in plan.buckets]
+            if shared is None
+            else _tensors_in(shared, plan)
+        )
         self.views: list[torch.Tensor] = [torch.empty(0)] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
             flat = tensor.numpy()
@@ -49,6 +54,20 @@ class FlatBuckets:
     def bytes_of(self, partition: Partition) -> memoryview:
         """A partition's bytes, without a copy."""
         return self.partition(partition).numpy().data.cast("B")
+
+
+def _tensors_in(shared: SharedMemory, plan: Plan) -> list[torch.Tensor]:
+    layout = Layout(plan)
+    return [
+        torch.frombuffer(
+            shared.buffer,
+            dtype=getattr(torch, bucket.dtype),
+            count=bucket.numel,
+            offset=layout.start_of(bucket.index),
+        )
+        for bucket in plan.buckets
+        if bucket.numel
+    ]
 
 
 def _zeros(numel: int, dtype: torch.dtype, *, private: bool) -> torch.Tensor:

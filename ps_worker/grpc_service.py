@@ -53,6 +53,8 @@ class GrpcService:
         limit_s: float,
     ) -> DataStream:
         """See `Service.stream`."""
+        if offer.name != Carrier.SHM:
+            frames = (frame for frame in frames if frame.kind is not wire.Kind.SHARE)
         if offer.name != Carrier.GRPC:
             address = self.addresses[shard]
             return socket_stream.reach(offer, address, frames, landing=landing, limit_s=limit_s)

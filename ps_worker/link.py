@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from ps_wire import frame as wire
+from ps_wire.carrier import Carrier
 from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.plan import Plan
+from ps_wire.shared_memory import AVAILABLE
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
@@ -68,6 +70,7 @@ class Link:
         self.resumed: bool = joined.resumed
         self._incarnation: int = joined.incarnation
         self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
+        self._shares = bool(settings.servers) and settings.carrier in (None, Carrier.SHM) and AVAILABLE
         carriers = CarrierChoice(self._service, settings.carrier, say)
         self._connections = [
             Connection(
@@ -131,11 +134,13 @@ class Link:
             incarnation=self._incarnation,
             start=spec.optimizer.hyperparameters,
             strict=strict,
+            shared=self._shares,
         )
         exchange.connect(self._connections)
         upload = self._membership.wait_made(spec.number)
         with self._lock:
             self._exchanges[spec.number] = exchange
+        exchange.share()
         self._outside[spec.number] = outside
         if upload:
             self._upload(exchange, spec.number, values, states)

@@ -1,18 +1,27 @@
-"""Memory that a forked child sees as zeros: a DataLoader's processes do not keep it.
+"""Memory of a worker that its forked children, a DataLoader's processes, do not keep, or cannot write.
 
 A fork shares every page until one side writes to it. Gradients are written each step, so with forked children
 around, each of their pages would be copied once more and the old one kept as long as a child lives.
 
 The pages are wiped in the child (MADV_WIPEONFORK), not taken from it (MADV_DONTFORK): what still refers to
 them there may be read, and freed without unmapping what the child has put in their place.
+
+Memory that shards map, too, would stay one with the child's. Right after the fork it gets zeros in place of
+gradients, and in place of weights the same ones, as private pages: what it writes there is its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 import sys
+import weakref
 
+import numpy as np
 import torch
+
+from ps_wire import shared_memory
 
 _MADV_WIPEONFORK = 18  # linux/mman.h; Python's mmap has no name for it
 
@@ -45,3 +54,65 @@ def _mapped(nbytes: int) -> mmap.mmap | None:
         mapped.close()
         return None
     return mapped
+
+
+class SharedMemory:
+    """Zeros that shards on this host may map.
+
+    Attributes:
+        descriptor: to be sent to them.
+        buffer: the memory.
+    """
+
+    def __init__(self, nbytes: int, *, wiped: bool = False) -> None:
+        """Makes it.
+
+        Args:
+            nbytes: size.
+            wiped: a forked child sees zeros, not what it held then.
+
+        Raises:
+            OSError: the system has no descriptor left.
+        """
+        self.descriptor = shared_memory.create(nbytes)
+        self.buffer = shared_memory.map_whole(self.descriptor, nbytes)
+        self._wiped = wiped
+        self._close = weakref.finalize(self, os.close, self.descriptor)
+        _shared.add(self)
+
+    def let_go(self) -> None:
+        """In a forked child: the memory is private, its descriptor leads nowhere."""
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED | (mmap.MAP_ANONYMOUS if self._wiped else 0)
+        address = np.frombuffer(self.buffer, dtype=np.uint8).ctypes.data
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        descriptor = -1 if self._wiped else self.descriptor
+        found = _libc.mmap(address, len(self.buffer), protection, flags, descriptor, 0)
+        if found != address:
+            os._exit(70)  # it would write into the worker's gradients
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self.descriptor, inheritable=False)
+        os.close(null)
+
+
+_MAP_FIXED = 0x10  # linux/mman.h; Python's mmap has no name for it
+_shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
+
+if shared_memory.AVAILABLE:
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+
+
+def _let_go() -> None:
+    for memory in list(_shared):
+        memory.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -132,7 +132,7 @@ class Outgoing:
         assert gradient is not None
         self.arrived.append(parameter)
         self._check_dense(gradient, place)
-        self._exchange.wait_acked(self.partitions)
+        self._exchange.wait_free(self.partitions)
         with torch.no_grad():  # a gradient may have a graph of its own
             self._views[place].copy_(gradient)
         self._zeros.discard(place)
@@ -177,8 +177,8 @@ class Outgoing:
         Raises:
             ParameterUnsupported: a gradient is sparse, or its parameter has another shape now.
         """
-        if not self._exchange.all_acked:
-            self._exchange.wait_acked(self.partitions)
+        if not self._exchange.all_free:
+            self._exchange.wait_free(self.partitions)
         gradients = [parameter.grad for parameter in self.parameters]
         there = [gradient for gradient in gradients if gradient is not None]
         views = self._views

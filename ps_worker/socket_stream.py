@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
@@ -30,10 +31,19 @@ JOIN_LIMIT_S = 5.0  # for a sending thread that was told to end; it waits for no
 class SocketStream:
     """A `DataStream`."""
 
-    def __init__(self, connected: socket.socket, frames: Iterator[wire.Frame], landing: Landing) -> None:
-        """Takes the socket over; `greet` comes next."""
+    def __init__(
+        self, connected: socket.socket, frames: Iterator[wire.Frame], landing: Landing, *, shares: bool
+    ) -> None:
+        """Takes the socket over; `greet` comes next.
+
+        Args:
+            connected: to the shard.
+            frames: to send.
+            landing: see `ps_wire.service`.
+            shares: payloads lie in memory that the shard maps, and do not travel.
+        """
         self._peer = FrameSocket(connected)
-        self._frames = frames
+        self._frames = map(_without_payload, frames) if shares else frames
         self._landing = landing
         self._hello: wire.Frame | None = None
         self._sender = threading.Thread(target=self._send, name="ps-send", daemon=True)
@@ -116,13 +126,20 @@ def reach(
         connected = DOORS[offer.name](offer.address, address, limit_s)
     except OSError as error:
         raise ServerUnreachable(f"{error.strerror or error}") from None
-    stream = SocketStream(connected, frames, landing)
+    stream = SocketStream(connected, frames, landing, shares=offer.name == Carrier.SHM)
     try:
         stream.greet(until_s)
     except BaseException:
         stream.close()
         raise
     return stream
+
+
+def _without_payload(frame: wire.Frame) -> wire.Frame:
+    """What is left of a frame where its payload lies in shared memory."""
+    if frame.kind is wire.Kind.HELLO or frame.payload:
+        return replace(frame, payload=b"", flags=frame.flags | wire.SHARED)
+    return frame
 
 
 def _unix(name: str, _control: str, limit_s: float) -> socket.socket:
@@ -146,4 +163,8 @@ def _tcp(port: str, control: str, limit_s: float) -> socket.socket:
     return socket.create_connection((host, int(port)), limit_s)
 
 
-DOORS: Mapping[str, Callable[[str, str, float], socket.socket]] = {Carrier.UDS: _unix, Carrier.TCP: _tcp}
+DOORS: Mapping[str, Callable[[str, str, float], socket.socket]] = {
+    Carrier.SHM: _unix,
+    Carrier.UDS: _unix,
+    Carrier.TCP: _tcp,
+}

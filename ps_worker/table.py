@@ -69,7 +69,7 @@ class Table:
         if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise UsageError(f"the weight of a push must be in {MIN_WEIGHT}..{MAX_WEIGHT}, got {weight}")
         exchange = self._exchange
-        exchange.wait_acked()
+        exchange.wait_free()
         with torch.no_grad():
             for name, index in self._index.items():
                 view = exchange.gradients.views[index]
