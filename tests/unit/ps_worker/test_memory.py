@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ps_wire.shared_memory import AVAILABLE
 from ps_worker import memory
-from ps_worker.memory import private_memory
+from ps_worker.memory import SharedMemory, private_memory
 
 
 def in_child(body: Callable[[], bool]) -> bool:
@@ -76,3 +77,21 @@ def test_where_the_system_cannot_wipe_it_is_plain_memory(monkeypatch: pytest.Mon
     made = private_memory(400, torch.float32)
     assert torch.equal(made, torch.zeros(100))
     assert in_child(lambda: made[0].item() == 0.0)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
+@pytest.mark.parametrize(("wiped", "seen"), [(True, 0), (False, 7)])
+def test_what_a_forked_child_writes_into_shared_memory_is_its_own(wiped: bool, seen: int):
+    """Gradients are zeros in the child, weights are there; a shard, or the parent, sees nothing of its writes."""
+    made = SharedMemory(1 << 16, wiped=wiped)
+    values = torch.frombuffer(made.buffer, dtype=torch.uint8)
+    values += 7
+
+    def body() -> bool:
+        found = bool((values == seen).all())
+        values.fill_(99)
+        return found and os.fstat(made.descriptor).st_rdev == Path(os.devnull).stat().st_rdev
+
+    assert in_child(body)
+    assert bool((values == 7).all())
+    del values, made

@@ -38,20 +38,20 @@ class Held:
         self._lock = threading.Lock()
         self._kept: list[Any] = []
         self._exchange_take = self.exchange.take
-        self._exchange_wait = self.exchange.wait_acked
+        self._exchange_wait = self.exchange.wait_free
         self._connections = list(self.exchange._connections)
         self.exchange.take = self._take
-        self.exchange.wait_acked = self._wait_acked
+        self.exchange.wait_free = self._wait_free
         self.exchange.connect([_Out(self, connection) for connection in self._connections])
 
     def _take(self, frame: wire.Frame) -> None:
         self._pass(frame, lambda: self._exchange_take(frame))
 
-    def _wait_acked(self, partitions: Any = None, limit_s: float | None = None) -> bool:
+    def _wait_free(self, partitions: Any = None) -> None:
         wanted = None if partitions is None else list(partitions)
         if self.exchange._unacked:
             self.waits.set()
-        return self._exchange_wait(wanted, limit_s)
+        self._exchange_wait(wanted)
 
     def out(self, frame: wire.Frame, connection: Any) -> None:
         if frame.kind is wire.Kind.PUSH:
@@ -142,7 +142,7 @@ def test_what_was_pushed_never_changes_before_its_ack(cluster: Cluster, overlap:
     def body(worker: ps.Worker) -> None:
         optimizer = worker.wrap(sgd(model), model, overlap=overlap, buckets=EACH)
         held = Held(worker, optimizer)
-        held.hold(wire.Kind.ACK)
+        held.hold(wire.Kind.ACK, wire.Kind.FREE)
         loss_of(model, 0, 0).backward()
         optimizer.step()
         first = list(held.sent)
@@ -179,7 +179,7 @@ def test_a_reset_before_the_ack_sends_the_same_bytes_again(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         optimizer = worker.wrap(sgd(model), model, overlap=False, buckets=EACH)
         held = Held(worker, optimizer)
-        held.hold(wire.Kind.ACK)
+        held.hold(wire.Kind.ACK, wire.Kind.FREE)
         loss_of(model, 0, 0).backward()
         optimizer.step()
         model.zero_grad(set_to_none=False)

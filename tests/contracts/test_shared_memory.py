@@ -1,0 +1,217 @@
+"""What the carrier `shm` owes beside the frames: who may write which memory when, and what is never mapped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps_wire import frame as wire
+from ps_wire import shared_memory
+from ps_wire.frame_socket import FrameSocket, close_all
+
+from ..unit.ps_worker.service import Cluster  # noqa: TID252
+from .bench import BIG, Bench, UnixClient, pull
+
+pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")
+NBYTES = 4 * BIG
+
+
+class Sharing:
+    """A connection of worker 0 that shares memory, and the worker's side of that memory."""
+
+    def __init__(self, bench: Bench, *, flags: int = wire.SHARED) -> None:
+        client: UnixClient = bench.connection()
+        self._socket = FrameSocket(client.socket)
+        self.gradients = Region()
+        self.weights = Region()
+        hello = wire.decode(bench.hello())
+        self.send(wire.Kind.HELLO, flags=flags, meta=bytes(hello.meta))
+        assert self.next().kind is wire.Kind.HELLO
+
+    def send(self, kind: wire.Kind, **fields: Any) -> None:
+        self._socket.send([wire.Frame(kind=kind, worker=0, incarnation=1, **fields)])
+
+    def next(self) -> wire.Frame:
+        frame = self._socket.receive()
+        assert frame is not None
+        return frame
+
+    def share(self, *descriptors: int) -> None:
+        self.send(wire.Kind.SHARE, descriptors=descriptors or (self.gradients.descriptor, self.weights.descriptor))
+
+    def refused(self) -> str:
+        """What the next frame, a REFUSE, says."""
+        frame = self.next()
+        assert frame.kind is wire.Kind.REFUSE, frame
+        return bytes(frame.meta).decode(errors="replace")
+
+
+class Region:
+    def __init__(self, nbytes: int = NBYTES) -> None:
+        self.descriptor = shared_memory.create(nbytes)
+        self._mapped = shared_memory.map_whole(self.descriptor, nbytes)
+        self.values = np.frombuffer(self._mapped, dtype=np.float32)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+@pytest.fixture
+def in_job(server: Cluster) -> Callable[[Callable[[Bench], None]], None]:
+    return lambda test: Bench.run(server, "uds", test)
+
+
+def test_gradients_are_read_and_weights_written_where_they_lie(in_job: Any):
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        peer.share()
+        for step in range(3):
+            peer.gradients.values[:] = -1.0
+            peer.send(wire.Kind.PUSH, step=step, flags=wire.SHARED)
+            ack = peer.next()
+            assert (ack.kind, ack.step, ack.flags) == (wire.Kind.ACK, step, 0)  # asp: applied, so not lent
+            assert not peer.weights.values.any() or peer.weights.values[0] == step  # nobody has asked yet
+            peer.send(wire.Kind.PULL, step=step + 1, meta=bytes(4))
+            pulled = peer.next()
+            assert (pulled.kind, pulled.version, len(pulled.payload)) == (wire.Kind.PULLED, step + 1, 0)
+            assert pulled.flags & wire.SHARED
+            assert (peer.weights.values == step + 1.0).all()
+
+    in_job(test)
+
+
+def test_a_connection_that_shares_takes_payloads_too(in_job: Any):
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        peer.send(wire.Kind.PUSH, payload=np.full(BIG, -2.0, dtype=np.float32).tobytes())
+        assert peer.next().kind is wire.Kind.ACK
+        peer.send(wire.Kind.PULL, step=1, meta=bytes(4))
+        pulled = peer.next()
+        assert (np.frombuffer(pulled.payload, dtype=np.float32) == 2.0).all()
+
+    in_job(test)
+
+
+@contextmanager
+def _pipe() -> Iterator[int]:
+    read, write = os.pipe()
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@contextmanager
+def _unsealed() -> Iterator[int]:
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, NBYTES)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _small() -> Iterator[int]:
+    descriptor = shared_memory.create(NBYTES - 4096)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [(_pipe, "no shared memory"), (_unsealed, "size is sealed"), (_small, f"of {NBYTES} bytes was expected")],
+)
+def test_what_could_kill_its_reader_is_never_mapped(in_job: Any, made: Any, said: str):
+    """A peer that truncates what a shard has mapped would end it with SIGBUS."""
+
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        with made() as bad:
+            for pair in ((bad, peer.weights.descriptor), (peer.gradients.descriptor, bad)):
+                peer.share(*pair)
+                assert said in peer.refused()
+        peer.send(wire.Kind.PUSH, flags=wire.SHARED)
+        assert "shares no memory for table 0" in peer.refused()
+        peer.share()
+        peer.send(wire.Kind.PUSH, flags=wire.SHARED)
+        assert peer.next().kind is wire.Kind.ACK
+
+    in_job(test)
+
+
+def test_sharing_needs_two_descriptors_and_a_hello_that_says_so(in_job: Any):
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        peer.share(peer.gradients.descriptor)
+        assert "brings two descriptors" in peer.refused()
+        other = Sharing(bench, flags=0)
+        other.share()
+        assert "its HELLO did not say so" in other.refused()
+        other.send(wire.Kind.PUSH, flags=wire.SHARED)
+        assert "takes" in other.refused()
+
+    in_job(test)
+
+
+def test_a_partition_outside_the_shared_memory_is_refused(in_job: Any):
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        peer.share()
+        peer.send(wire.Kind.PUSH, flags=wire.SHARED, partition=7)
+        assert "no partition 7" in peer.refused()
+
+    in_job(test)
+
+
+def test_descriptors_are_closed_whatever_comes_of_them(in_job: Any):
+    """Mapped, refused, beside frames that take none, more than the system passes on; a mapping keeps one."""
+
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        peer.share()
+        peer.send(wire.Kind.PULL, meta=bytes(4))
+        assert peer.next().kind is wire.Kind.PULLED
+        extra = [os.dup(peer.weights.descriptor) for _ in range(5)]
+        before = _open_descriptors()
+        for _ in range(20):
+            peer.share()
+            peer.share(peer.gradients.descriptor)
+            assert "two descriptors" in peer.refused()
+            peer.send(wire.Kind.PULL, meta=bytes(4), descriptors=(peer.weights.descriptor,))
+            assert peer.next().kind is wire.Kind.PULLED
+            peer.share(*extra)
+        peer.send(wire.Kind.PUSH, flags=wire.SHARED)
+        assert peer.next().kind is wire.Kind.ACK
+        assert _open_descriptors() == before
+        close_all(extra)
+
+    in_job(test)
+
+
+def _open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_peer_that_shares_and_vanishes_leaves_others_alone(in_job: Any):
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        peer.share()
+        peer.send(wire.Kind.PUSH, flags=wire.SHARED)
+        bench.clients[-1].close()
+        client = bench.ready()
+        client.send(pull(1))
+        assert bench.next(client).kind is wire.Kind.PULLED
+
+    in_job(test)
+
+
