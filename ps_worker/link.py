@@ -3,7 +3,8 @@
 It starts tables, keeps what lies outside them (buffers, parameters without an optimizer) the same on all
 workers, and ends in order. It must not know optimizers, loaders or hooks.
 
-`_lock` guards `_exchanges`, which connections read while the user's thread adds tables.
+`_lock` guards `_exchanges`, which connections read while the user's thread adds tables, and `_failure`, which
+a connection may have before there is a table.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Link:
         self._say = say
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
+        self._failure: PsError | None = None
         self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
         if not settings.servers:
             say(ALONE)
@@ -135,6 +137,9 @@ class Link:
         exchange.connect(self._connections)
         with self._lock:
             self._exchanges[spec.number] = exchange
+            failure = self._failure
+        if failure is not None:
+            exchange.fail(failure)
         self._outside[spec.number] = outside
         if upload:
             self._upload(exchange, spec.number, values, states)
@@ -294,5 +299,7 @@ class Link:
 
     def fail(self, error: PsError) -> None:
         """See `Peer.fail`: every wait, now and later, ends with this error."""
+        with self._lock:
+            self._failure = self._failure or error
         for exchange in self.exchanges:
             exchange.fail(error)
