@@ -1,0 +1,110 @@
+"""A cut through one partition: what comes behind it is kept back until the partition has been sent.
+
+Pure, in front of the partition's machine. In order:
+    hold   every push is kept back; says the members' clocks, which stand still from here
+    arm    c[w] is fixed: pushes with step < c[w] go on, the others stay. It must not be below the clocks held
+    moment every live worker's clock is c[w], and in BSP their step has closed: now the weights are sent
+    end    what was kept goes on, in the order in which it came; also without a moment, to give up
+
+So what is sent holds exactly the pushes with step < c[w] of each live worker w. A worker that leaves drops
+out of the cut, with what was kept of it: that was not acknowledged, as if it had never arrived. A pull behind
+a kept push of its own waits with it: a worker reads its own writes.
+
+It must not know weights, frames or who reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ps_server.partition import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An input that waits: a push of a step, or a pull at that clock. `again` gives it once more."""
+
+    worker: int
+    step: int
+    pushes: bool
+    again: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Cut:
+    """See the module's docstring. Not thread-safe: one input at a time, under the lock of its machine."""
+
+    machine: Partition
+    number: int | None = None
+    _limits: Mapping[int, int] | None = None
+    _kept: list[Kept] = field(default_factory=list)
+
+    def hold(self, number: int) -> dict[int, int]:
+        """Keeps every push back from now on; returns worker -> clock. A cut before this one ends."""
+        self.number, self._limits = number, None
+        return dict(self.machine.clocks)
+
+    def arm(self, number: int, limits: Mapping[int, int]) -> None:
+        """Fixes c, worker -> clock. Another number than the one held is of a cut that has ended."""
+        if number == self.number:
+            assert all(clock <= limits.get(worker, clock) for worker, clock in self.machine.clocks)
+            self._limits = dict(limits)
+
+    def end(self, number: int) -> None:
+        """The cut is over: what is kept may go on."""
+        if number == self.number:
+            self.number = self._limits = None
+
+    def keeps(self, worker: int, step: int, again: Callable[[], None], *, pushes: bool) -> bool:
+        """Whether a push of `step`, or a pull at that clock, is to wait; then `again` gives it once more."""
+        if not (self._kept or self.number is not None) or not self._waits(worker, step, pushes):
+            return False
+        new = Kept(worker, step, pushes, again)
+        for place, kept in enumerate(self._kept):
+            if (kept.worker, kept.step, kept.pushes) == (worker, step, pushes):
+                self._kept[place] = new  # sent again, on a new connection
+                return True
+        self._kept.append(new)
+        return True
+
+    def _waits(self, worker: int, step: int, pushes: bool) -> bool:
+        if any(kept.pushes and kept.worker == worker and kept.step < step for kept in self._kept):
+            return True
+        return pushes and self.number is not None and self._behind(worker, step)
+
+    def _behind(self, worker: int, step: int) -> bool:
+        clock = dict(self.machine.clocks).get(worker)
+        if clock is None or step < clock:
+            return False  # a stranger or a duplicate: the machine answers at once, and nothing changes
+        return self._limits is None or step >= self._limits.get(worker, 0)
+
+    @property
+    def moment(self) -> bool:
+        """Whether the partition is to be sent now; `end` must follow before the next input."""
+        limits = self._limits
+        if self.number is None or limits is None or self.machine.staged:
+            return False
+        return all(clock >= limits.get(worker, 0) for worker, clock in self.machine.clocks)
+
+    def leave(self, worker: int) -> None:
+        """A worker goes, or comes back with a later incarnation."""
+        self._kept = [kept for kept in self._kept if kept.worker != worker]
+
+    def next(self) -> Kept | None:
+        """Takes out the first input that need not wait any more."""
+        for place, kept in enumerate(self._kept):
+            if not self._waits(kept.worker, kept.step, kept.pushes):
+                return self._kept.pop(place)
+        return None
+
+
+def clocks_of_cut(aggregates: bool, held: Mapping[int, int]) -> dict[int, int]:
+    """c[w] from the clocks that were held, worker -> the largest over all partitions.
+
+    In BSP one step closes for all, so all are cut at the same one: the largest that anybody has begun. Those
+    behind can reach it, since whoever began it had pulled the version that they wait for.
+    """
+    if aggregates:
+        return dict.fromkeys(held, max(held.values(), default=0))
+    return dict(held)
