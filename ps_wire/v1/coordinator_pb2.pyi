@@ -44,12 +44,16 @@ class MakeTable(_message.Message):
     def __init__(self, table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Uploaded(_message.Message):
-    __slots__ = ("table", "final")
+    __slots__ = ("table", "final", "live", "step")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     table: int
     final: bool
-    def __init__(self, table: _Optional[int] = ..., final: bool = ...) -> None: ...
+    live: bool
+    step: int
+    def __init__(self, table: _Optional[int] = ..., final: bool = ..., live: bool = ..., step: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("number", "progress")
@@ -93,7 +97,7 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class MemberReply(_message.Message):
-    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused")
+    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "upload_live")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_MADE_FIELD_NUMBER: _ClassVar[int]
     TABLE_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +107,7 @@ class MemberReply(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_LIVE_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     table_made: TableMade
     table_started: TableStarted
@@ -112,7 +117,8 @@ class MemberReply(_message.Message):
     ended: Ended
     left: Left
     refused: Refused
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    upload_live: UploadLive
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed")
@@ -157,6 +163,10 @@ class HeartbeatReply(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class UploadFinal(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UploadLive(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -220,20 +230,26 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "hold_cut", "arm_cut", "end_cut")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
     OPEN_TABLE_FIELD_NUMBER: _ClassVar[int]
     START_TABLE_FIELD_NUMBER: _ClassVar[int]
     DROP_JOB_FIELD_NUMBER: _ClassVar[int]
+    HOLD_CUT_FIELD_NUMBER: _ClassVar[int]
+    ARM_CUT_FIELD_NUMBER: _ClassVar[int]
+    END_CUT_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
     open_table: OpenTable
     start_table: StartTable
     drop_job: DropJob
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ...) -> None: ...
+    hold_cut: Cut
+    arm_cut: Cut
+    end_cut: Cut
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "clocks", "reader")
@@ -287,6 +303,95 @@ class DropJob(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ("job", "table", "reader", "number", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    reader: int
+    number: int
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("join", "table", "cut", "done", "state")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    join: ReadJoin
+    table: int
+    cut: ReadCut
+    done: int
+    state: int
+    def __init__(self, join: _Optional[_Union[ReadJoin, _Mapping]] = ..., table: _Optional[int] = ..., cut: _Optional[_Union[ReadCut, _Mapping]] = ..., done: _Optional[int] = ..., state: _Optional[int] = ...) -> None: ...
+
+class ReadJoin(_message.Message):
+    __slots__ = ("protocol", "job", "host", "pid")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job: str
+    host: str
+    pid: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class ReadCut(_message.Message):
+    __slots__ = ("table", "number")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    number: int
+    def __init__(self, table: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("joined", "table", "cut", "aborted", "state", "refused")
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    joined: Joined
+    table: _spec_pb2.Table
+    cut: Cut
+    aborted: CutAborted
+    state: OutsideState
+    refused: Refused
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., aborted: _Optional[_Union[CutAborted, _Mapping]] = ..., state: _Optional[_Union[OutsideState, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class CutAborted(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class OutsideState(_message.Message):
+    __slots__ = ("data", "last", "step", "whole")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    last: bool
+    step: int
+    whole: bool
+    def __init__(self, data: _Optional[bytes] = ..., last: bool = ..., step: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("key", "data")
