@@ -38,6 +38,9 @@ def launch(
     num_workers: Annotated[int, typer.Option(min=1, help="Workers to start.")] = 4,
     consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
     job: Annotated[str, typer.Option(help="Name of the job on the servers.")] = "local",
+    nonfinite: Annotated[
+        str, typer.Option(help="Of gradients with NaN or infinity: error, skip or apply.")
+    ] = "error",
     on_failure: Annotated[
         OnFailure, typer.Option(help="stop: end everything at the first crash, with its exit code.")
     ] = OnFailure.STOP,
@@ -62,6 +65,7 @@ def launch(
         num_workers=num_workers,
         script=script,
         arguments=tuple(arguments or ()),
+        nonfinite=nonfinite,
     )
     with Display(make_console()) as display:
         run(checked, num_servers=num_servers, display=display)

@@ -56,6 +56,7 @@ class Job:
         num_workers: processes.
         script: a training script.
         arguments: of the script.
+        nonfinite: what is done with gradients that hold NaN or infinity.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Job:
     num_workers: int
     script: Path
     arguments: tuple[str, ...] = ()
+    nonfinite: str = "error"
 
 
 class Cluster:
@@ -132,6 +134,7 @@ class Cluster:
                 *("--consistency", job.consistency),
                 *("--num-workers", str(job.num_workers)),
                 *("--worker", str(number)),
+                *("--nonfinite", job.nonfinite),
                 str(job.script),
                 *job.arguments,
             ]

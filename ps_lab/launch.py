@@ -10,6 +10,7 @@ from ps_lab.interrupts import signals_into
 from ps_lab.observer import ask
 from ps_lab.status import Status
 from ps_lab.watch import Watch
+from ps_wire import nonfinite as choices
 from ps_wire.address import check_job_name
 from ps_wire.consistency import parse
 from ps_wire.errors import PsError, UsageError
@@ -18,12 +19,18 @@ TICK_S = 0.25
 
 
 def check_job(
-    *, name: str, consistency: str, num_workers: int, script: Path, arguments: tuple[str, ...]
+    *,
+    name: str,
+    consistency: str,
+    num_workers: int,
+    script: Path,
+    arguments: tuple[str, ...],
+    nonfinite: str = "error",
 ) -> Job:
     """What a person typed, as a job.
 
     Raises:
-        UsageError: the script is no file, or the job's name is none.
+        UsageError: the script is no file, or the job's name or `nonfinite` is none.
         ConsistencyInvalid: the consistency is unknown; the valid ones are listed.
     """
     if not script.is_file():
@@ -34,6 +41,7 @@ def check_job(
         num_workers=num_workers,
         script=script,
         arguments=arguments,
+        nonfinite=choices.parse(nonfinite),
     )
 
 

@@ -107,6 +107,7 @@ def _job(job: coordinator.JobStatus, replies: list[shard.TablesReply]) -> Job:
         name=job.job.name,
         consistency=job.job.consistency,
         num_workers=job.job.num_workers,
+        nonfinite=job.job.nonfinite,
         state=job.state,
         workers=tuple(_worker(worker) for worker in sorted(job.workers, key=lambda worker: worker.worker)),
         tables=tuple(merge_tables(parts[number]) for number in sorted(parts)),

@@ -133,6 +133,7 @@ class Job:
     name: str
     consistency: str
     num_workers: int
+    nonfinite: str
     state: str
     workers: tuple[Worker, ...]
     tables: tuple[Table, ...]

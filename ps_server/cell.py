@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ps_server.average import Scratch, mean
+from ps_server.clipping import Clipping
 from ps_server.optimizers import PieceOptimizer
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.screen import Screen, first_nonfinite, looks_finite
 from ps_wire import frame as wire
 from ps_wire.carrier import Outlet
-from ps_wire.errors import JobUnknown
+from ps_wire.errors import JobUnknown, NonFiniteGradient
+from ps_wire.messages import refused_to_proto
 from ps_wire.plan import Piece
 from ps_wire.table import Group, Hyperparameters
 
@@ -55,6 +58,8 @@ class Cell:
         pieces: Sequence[Piece],
         optimizer: Callable[[Sequence[torch.Tensor]], PieceOptimizer],
         machine: Partition,
+        screen: Screen,
+        clipping: Clipping | None = None,
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them."""
         self.lock = threading.Lock()
@@ -71,6 +76,10 @@ class Cell:
         self._index = index
         self._optimizer = optimizer([self._of(weights, piece) for piece in pieces]) if pieces else None
         self._outlets: dict[int, Outlet] = {}
+        self._screen = screen
+        self._clipping = clipping
+        self._held: int | None = None  # a complete step that waits for its scale
+        self._failed: dict[int, tuple[int, NonFiniteGradient]] = {}  # worker -> incarnation, what it gets
 
     @staticmethod
     def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -86,37 +95,63 @@ class Cell:
             self.loaded = True
 
     def push(self, contribution: Contribution, outlet: Outlet, now_s: float, scratch: Scratch) -> None:
-        """A contribution with a `Gradient`, or an abstention. Raises what `Partition.push` raises."""
+        """A contribution with a `Gradient`, or an abstention.
+
+        Raises:
+            NonFiniteGradient: one that this worker pushed before was not applied.
+            FrameRefused: as `Partition.push`.
+        """
         with self.lock:
-            actions = self.machine.push(contribution, now_s)
-            if contribution.payload is not None:
-                self.bytes_in += contribution.payload.values.nbytes
+            self._check_failed(contribution.worker, contribution.incarnation, contribution.step)
+            gradient, found = contribution.payload, None
+            if gradient is not None and not self.machine.gate.aggregates:
+                found = self._nonfinite(gradient.values)
+            if found is not None:
+                actions = self.machine.push(replace(contribution, payload=None), now_s)
+                self._withheld(contribution, found)
+            else:
+                actions = self.machine.push(contribution, now_s)
+            if gradient is not None:
+                self.bytes_in += gradient.values.nbytes
             self._outlets[contribution.worker] = outlet
-            self._carry_out(actions, scratch)
+            self._carry_out(actions, now_s, scratch)
 
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
         with self.lock:
             self._require_loaded()
             self._outlets[pull.worker] = outlet
-            self._carry_out(self.machine.pull(pull), scratch)
+            self._carry_out(self.machine.pull(pull), pull.asked_s, scratch)
 
-    def read(self, outlet: Outlet, step: int) -> None:
-        """One who is no member asks for the weights: they are sent at once."""
+    def read(self, worker: int, incarnation: int, outlet: Outlet, step: int) -> None:
+        """One who is no member asks for the weights: they are sent at once.
+
+        Raises:
+            NonFiniteGradient: its last push was not applied.
+        """
         with self.lock:
             self._require_loaded()
+            self._check_failed(worker, incarnation)
             outlet.send(self._pulled(step, self.machine.version, self.machine.clocks))
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
         with self.lock:
-            self._carry_out(self.machine.join(worker, incarnation, clock, now_s), scratch)
+            self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
 
     def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.leave`; returns the newest clock seen here."""
         with self.lock:
-            self._carry_out(self.machine.leave(worker, incarnation, now_s), scratch)
+            self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s, scratch)
             return self.machine.newest_clock
+
+    def decide(self, step: int, scale: float, now_s: float, scratch: Scratch) -> None:
+        """A clipped step that is complete here closes with this scale; another one is not news."""
+        with self.lock:
+            if self._held == step:
+                self._held = None
+                workers = frozenset(item.worker for item in self.machine.staged)
+                self._carry_out(self.machine.decide(step, workers, scale, now_s), now_s, scratch)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone: nothing more is sent there."""
@@ -130,35 +165,91 @@ class Cell:
 
     # -- what the machine decided ----------------------------------------------------------------------
 
-    def _carry_out(self, actions: Sequence[Action], scratch: Scratch) -> None:
+    def _carry_out(
+        self, actions: Sequence[Action], now_s: float, scratch: Scratch, average: torch.Tensor | None = None
+    ) -> None:
         for action in actions:
             match action:
                 case Apply():
-                    self._apply(action, scratch)
+                    self._apply(action, scratch, average)
                 case Ack(worker=worker, step=step):
-                    self._send(
-                        worker,
-                        wire.Frame(
-                            kind=wire.Kind.ACK,
-                            table=self._table,
-                            partition=self._index,
-                            step=step,
-                            worker=worker,
-                        ),
-                    )
+                    self._send(worker, self._frame(wire.Kind.ACK, worker=worker, step=step))
                 case Answer():
                     self._answer(action)
                 case Complete():
-                    raise AssertionError("this shard decides alone")
+                    self._close(action, now_s, scratch)
 
-    def _apply(self, action: Apply, scratch: Scratch) -> None:
+    def _close(self, complete: Complete, now_s: float, scratch: Scratch) -> None:
+        """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
+        if self._held == complete.step:  # said again, since members have changed
+            return
+        average = self._screened(scratch)
+        if self._clipping is None:
+            actions = self.machine.decide(complete.step, complete.workers, 1.0, now_s)
+            self._carry_out(actions, now_s, scratch, average)
+            return
+        self._held = complete.step
+        norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
+        self._clipping.complete(complete.step, self._index, norm * norm)
+
+    def _screened(self, scratch: Scratch) -> torch.Tensor | None:
+        """Withholds what may not be applied; the mean of the rest, None if there is none.
+
+        The mean is looked at first: what is not finite in a contribution is not finite in it.
+        """
+        while self.pieces and (staged := [item for item in self.machine.staged if not item.abstains]):
+            average = self._mean(staged, scratch)
+            if not self._screen.active or looks_finite(average):
+                return average
+            found = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
+            bad = [(item, piece) for item, piece in found if piece is not None]
+            if not bad and self._first_nonfinite(average) is None:
+                return average  # finite, and its sum is not
+            if not bad:
+                self._screen.overflowed(staged[0].step, self._index)
+            for item in [item for item, _ in bad] or staged:
+                self.machine.withhold(item.worker)
+            for item, piece in bad:
+                self._withheld(item, piece)
+        return None
+
+    def _nonfinite(self, values: torch.Tensor) -> Piece | None:
+        if not self._screen.active or looks_finite(values):
+            return None
+        return self._first_nonfinite(values)
+
+    def _first_nonfinite(self, values: torch.Tensor) -> Piece | None:
+        return first_nonfinite(values, self.pieces)
+
+    def _withheld(self, contribution: Contribution, piece: Piece) -> None:
+        error = self._screen.found(contribution.worker, contribution.step, piece)
+        if error is not None:
+            self._failed[contribution.worker] = contribution.incarnation, error
+
+    def _check_failed(self, worker: int, incarnation: int, step: int | None = None) -> None:
+        """A worker whose push of an earlier step was withheld is told at what it does next."""
+        error = self._error_of(worker, incarnation)
+        if error is not None and step != error.facts["step"]:
+            raise error
+
+    def _error_of(self, worker: int, incarnation: int) -> NonFiniteGradient | None:
+        failed, error = self._failed.get(worker, (incarnation, None))
+        return error if failed == incarnation else None
+
+    def _mean(self, contributions: Sequence[Contribution], scratch: Scratch) -> torch.Tensor:
+        values = [item.payload.values for item in contributions]
+        return mean(values, [item.weight for item in contributions], scratch)
+
+    def _apply(self, action: Apply, scratch: Scratch, average: torch.Tensor | None) -> None:
         gradients: list[Gradient] = [item.payload for item in action.contributions]
         hyper = gradients[0].hyper
         self.hyper_mismatches += sum(gradient.hyper != hyper for gradient in gradients[1:])
         if self._optimizer is None:
             return
-        weights = [item.weight for item in action.contributions]
-        average = mean([gradient.values for gradient in gradients], weights, scratch)
+        if not self.machine.gate.aggregates:
+            average = gradients[0].values
+        elif average is None:
+            average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
         self._optimizer.step(
@@ -176,9 +267,9 @@ class Cell:
         for step in sorted({pull.clock for pull in action.pulls}):
             message = self._pulled(step, action.version, action.clocks)  # one copy for all who asked it
             for pull in action.pulls:
-                outlet = self._outlets.get(pull.worker)
-                if pull.clock == step and outlet is not None:
-                    outlet.send(message)
+                if pull.clock == step:
+                    error = self._error_of(pull.worker, pull.incarnation)
+                    self._send(pull.worker, message if error is None else self._refusal(pull, error))
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> bytes:
         meta = b"".join(
@@ -186,22 +277,21 @@ class Cell:
             for worker, clock in clocks
         )
         self.bytes_out += self.weights.nbytes
-        return wire.encode(
-            wire.Frame(
-                kind=wire.Kind.PULLED,
-                table=self._table,
-                partition=self._index,
-                step=step,
-                version=version,
-                meta=meta,
-                payload=self.weights.numpy().data.cast("B"),
-            )
-        )
+        payload = self.weights.numpy().data.cast("B")
+        return self._frame(wire.Kind.PULLED, step=step, version=version, meta=meta, payload=payload)
 
-    def _send(self, worker: int, frame: wire.Frame) -> None:
+    def _refusal(self, pull: Pull, error: NonFiniteGradient) -> bytes:
+        meta = refused_to_proto(error).SerializeToString()
+        return self._frame(wire.Kind.REFUSE, step=pull.clock, worker=pull.worker, meta=meta)
+
+    def _frame(self, kind: wire.Kind, **fields: int | bytes | memoryview) -> bytes:
+        frame = wire.Frame(kind=kind, table=self._table, partition=self._index, **fields)  # type: ignore[arg-type]
+        return wire.encode(frame)
+
+    def _send(self, worker: int, message: bytes) -> None:
         outlet = self._outlets.get(worker)
         if outlet is not None:
-            outlet.send(wire.encode(frame))
+            outlet.send(message)
 
     def _require_loaded(self) -> None:
         if not self.loaded:

@@ -15,10 +15,10 @@ import grpc.aio
 from ps_server import member as members
 from ps_server.log import logger
 from ps_server.membership import Job
-from ps_server.orders import Shards
+from ps_server.orders import Shards, norm_from_proto
 from ps_server.room import Room
 from ps_server.state_store import StateStore
-from ps_wire import consistency
+from ps_wire import consistency, nonfinite
 from ps_wire.address import check_job_name
 from ps_wire.errors import (
     FrameMalformed,
@@ -33,6 +33,7 @@ from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
+from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
 MAX_WORKERS = 65_536
@@ -99,10 +100,10 @@ class Coordinator(rpc.CoordinatorServicer):
         model = str(consistency.parse(join.job.consistency))
         if not 1 <= join.job.num_workers <= MAX_WORKERS:
             raise UsageError(f"--num-workers must be in 1..{MAX_WORKERS}, got {join.job.num_workers}")
-        room = self._room(check_job_name(join.job.name), model, join.job.num_workers)
+        choice = nonfinite.parse(join.job.nonfinite or "error")
+        room = self._room(check_job_name(join.job.name), model, join.job.num_workers, choice)
         member, actions = room.job.join(
-            consistency=model,
-            num_workers=join.job.num_workers,
+            spec_pb2.Job(consistency=model, num_workers=join.job.num_workers, nonfinite=choice),
             worker=join.worker if join.HasField("worker") else None,
             host=join.host[:255],
             pid=join.pid,
@@ -110,8 +111,8 @@ class Coordinator(rpc.CoordinatorServicer):
         logger.info("job %s: %s joins", room.job.name, member.holder)
         return room, member, room.admit(member, actions)
 
-    def _room(self, name: str, model: str, num_workers: int) -> Room:
-        job = Job(name, model, num_workers)
+    def _room(self, name: str, model: str, num_workers: int, choice: str) -> Room:
+        job = Job(name, model, num_workers, choice)
         room = self._rooms.get(name)
         if room is None:
             if len(self._rooms) >= MAX_JOBS:
@@ -166,7 +167,7 @@ class Coordinator(rpc.CoordinatorServicer):
                 room.heard(member, _bounded(message.leave.progress))
                 reason = message.leave.reason[:500]
                 logger.info("job %s: %s leaves: %s", job.name, member.holder, reason or "done")
-                room.do(job.leave(member))
+                room.do(job.leave(member, reason))
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
@@ -214,7 +215,10 @@ class Coordinator(rpc.CoordinatorServicer):
     ) -> None:
         try:
             async for message in messages:
-                self._shards.answered(shard, message.done)
+                if message.WhichOneof("kind") == "norm":
+                    self._shards.reported(shard, norm_from_proto(message.norm))
+                else:
+                    self._shards.answered(shard, message.done)
         except grpc.aio.AioRpcError as error:
             logger.debug("shard %d: stream broke: %s", shard, error)
         outbox.put_nowait(None)

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ps_server.partition import Partition
+
+CutKey: TypeAlias = tuple[int, int]  # reader, number of its cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +39,28 @@ class Cut:
     """See the module's docstring. Not thread-safe: one input at a time, under the lock of its machine."""
 
     machine: Partition
-    number: int | None = None
+    key: CutKey | None = None
     _limits: Mapping[int, int] | None = None
     _kept: list[Kept] = field(default_factory=list)
 
-    def hold(self, number: int) -> dict[int, int]:
+    def hold(self, key: CutKey) -> dict[int, int]:
         """Keeps every push back from now on; returns worker -> clock. A cut before this one ends."""
-        self.number, self._limits = number, None
+        self.key, self._limits = key, None
         return dict(self.machine.clocks)
 
-    def arm(self, number: int, limits: Mapping[int, int]) -> None:
-        """Fixes c, worker -> clock. Another number than the one held is of a cut that has ended."""
-        if number == self.number:
-            assert all(clock <= limits.get(worker, clock) for worker, clock in self.machine.clocks)
+    def arm(self, key: CutKey, limits: Mapping[int, int]) -> None:
+        """Fixes c, worker -> clock. Another key than the one held is of a cut that has ended."""
+        if key == self.key:
             self._limits = dict(limits)
 
-    def end(self, number: int) -> None:
+    def end(self, key: CutKey) -> None:
         """The cut is over: what is kept may go on."""
-        if number == self.number:
-            self.number = self._limits = None
+        if key == self.key:
+            self.key = self._limits = None
 
     def keeps(self, worker: int, step: int, again: Callable[[], None], *, pushes: bool) -> bool:
         """Whether a push of `step`, or a pull at that clock, is to wait; then `again` gives it once more."""
-        if not (self._kept or self.number is not None) or not self._waits(worker, step, pushes):
+        if not (self._kept or self.key is not None) or not self._waits(worker, step, pushes):
             return False
         new = Kept(worker, step, pushes, again)
         for place, kept in enumerate(self._kept):
@@ -71,7 +73,7 @@ class Cut:
     def _waits(self, worker: int, step: int, pushes: bool) -> bool:
         if any(kept.pushes and kept.worker == worker and kept.step < step for kept in self._kept):
             return True
-        return pushes and self.number is not None and self._behind(worker, step)
+        return pushes and self.key is not None and self._behind(worker, step)
 
     def _behind(self, worker: int, step: int) -> bool:
         clock = dict(self.machine.clocks).get(worker)
@@ -83,7 +85,7 @@ class Cut:
     def moment(self) -> bool:
         """Whether the partition is to be sent now; `end` must follow before the next input."""
         limits = self._limits
-        if self.number is None or limits is None or self.machine.staged:
+        if self.key is None or limits is None or self.machine.staged:
             return False
         return all(clock >= limits.get(worker, 0) for worker, clock in self.machine.clocks)
 

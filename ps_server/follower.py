@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
+from ps_server.clipping import Norm
 from ps_server.log import logger
-from ps_server.orders import carry_out
+from ps_server.orders import carry_out, norm_to_proto
 from ps_server.shard import Shard
 from ps_wire.channel import CLIENT
 from ps_wire.frame import PROTOCOL
@@ -67,7 +68,18 @@ class Follower:
         call = stub.Follow(outgoing())
         await call.wait_for_connection()
         await call.initial_metadata()
+        loop = asyncio.get_running_loop()
+
+        def report(norm: Norm) -> None:
+            loop.call_soon_threadsafe(answers.put_nowait, pb.FollowRequest(norm=norm_to_proto(norm)))
+
+        self._shard.on_norm = report
+        for norm in self._shard.undecided():  # or what became of them was lost with the stream before
+            report(norm)
         self._on_ready(True)
         async for order in call:
+            if order.WhichOneof("kind") == "decide":  # waits for no other order, and nobody for its answer
+                loop.run_in_executor(None, carry_out, self._shard, order)
+                continue
             done = await asyncio.to_thread(carry_out, self._shard, order)
             answers.put_nowait(pb.FollowRequest(done=done))

@@ -43,11 +43,12 @@ class LocalService:
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
         service = ShardService(shard, generation=GENERATION)
         service.ready = True
-        services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
-        self.coordinator = _Calls(Coordinator(Shards(shard, ADDRESS)), services[0]["Coordinator"], self._loop)
-        self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard
         self._thread.start()
+        coordinator = asyncio.run_coroutine_threadsafe(_coordinate(shard), self._loop).result()
+        services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
+        self.coordinator = _Calls(coordinator, services[0]["Coordinator"], self._loop)
+        self._calls = _Calls(service, services[1]["Shard"], self._loop)
 
     def shard(self, index: int) -> _Calls:
         """See `Service.shard`."""
@@ -81,6 +82,10 @@ class LocalService:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+
+
+async def _coordinate(shard: Shard) -> Coordinator:
+    return Coordinator(Shards(shard, ADDRESS))
 
 
 async def _end_tasks() -> None:

@@ -5,6 +5,7 @@ Member: joining -> joined -> finishing -> finished -> left, or joined -> leaving
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -13,6 +14,9 @@ from ps_wire.errors import JobMismatch, PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+MAX_REASON = 300  # characters of a notice
 
 
 class JobState(StrEnum):
@@ -110,16 +114,30 @@ def removal(job: str, member: Member) -> ToShards:
     return ToShards(pb.Order(remove=order))
 
 
-def check_job(job: str, what: str, expected: object, got: object) -> None:
+def notices(present: Iterable[Member], leaver: Member, reason: str) -> list[ToMember]:
+    """Tells the others why a worker leaves, in one line; nothing where it gave no reason."""
+    text = " ".join("".join(sign if sign.isprintable() else " " for sign in reason).split())
+    if not text:
+        return []
+    notice = pb.Notice(text=f"{leaver.holder} left: {text[:MAX_REASON]}")
+    return [tell(member, notice=notice) for member in present if member is not leaver]
+
+
+def check_job(job: spec_pb2.Job, wanted: spec_pb2.Job) -> None:
     """Refuses a worker that wants another job than the one of that name.
 
     Raises:
         JobMismatch: naming what differs.
     """
-    if expected != got:
-        raise JobMismatch(
-            f"{what} of job {job}: the job has {expected}, this worker wants {got}",
-            what=what,
-            expected=str(expected),
-            got=str(got),
-        )
+    for what, expected, got in (
+        ("consistency", job.consistency, wanted.consistency),
+        ("number of workers", job.num_workers, wanted.num_workers),
+        ("nonfinite", job.nonfinite, wanted.nonfinite),
+    ):
+        if expected != got:
+            raise JobMismatch(
+                f"{what} of job {job.name}: the job has {expected}, this worker wants {got}",
+                what=what,
+                expected=str(expected),
+                got=str(got),
+            )

@@ -25,6 +25,7 @@ from ps_server.member import (
     ToMember,
     ToShards,
     check_job,
+    notices,
     refusal,
     removal,
     tell,
@@ -44,6 +45,7 @@ class Job:
     name: str
     consistency: str
     num_workers: int
+    nonfinite: str = "error"
     state: JobState = JobState.WAITING
     resumed: bool = False
     has_final_state: bool = False
@@ -62,7 +64,9 @@ class Job:
     @property
     def spec(self) -> spec_pb2.Job:
         """As a message."""
-        return spec_pb2.Job(name=self.name, consistency=self.consistency, num_workers=self.num_workers)
+        job = spec_pb2.Job(name=self.name, consistency=self.consistency, num_workers=self.num_workers)
+        job.nonfinite = self.nonfinite
+        return job
 
     @property
     def num_tables(self) -> int:
@@ -81,17 +85,16 @@ class Job:
     # -- inputs from workers ---------------------------------------------------------------------------
 
     def join(
-        self, *, consistency: str, num_workers: int, worker: int | None, host: str, pid: int
+        self, wanted: spec_pb2.Job, *, worker: int | None, host: str, pid: int
     ) -> tuple[Member, list[Action]]:
         """A worker wants to belong; `worker` is None where the number is to be given to it.
 
         Raises:
-            JobMismatch: it wants another consistency or number of workers.
+            JobMismatch: it wants another consistency, number of workers or `nonfinite`.
             WorkerNumberTaken: the number is held; its holder is named.
             JobFull: there is no free number, or the job has started without this worker.
         """
-        check_job(self.name, "consistency", self.consistency, consistency)
-        check_job(self.name, "number of workers", self.num_workers, num_workers)
+        check_job(self.spec, wanted)
         number = self.roster.number(worker)
         if self.state is JobState.RUNNING:
             raise JobFull(
@@ -155,11 +158,11 @@ class Job:
         member.state = MemberState.FINISHING
         return [removal(self.name, member)]
 
-    def leave(self, member: Member) -> list[Action]:
-        """A worker goes, in order."""
+    def leave(self, member: Member, reason: str = "") -> list[Action]:
+        """A worker goes, in order; with a reason, the others are told."""
         if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
             member.state = MemberState.LEAVING
-            return [removal(self.name, member)]
+            return [*notices(self.roster.present(), member, reason), removal(self.name, member)]
         member.state = MemberState.LEFT
         return [tell(member, left=pb.Left()), *self._check_end()]
 
@@ -298,8 +301,7 @@ class Job:
         return [self._table_started(member, number) for member in self.roster.here()]
 
     def _table_started(self, member: Member, number: int) -> ToMember:
-        started = pb.TableStarted(table=number, step=self.clocks.get(number, 0))
-        return tell(member, table_started=started)
+        return tell(member, table_started=pb.TableStarted(table=number, step=self.clocks.get(number, 0)))
 
     # -- inside: ending --------------------------------------------------------------------------------
 
@@ -338,8 +340,7 @@ class Job:
 
     def _tell_finished(self, training: list[Member]) -> list[Action]:
         waiting = pb.Waiting(whom=", ".join(member.holder for member in training) + " to finish")
-        finished = self.roster.finished()
-        return [tell(member, waiting=waiting) for member in finished]
+        return [tell(member, waiting=waiting) for member in self.roster.finished()]
 
     def _end(self) -> list[Action]:
         self.state = JobState.ENDED

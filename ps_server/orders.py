@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from ps_server.clipping import Norm
+from ps_server.decisions import Decisions
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
+from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.v1 import coordinator_pb2 as pb
 
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
@@ -44,20 +48,45 @@ def _dispatch(shard: Shard, order: pb.Order) -> dict[int, int]:
                 incarnation=order.admit.incarnation,
                 clocks=dict(order.admit.clocks),
                 reader=order.admit.reader,
+                nonfinite=parse_nonfinite(order.admit.job.nonfinite or "error"),
             )
         case "remove":
             return shard.remove(
                 job=order.remove.job, worker=order.remove.worker, incarnation=order.remove.incarnation
             )
         case "open_table":
-            shard.open_table(order.open_table.job, table_from_proto(order.open_table.table))
+            shard.open_table(order.open_table.job, table_from_proto(order.open_table.table), order.number)
         case "start_table":
             shard.start_table(order.start_table.job, order.start_table.table)
         case "drop_job":
             shard.drop(order.drop_job.job)
+        case "decide":
+            shard.decide(
+                order.decide.job,
+                order.decide.table,
+                opening=order.decide.opening,
+                step=order.decide.step,
+                scale=order.decide.scale,
+            )
         case unknown:
             raise InternalError(f"unknown order {unknown}")
     return {}
+
+
+def norm_to_proto(norm: Norm) -> pb.Norm:
+    """A norm as a message."""
+    return pb.Norm(job=norm.job, table=norm.table, opening=norm.opening, step=norm.step, squares=norm.squares)
+
+
+def norm_from_proto(message: pb.Norm) -> Norm:
+    """The norm in a message."""
+    return Norm(
+        job=message.job,
+        table=message.table,
+        opening=message.opening,
+        step=message.step,
+        squares=message.squares,
+    )
 
 
 @dataclass(slots=True)
@@ -79,7 +108,10 @@ class Shards:
         self._address = address
         self._registered: dict[int, _Registered] = {}
         self._boots: dict[int, bytes] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(secrets.randbits(48))  # no coordinator before had the same
+        self._decisions = Decisions(own.num_shards)
+        self._loop = asyncio.get_running_loop()
+        own.on_norm = self._report_own
         self.on_lost_state: Callable[[int], Awaitable[None]] | None = None
 
     @property
@@ -145,6 +177,23 @@ class Shards:
         if future is not None and not future.done():
             future.set_result(done)
 
+    def _report_own(self, norm: Norm) -> None:
+        self._loop.call_soon_threadsafe(self.reported, self._own.index, norm)
+
+    def reported(self, shard: int, norm: Norm) -> None:
+        """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
+        found = self._decisions.reported(shard, norm)
+        if found is None:
+            return
+        decide, shards = found
+        order = pb.Order(decide=decide)
+        for index in shards:
+            entry = self._registered.get(index)
+            if index == self._own.index:
+                self._loop.run_in_executor(None, carry_out, self._own, order)
+            elif entry is not None:  # else it reports again when it is back
+                entry.outbox.put_nowait(order)
+
     async def order(self, order: pb.Order) -> dict[int, int]:
         """Sends an order to every shard and waits for all; returns the newest clocks by table.
 
@@ -156,6 +205,7 @@ class Shards:
         message = pb.Order()
         message.CopyFrom(order)
         message.number = next(self._numbers)
+        self._note(message)
         own = asyncio.to_thread(carry_out, self._own, message)
         others = [self._send(index, entry, message) for index, entry in sorted(self._registered.items())]
         outcomes = await asyncio.gather(own, *others)
@@ -166,6 +216,14 @@ class Shards:
             for number, clock in outcome.clocks.items():
                 clocks[number] = max(clocks.get(number, 0), clock)
         return clocks
+
+    def _note(self, order: pb.Order) -> None:
+        match order.WhichOneof("kind"):
+            case "open_table":
+                spec = table_from_proto(order.open_table.table)
+                self._decisions.opened(order.open_table.job, spec, order.number)
+            case "drop_job":
+                self._decisions.dropped(order.drop_job.job)
 
     async def _send(self, shard: int, entry: _Registered, order: pb.Order) -> pb.OrderDone:
         future: asyncio.Future[pb.OrderDone] = asyncio.get_running_loop().create_future()

@@ -1,16 +1,17 @@
 """The state machine of one partition: clocks, contributions, waiting pulls, version.
 
-Inputs are `push`, `pull`, `join`, `leave` and `decide`; each returns the actions that follow, in order, and
-the caller carries them out before the next input. It holds no weights: a push's payload is opaque here, so
-everything below is tested without torch, a thread or a socket. It must not know connections or frames.
+Inputs are `push`, `pull`, `join`, `leave`, `withhold` and `decide`; each returns the actions that follow, in
+order, and the caller carries them out before the next input. It holds no weights: a push's payload is
+opaque here, so everything below is tested without torch, a thread or a socket. It must not know connections
+or frames.
 
 Words (docs/consistency.md): a worker's *clock* is the next step that it will push here. The *version* is, in
 BSP, the number of steps closed; in SSP and ASP the number of pushes applied.
 
 Rules (docs/protocol.md):
     R3  step < clock: a duplicate, acknowledged again; step = clock: taken; step > clock: refused
-    R4  a step closes by `decide`: by the machine itself once every member has pushed it (`decides_alone`),
-        or by the caller
+    R4  a step closes by `decide`: the machine says when every member has pushed it (`Complete`), and the
+        caller looks at what was pushed, withholds what may not be applied, and decides
 
 Invariants:
     - per worker: applied + dropped + abstained + staged = received
@@ -21,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ps_server.gate import Gate
@@ -95,7 +96,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Every member has pushed `step`: whoever decides may decide."""
+    """Every member has pushed `step`: it may be decided. Said again when members change before that."""
 
     step: int
     workers: frozenset[int]
@@ -129,7 +130,6 @@ class Partition:
     """See the module's docstring. Not thread-safe: one input at a time."""
 
     gate: Gate
-    decides_alone: bool = True
     version: int = 0
     newest_clock: int = 0
     tau: Counter[int] = field(default_factory=Counter)
@@ -223,6 +223,10 @@ class Partition:
         self._waiting[pull.worker] = pull
         return self._answer(pull.asked_s)
 
+    def withhold(self, worker: int) -> None:
+        """A staged contribution may not be applied: it becomes an abstention."""
+        self._staged[worker] = replace(self._staged[worker], payload=None)
+
     def decide(self, step: int, workers: frozenset[int], scale: float, now_s: float) -> list[Action]:
         """Closes `step` with the contributions of `workers`; those of others are dropped and counted."""
         assert self.gate.aggregates, "only BSP holds pushes for a decision"
@@ -251,7 +255,7 @@ class Partition:
                     version=self.version,
                 )
             )
-        return actions + self._answer(now_s)
+        return actions + self._settle(now_s)
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -303,15 +307,11 @@ class Partition:
         ]
 
     def _settle(self, now_s: float) -> list[Action]:
-        """What follows when clocks or members changed: a step that can close, pulls that can go."""
-        actions: list[Action] = []
-        while self.gate.aggregates and self._complete():
-            workers = frozenset(self._staged)
-            if not self.decides_alone:
-                actions.append(Complete(step=self.version, workers=workers))
-                break
-            actions += self.decide(self.version, workers, 1.0, now_s)
-        return actions + self._answer(now_s)
+        """What follows when clocks or members changed: pulls that can go, a step that can close."""
+        actions = self._answer(now_s)
+        if self.gate.aggregates and self._complete():
+            actions.append(Complete(step=self.version, workers=frozenset(self._staged)))
+        return actions
 
     def _complete(self) -> bool:
         """Whether nobody will push the open step any more: a step that nobody has pushed closes, too."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ps_server import optimizers
+from ps_server.clipping import Norm
 from ps_server.gate import gate_of
 from ps_server.log import logger
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.carrier import Outlet
-from ps_wire.errors import JobUnknown, MemoryLimitExceeded, StrangerRefused
+from ps_wire.errors import ConfigurationRefused, JobUnknown, MemoryLimitExceeded, StrangerRefused
+from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 
@@ -49,6 +51,7 @@ class ShardJob:
     name: str
     consistency: consistency.Consistency
     num_workers: int
+    nonfinite: NonFinite = NonFinite.ERROR
     members: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
     tables: dict[int, ShardTable] = field(default_factory=dict)
@@ -58,13 +61,18 @@ class ShardJob:
 
 
 class Shard:
-    """See the module's docstring. Thread-safe."""
+    """See the module's docstring. Thread-safe.
+
+    Attributes:
+        on_norm: takes a norm to the coordinator; called on any thread, must not block.
+    """
 
     def __init__(self, *, index: int, num_shards: int, memory_limit_bytes: int | None) -> None:
         self.index = index
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
         self.refused_frames = 0
+        self.on_norm: Callable[[Norm], None] = _lose
         self._jobs: dict[str, ShardJob] = {}
         self._lock = threading.Lock()
 
@@ -80,12 +88,18 @@ class Shard:
         incarnation: int,
         clocks: Mapping[int, int],
         reader: bool,
+        nonfinite: NonFinite = NonFinite.ERROR,
     ) -> None:
         """A worker may connect; unless it only reads, it is a member from its clocks on."""
         with self._lock:
             entry = self._jobs.setdefault(
                 job,
-                ShardJob(name=job, consistency=consistency.parse(consistency_text), num_workers=num_workers),
+                ShardJob(
+                    name=job,
+                    consistency=consistency.parse(consistency_text),
+                    num_workers=num_workers,
+                    nonfinite=nonfinite,
+                ),
             )
             entry.known[worker] = incarnation
             for key in [key for key in entry.tokens if key[0] == worker]:
@@ -106,16 +120,18 @@ class Shard:
             tables = list(entry.tables.values())
         return {table.spec.number: table.leave(worker, incarnation) for table in tables}
 
-    def open_table(self, job: str, spec: TableSpec) -> None:
-        """Allocates a table for a job that has members.
+    def open_table(self, job: str, spec: TableSpec, opening: int = 0) -> None:
+        """Allocates a table for a job that has members; `opening` is the number of the order.
 
         Raises:
             OptimizerUnsupported: the shards cannot run its optimizer.
+            ConfigurationRefused: it clips the mean gradient, and the job has none.
             MemoryLimitExceeded: it does not fit; nothing was allocated.
         """
         optimizers.check(spec.optimizer)
         with self._lock:
             entry = self._job(job)
+            _check_clips(spec, entry.consistency)
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
             if before is not None:
                 assert not before.started, (job, spec.number)
@@ -142,6 +158,9 @@ class Shard:
             num_shards=self.num_shards,
             shard=self.index,
             gate=gate_of(entry.consistency),
+            nonfinite=entry.nonfinite,
+            opening=opening,
+            report=self._report,
         )
         for worker, (incarnation, clocks) in members.items():
             table.join(worker, incarnation, clocks.get(spec.number, 0))
@@ -157,6 +176,23 @@ class Shard:
         """Forgets a job and frees its memory."""
         with self._lock:
             self._jobs.pop(job, None)
+
+    def decide(self, job: str, number: int, *, opening: int, step: int, scale: float) -> None:
+        """A clipped step closes with this scale; one of a table that is gone is not news."""
+        with self._lock:
+            entry = self._jobs.get(job)
+            table = entry.tables.get(number) if entry is not None else None
+        if table is not None and table.opening == opening:
+            table.decide(step, scale)
+
+    def undecided(self) -> list[Norm]:
+        """Norms whose steps wait for their scale, of all jobs."""
+        with self._lock:
+            tables = [table for entry in self._jobs.values() for table in entry.tables.values()]
+        return [norm for table in tables if (norm := table.undecided()) is not None]
+
+    def _report(self, norm: Norm) -> None:
+        self.on_norm(norm)  # whoever it is by now
 
     # -- connections -----------------------------------------------------------------------------------
 
@@ -266,3 +302,15 @@ class Shard:
             slots = optimizers.state_slots(spec.optimizer, bucket.group)
             total += (end - start) * bucket.item_bytes * (1 + slots + num_workers)
         return total
+
+
+def _check_clips(spec: TableSpec, model: consistency.Consistency) -> None:
+    if spec.clip_grad_norm is not None and not isinstance(model, consistency.BSP):
+        raise ConfigurationRefused(
+            f"table {spec.number}: clip_grad_norm scales the mean gradient of a step, which {model} does not "
+            "form: clip on each worker, or use bsp"
+        )
+
+
+def _lose(_norm: Norm) -> None:
+    """Nobody coordinates yet: who begins to asks for what is undecided."""

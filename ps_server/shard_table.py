@@ -18,14 +18,17 @@ import torch
 from ps_server import optimizers
 from ps_server.average import Scratch
 from ps_server.cell import Cell, Gradient
+from ps_server.clipping import Clipping, Norm, coefficient, holders
 from ps_server.gate import Gate
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
+from ps_server.screen import Screen
 from ps_wire import frame as wire
 from ps_wire.buffer import as_tensor
 from ps_wire.carrier import Outlet
 from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch
 from ps_wire.messages import hyperparameters_from_proto, parse_message
+from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
@@ -36,10 +39,34 @@ KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
 class ShardTable:
     """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards the rest."""
 
-    def __init__(self, *, job: str, spec: TableSpec, num_shards: int, shard: int, gate: Gate) -> None:
-        """Allocates the shard's slice of the weights; pages are touched when they are loaded."""
+    def __init__(
+        self,
+        *,
+        job: str,
+        spec: TableSpec,
+        num_shards: int,
+        shard: int,
+        gate: Gate,
+        nonfinite: NonFinite = NonFinite.ERROR,
+        opening: int = 0,
+        report: Callable[[Norm], None] | None = None,
+    ) -> None:
+        """Allocates the shard's slice of the weights; pages are touched when they are loaded.
+
+        Args:
+            job: name.
+            spec: the table.
+            num_shards: of the service.
+            shard: number of this one.
+            gate: of the job.
+            nonfinite: of the job.
+            opening: number of the order that opens the table.
+            report: takes the shard's part of the norm of each clipped step; must not block. Needed where
+                other shards hold parts, too.
+        """
         self.spec = spec
         self.plan = Plan(spec, num_shards)
+        self.opening = opening
         self.started = False
         self._job = job
         self._lock = threading.Lock()
@@ -47,7 +74,12 @@ class ShardTable:
         self._hyper: dict[int, OrderedDict[int, Hyperparameters]] = {}
         self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
-        for partition in self.plan.partitions_of_shard(shard):
+        partitions = list(self.plan.partitions_of_shard(shard))
+        clips = spec.clip_grad_norm is not None and partitions
+        self._clipping = Clipping(len(partitions)) if clips else None
+        self._report = report if holders(self.plan) != (shard,) else None
+        screen = Screen(nonfinite, job=job, spec=spec)
+        for partition in partitions:
             bucket = self.plan.buckets[partition.bucket]
             group = spec.optimizer.hyperparameters.groups[bucket.group]
             self._cells[partition.index] = Cell(
@@ -58,6 +90,8 @@ class ShardTable:
                 pieces=self.plan.pieces(partition),
                 optimizer=partial(optimizers.PieceOptimizer, spec.optimizer.name, group),
                 machine=Partition(gate),
+                screen=screen,
+                clipping=self._clipping,
             )
 
     # -- members ---------------------------------------------------------------------------------------
@@ -67,19 +101,51 @@ class ShardTable:
         now_s = time.monotonic()
         for cell in self._cells.values():
             cell.join(worker, incarnation, clock, now_s, self._scratch)
+        self._close_clipped()
 
     def leave(self, worker: int, incarnation: int) -> int:
         """A worker stops being a member; returns the newest clock over all partitions."""
         now_s = time.monotonic()
-        return max(
-            (cell.leave(worker, incarnation, now_s, self._scratch) for cell in self._cells.values()),
-            default=0,
-        )
+        newest = [cell.leave(worker, incarnation, now_s, self._scratch) for cell in self._cells.values()]
+        self._close_clipped()
+        return max(newest, default=0)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone."""
         for cell in self._cells.values():
             cell.forget(outlet)
+
+    # -- clipping by the global norm -------------------------------------------------------------------
+
+    def undecided(self) -> Norm | None:
+        """What was reported and has no scale yet: to be reported again to one who may not have heard it."""
+        found = self._clipping.undecided() if self._clipping is not None and self._report else None
+        return None if found is None else self._norm(*found)
+
+    def decide(self, step: int, scale: float) -> None:
+        """All shards have reported this step: it closes with this scale. Another step is not news."""
+        if self._clipping is None or not self._clipping.decided(step):
+            return
+        now_s = time.monotonic()
+        for cell in reversed(self._cells.values()):  # the first layers' weights leave first
+            cell.decide(step, scale, now_s, self._scratch)
+            self._check_hyper(cell, step)
+        self._close_clipped()
+
+    def _close_clipped(self) -> None:
+        """What follows when a step may have become complete on all cells of this shard."""
+        found = self._clipping.take() if self._clipping is not None else None
+        if found is None:
+            return
+        step, squares = found
+        if self._report is not None:
+            self._report(self._norm(step, squares))
+        else:
+            assert self.spec.clip_grad_norm is not None
+            self.decide(step, coefficient(self.spec.clip_grad_norm, squares))
+
+    def _norm(self, step: int, squares: float) -> Norm:
+        return Norm(job=self._job, table=self.spec.number, opening=self.opening, step=step, squares=squares)
 
     # -- frames ----------------------------------------------------------------------------------------
 
@@ -136,7 +202,7 @@ class ShardTable:
         cells = list(self._listed(frame))
         if frame.flags & wire.READ or not member:
             for cell in cells:
-                cell.read(outlet, frame.step)
+                cell.read(frame.worker, frame.incarnation, outlet, frame.step)
             return
         self._require_started()
         for cell in cells:
@@ -157,7 +223,6 @@ class ShardTable:
     }
 
     def _push(self, cell: Cell, frame: wire.Frame, gradient: Gradient | None, outlet: Outlet) -> None:
-        before = cell.hyper_mismatches
         contribution = Contribution(
             worker=frame.worker,
             incarnation=frame.incarnation,
@@ -167,14 +232,18 @@ class ShardTable:
             payload=gradient,
         )
         cell.push(contribution, outlet, time.monotonic(), self._scratch)
-        if cell.hyper_mismatches > before and not self._warned_hyper:
+        self._check_hyper(cell, frame.step)
+        self._close_clipped()
+
+    def _check_hyper(self, cell: Cell, step: int) -> None:
+        if cell.hyper_mismatches and not self._warned_hyper:
             self._warned_hyper = True
             logger.warning(
                 "job %s table %d step %d: workers pushed different hyper-parameters; those of the "
                 "lowest-ranked contributor are used, others are counted (hyper_mismatches)",
                 self._job,
                 self.spec.number,
-                frame.step,
+                step,
             )
 
     # -- checks ----------------------------------------------------------------------------------------

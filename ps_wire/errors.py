@@ -29,6 +29,7 @@
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
     ├── WorkerLost (1)                 a member vanished without leaving
     ├── GradientChanged (1)            a gradient was touched after it had left
+    ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
     └── InternalError (1)              our own bug, seen from the other side
 
 An error crosses the wire as its class name, message and facts; the receiving end raises the same class.
@@ -184,6 +185,10 @@ class GradientChanged(PsError):
     """A gradient, or what its step needs, changed after the push had left."""
 
 
+class NonFiniteGradient(PsError):
+    """A pushed gradient held NaN or infinity; nothing of it was applied where it did."""
+
+
 class InternalError(PsError):
     """A bug of ours, reported by the side it happened on."""
 
@@ -217,6 +222,7 @@ STATUS: dict[type[PsError], str] = {
     JobUnknown: "NOT_FOUND",
     WorkerLost: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
+    NonFiniteGradient: "FAILED_PRECONDITION",
     InternalError: "INTERNAL",
     PsError: "UNKNOWN",
 }

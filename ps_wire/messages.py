@@ -117,6 +117,7 @@ def table_to_proto(table: TableSpec) -> spec.Table:
             first_bucket_bytes=table.buckets.first_bucket_bytes,
             partition_bytes=table.buckets.partition_bytes,
         ),
+        clip_grad_norm=table.clip_grad_norm,
     )
 
 
@@ -148,6 +149,7 @@ def table_from_proto(message: spec.Table) -> TableSpec:
             first_bucket_bytes=message.buckets.first_bucket_bytes,
             partition_bytes=message.buckets.partition_bytes,
         ),
+        clip_grad_norm=message.clip_grad_norm if message.HasField("clip_grad_norm") else None,
     )
 
 

@@ -115,16 +115,20 @@ class TableSpec:
     Attributes:
         number: the order in which workers make their tables, from 0.
         parameters: in registration order.
+        clip_grad_norm: the mean gradient of a BSP step is scaled down to this L2 norm over all parameters.
     """
 
     number: int
     parameters: tuple[ParameterSpec, ...]
     optimizer: OptimizerSpec
     buckets: BucketOptions = BucketOptions()
+    clip_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
         if not self.parameters:
             raise ParameterUnsupported(f"table {self.number} has no parameters")
+        if self.clip_grad_norm is not None and not 0.0 < self.clip_grad_norm < math.inf:
+            raise UsageError(f"clip_grad_norm must be finite and > 0, got {self.clip_grad_norm}")
         groups = len(self.optimizer.hyperparameters.groups)
         seen: set[str] = set()
         for parameter in self.parameters:
@@ -171,6 +175,7 @@ def _first_difference(ours: TableSpec, theirs: TableSpec) -> Difference | None:
         ("number of parameters", len(ours.parameters), len(theirs.parameters)),
         ("optimizer", ours.optimizer.name, theirs.optimizer.name),
         ("bucket sizes", ours.buckets, theirs.buckets),
+        ("clip_grad_norm", ours.clip_grad_norm, theirs.clip_grad_norm),
         ("number of the table", ours.number, theirs.number),
     ):
         if have != brought:

@@ -14,6 +14,7 @@ import torch
 import typer
 
 from ps_wire import consistency as models
+from ps_wire import nonfinite as choices
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
@@ -53,12 +54,19 @@ def run(
     worker: Annotated[
         int | None, typer.Option(envvar="PS_WORKER", min=0, help="This one's number. Default: given.")
     ] = None,
+    nonfinite: Annotated[
+        str,
+        typer.Option(
+            envvar="PS_NONFINITE", help=f"Of gradients with NaN or infinity, one of {choices.VALID}."
+        ),
+    ] = "error",
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
     if servers != ALONE:
         parse_servers(servers)
     check_job_name(job)
     models.parse(consistency)
+    choices.parse(nonfinite)
     if not script.is_file():
         raise UsageError(f"{script} is not a file")
     os.environ |= {
@@ -66,6 +74,7 @@ def run(
         "PS_JOB": job,
         "PS_CONSISTENCY": consistency,
         "PS_NUM_WORKERS": str(num_workers),
+        "PS_NONFINITE": nonfinite,
     }
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)

@@ -13,6 +13,7 @@ def connect(
     consistency: str | None = None,
     num_workers: int | None = None,
     worker: int | None = None,
+    nonfinite: str | None = None,
     connect_limit: float | None = None,
     start_limit: float | None = None,
     retry_limit: float | None = None,
@@ -26,6 +27,8 @@ def connect(
         consistency: `bsp`, `ssp:S` or `asp`. Default: bsp.
         num_workers: that the job waits for. Default: 1.
         worker: this worker's number; default: given by the service.
+        nonfinite: what becomes of a gradient that holds NaN or infinity: `error`, its sender gets
+            `NonFiniteGradient`, the others go on; `skip`, it is left out; `apply`. Default: error.
         connect_limit: seconds that a server may take to answer at the start.
         start_limit: seconds that the job may take to start.
         retry_limit: seconds that a broken data connection is tried again.
@@ -45,6 +48,7 @@ def connect(
             consistency=consistency,
             num_workers=num_workers,
             worker=worker,
+            nonfinite=nonfinite,
             connect_limit=connect_limit,
             start_limit=start_limit,
             retry_limit=retry_limit,

@@ -132,6 +132,7 @@ class Membership:
                     name=settings.job,
                     consistency=str(settings.consistency),
                     num_workers=settings.num_workers,
+                    nonfinite=settings.nonfinite,
                 ),
                 worker=settings.worker,
                 host=socket.gethostname(),
@@ -257,6 +258,8 @@ class Membership:
                 case "waiting" if reply.waiting.whom != self._waiting_for:
                     self._waiting_for = reply.waiting.whom
                     self._log(f"waiting for {self._waiting_for}")
+                case "notice":
+                    self._log(reply.notice.text)
                 case "joined" | "upload_final" | "ended" | "left":
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()

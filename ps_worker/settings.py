@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ps_wire import consistency
+from ps_wire import consistency, nonfinite
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.errors import UsageError
 
@@ -29,6 +29,7 @@ class Settings:
         consistency: its model.
         num_workers: that the job waits for.
         worker: this one's number; None lets the service give one.
+        nonfinite: what the job does with gradients that hold NaN or infinity.
         connect_limit_s: how long a server may take to answer at the start.
         start_limit_s: how long the job may take to start.
         retry_limit_s: how long a broken data connection is tried again.
@@ -39,6 +40,7 @@ class Settings:
     consistency: consistency.Consistency
     num_workers: int
     worker: int | None
+    nonfinite: nonfinite.NonFinite = nonfinite.NonFinite.ERROR
     connect_limit_s: float = CONNECT_LIMIT_S
     start_limit_s: float = START_LIMIT_S
     retry_limit_s: float = RETRY_LIMIT_S
@@ -64,6 +66,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         consistency=_named("consistency", consistency.parse, value("consistency", "bsp")),
         num_workers=_whole("num_workers", value("num_workers", "1"), least=1),
         worker=_whole("worker", worker, least=0) if worker else None,
+        nonfinite=_named("nonfinite", nonfinite.parse, value("nonfinite", "error")),
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),

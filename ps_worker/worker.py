@@ -6,6 +6,7 @@ import atexit
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -122,6 +123,7 @@ class Worker:
         *,
         optimizer: OptimizerChoice,
         buckets: BucketOptions | None = None,
+        clip_grad_norm: float | None = None,
     ) -> Table:
         """Puts tensors on the servers, for pushes and pulls without autograd.
 
@@ -129,6 +131,7 @@ class Worker:
             tensors: name -> start value; worker 0's start the table. They are copied.
             optimizer: such as `ps.SGD(lr=1.0)`.
             buckets: sizes of buckets and partitions.
+            clip_grad_norm: the mean gradient of a step is scaled down to this L2 norm (BSP only).
 
         Raises:
             What `wrap` raises.
@@ -141,6 +144,7 @@ class Worker:
             optimizer=optimizer.spec(),
             buckets=buckets or BucketOptions(),
         )
+        spec = replace(spec, clip_grad_norm=clip_grad_norm)
         exchange, step = self._link.start_table(spec, tensors.values(), {})
         made = Table(exchange, tuple(tensors), step)
         self._tables.append(made)

@@ -97,7 +97,7 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class MemberReply(_message.Message):
-    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "upload_live")
+    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "upload_live", "notice")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_MADE_FIELD_NUMBER: _ClassVar[int]
     TABLE_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class MemberReply(_message.Message):
     LEFT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_LIVE_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     table_made: TableMade
     table_started: TableStarted
@@ -118,7 +119,8 @@ class MemberReply(_message.Message):
     left: Left
     refused: Refused
     upload_live: UploadLive
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ...) -> None: ...
+    notice: Notice
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed")
@@ -180,6 +182,12 @@ class Left(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Notice(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class Refused(_message.Message):
     __slots__ = ("error", "message", "facts")
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -191,12 +199,14 @@ class Refused(_message.Message):
     def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., facts: _Optional[str] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("register", "done")
+    __slots__ = ("register", "done", "norm")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: OrderDone
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ...) -> None: ...
+    norm: Norm
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., norm: _Optional[_Union[Norm, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol", "shard", "num_shards", "address", "boot")
@@ -211,6 +221,20 @@ class Register(_message.Message):
     address: str
     boot: bytes
     def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ...) -> None: ...
+
+class Norm(_message.Message):
+    __slots__ = ("job", "table", "opening", "step", "squares")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SQUARES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    opening: int
+    step: int
+    squares: float
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., squares: _Optional[float] = ...) -> None: ...
 
 class OrderDone(_message.Message):
     __slots__ = ("number", "refused", "clocks")
@@ -230,7 +254,7 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "hold_cut", "arm_cut", "end_cut")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "hold_cut", "arm_cut", "end_cut", "decide")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +264,7 @@ class Order(_message.Message):
     HOLD_CUT_FIELD_NUMBER: _ClassVar[int]
     ARM_CUT_FIELD_NUMBER: _ClassVar[int]
     END_CUT_FIELD_NUMBER: _ClassVar[int]
+    DECIDE_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
@@ -249,7 +274,8 @@ class Order(_message.Message):
     hold_cut: Cut
     arm_cut: Cut
     end_cut: Cut
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
+    decide: Decide
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "clocks", "reader")
@@ -392,6 +418,20 @@ class OutsideState(_message.Message):
     step: int
     whole: bool
     def __init__(self, data: _Optional[bytes] = ..., last: bool = ..., step: _Optional[int] = ..., whole: bool = ...) -> None: ...
+
+class Decide(_message.Message):
+    __slots__ = ("job", "table", "opening", "step", "scale")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    opening: int
+    step: int
+    scale: float
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("key", "data")

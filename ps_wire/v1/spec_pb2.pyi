@@ -83,23 +83,27 @@ class Buckets(_message.Message):
     def __init__(self, bucket_bytes: _Optional[int] = ..., first_bucket_bytes: _Optional[int] = ..., partition_bytes: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("number", "parameters", "optimizer", "buckets")
+    __slots__ = ("number", "parameters", "optimizer", "buckets", "clip_grad_norm")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     number: int
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     optimizer: Optimizer
     buckets: Buckets
-    def __init__(self, number: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., buckets: _Optional[_Union[Buckets, _Mapping]] = ...) -> None: ...
+    clip_grad_norm: float
+    def __init__(self, number: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., buckets: _Optional[_Union[Buckets, _Mapping]] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "consistency", "num_workers")
+    __slots__ = ("name", "consistency", "num_workers", "nonfinite")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
     name: str
     consistency: str
     num_workers: int
-    def __init__(self, name: _Optional[str] = ..., consistency: _Optional[str] = ..., num_workers: _Optional[int] = ...) -> None: ...
+    nonfinite: str
+    def __init__(self, name: _Optional[str] = ..., consistency: _Optional[str] = ..., num_workers: _Optional[int] = ..., nonfinite: _Optional[str] = ...) -> None: ...

@@ -53,6 +53,7 @@ def made_job(**given: Any) -> Job:
         "name": "digits",
         "consistency": "ssp:3",
         "num_workers": 2,
+        "nonfinite": "error",
         "state": "running",
         "workers": (),
         "tables": (),

@@ -17,6 +17,7 @@ from ps_wire.errors import PsError
 from ps_wire.messages import refused_from_proto
 from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
 
 LAST_WORDS = ("left", "refused")
 
@@ -56,11 +57,19 @@ class Desk:
     # -- inputs ----------------------------------------------------------------------------------------
 
     def join(
-        self, worker: int | None = None, *, consistency: str | None = None, num_workers: int | None = None
+        self,
+        worker: int | None = None,
+        *,
+        consistency: str | None = None,
+        num_workers: int | None = None,
+        nonfinite: str | None = None,
     ) -> Member:
         member, actions = self.job.join(
-            consistency=consistency or self.job.consistency,
-            num_workers=num_workers or self.job.num_workers,
+            spec_pb2.Job(
+                consistency=consistency or self.job.consistency,
+                num_workers=num_workers or self.job.num_workers,
+                nonfinite=nonfinite or self.job.nonfinite,
+            ),
             worker=worker,
             host="h",
             pid=7,
@@ -82,9 +91,9 @@ class Desk:
         for member in members:
             self.do(self.job.finish(member))
 
-    def leave(self, *members: Member) -> None:
+    def leave(self, *members: Member, reason: str = "") -> None:
         for member in members:
-            self.do(self.job.leave(member))
+            self.do(self.job.leave(member, reason))
 
     def lose(self, *members: Member) -> None:
         for member in members:

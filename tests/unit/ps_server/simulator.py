@@ -17,84 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 
 import pytest
 
-from ps_server.gate import Gate, gate_of
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
-from ps_wire.consistency import Consistency
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
 
-Update = tuple[int, int]  # (worker, step)
+from .simulated import At, Job, Link, Read, Update
+
 Event = tuple[str, int, int]  # name, worker, partition; -1 where there is none
 
 
-class At(Enum):
-    """Where a worker is with its step on one partition."""
-
-    PULLING = auto()  # its pull is on the way
-    WAITING = auto()  # its pull waits at the gate
-    READY = auto()  # the weights are there; other partitions' may not be
-    PUSHING = auto()  # its push is on the way, or not acknowledged
-    PUSHED = auto()  # its last push is acknowledged
-    LEAVING = auto()  # its leave is on the way
-    GHOST = auto()  # it died with a push on the way; its leave is on the way too
-    GONE = auto()
-
-
 _NEXT = {At.PULLING: "pull", At.PUSHING: "push", At.LEAVING: "leave", At.GHOST: "leave"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A worker's view of one partition. `taken`: the partition has this push, the ack was lost."""
-
-    at: At
-    step: int
-    version: int = 0
-    taken: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """An answered pull: the updates that the worker saw."""
-
-    worker: int
-    partition: int
-    clock: int
-    version: int
-    seen: frozenset[Update]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is run.
-
-    Attributes:
-        batches: of each worker; its length is the number of workers.
-        abstains: steps from which a worker abstains.
-        drops: when not empty, a coordinator decides each step, without these.
-        faults, deaths: how many of each may happen.
-    """
-
-    consistency: Consistency
-    batches: tuple[int, ...]
-    num_partitions: int = 1
-    abstains: frozenset[Update] = frozenset()
-    drops: frozenset[Update] = frozenset()
-    faults: int = 0
-    deaths: int = 0
-
-    @property
-    def gate(self) -> Gate:
-        return gate_of(self.consistency)
-
-    @property
-    def updates(self) -> frozenset[Update]:
-        """What is to be applied, by the time all have left: every batch but those abstained or dropped."""
-        pushed = {(worker, step) for worker, steps in enumerate(self.batches) for step in range(steps)}
-        return frozenset(pushed - self.abstains - self.drops)
 
 
 @dataclass(slots=True)
@@ -115,8 +49,9 @@ class World:
 
     @classmethod
     def start(cls, job: Job) -> World:
-        alone, numbers = not job.drops, range(job.num_partitions)
-        partitions = [Partition(gate=job.gate, decides_alone=alone) for _ in numbers]
+        assert job.coordinated or not job.drops
+        numbers = range(job.num_partitions)
+        partitions = [Partition(gate=job.gate) for _ in numbers]
         world = cls(job, partitions, [() for _ in numbers], faults=job.faults, deaths=job.deaths)
         for worker in range(len(job.batches)):
             for number, partition in enumerate(partitions):
@@ -137,7 +72,10 @@ class World:
 
     @property
     def done(self) -> bool:
-        idle = not any(partition.staged or partition.waiting for partition in self.partitions)
+        """All are gone. A step that some died in may then be left open where a coordinator decides."""
+        open_steps = any(partition.staged for partition in self.partitions)
+        left = open_steps and (not self.job.coordinated or any(self.honest()))
+        idle = not left and not any(partition.waiting for partition in self.partitions)
         return idle and all(link.at is At.GONE for link in self.links.values())
 
     def events(self) -> list[Event]:
@@ -263,7 +201,8 @@ class World:
         return self.partitions[number].pull(pull)
 
     def _push(self, worker: int, number: int, step: int) -> list[Action]:
-        update = None if (worker, step) in self.job.abstains else (worker, step)
+        nothing = self.job.abstains if self.job.gate.aggregates else self.job.abstains | self.job.withheld
+        update = None if (worker, step) in nothing else (worker, step)
         version = self.links[worker, number].version
         push = Contribution(worker=worker, incarnation=1, step=step, version=version, payload=update)
         return self.partitions[number].push(push, self.now_s)
@@ -286,7 +225,18 @@ class World:
                     for pull in action.pulls:
                         self._arrive(number, pull, action.version)
                 case Complete():
-                    self.complete[number] = action
+                    self._complete(number, action)
+
+    def _complete(self, number: int, complete: Complete) -> None:
+        """The partition looks at what was pushed; alone it closes the step, else it waits for the verdict."""
+        partition = self.partitions[number]
+        for staged in partition.staged:
+            if staged.payload in self.job.withheld:
+                partition.withhold(staged.worker)
+        if self.job.coordinated:
+            self.complete[number] = complete
+        else:
+            self._carry_out(number, partition.decide(complete.step, complete.workers, 1.0, self.now_s))
 
     def _arrive(self, number: int, pull: Pull, version: int) -> None:
         link = self.links[pull.worker, number]

@@ -11,16 +11,20 @@ import random
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
+from ps_server.clipping import Norm
+from ps_server.decisions import Decisions
 from ps_server.gate import gate_of
 from ps_server.optimizers import KNOWN
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.consistency import BSP, Consistency
 from ps_wire.messages import hyperparameters_to_proto
+from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Group, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 
@@ -60,6 +64,7 @@ def table_spec(
     dtype: str = "float32",
     buckets: BucketOptions = SMALL,
     number: int = 0,
+    clip_grad_norm: float | None = None,
 ) -> TableSpec:
     """A table whose parameters are dealt to the groups in turn."""
     return TableSpec(
@@ -70,6 +75,7 @@ def table_spec(
         ),
         optimizer=OptimizerSpec(name=optimizer, hyperparameters=Hyperparameters(groups)),
         buckets=buckets,
+        clip_grad_norm=clip_grad_norm,
     )
 
 
@@ -102,13 +108,25 @@ class Servers:
         num_shards: int = 1,
         num_workers: int = 1,
         consistency: Consistency = BSP(),  # noqa: B008 - frozen
+        nonfinite: NonFinite = NonFinite.ERROR,
         seed: int = 0,
     ) -> None:
         """Loads `weights` and starts; frames arrive in an order drawn from `seed`."""
+        self.decisions = Decisions(num_shards)
+        self.decisions.opened("j", spec, 1)
         self.spec = spec
         self.plan = Plan(spec, num_shards)
         self.shards = [
-            ShardTable(job="j", spec=spec, num_shards=num_shards, shard=shard, gate=gate_of(consistency))
+            ShardTable(
+                job="j",
+                spec=spec,
+                num_shards=num_shards,
+                shard=shard,
+                gate=gate_of(consistency),
+                nonfinite=nonfinite,
+                opening=1,
+                report=partial(self.report, shard),
+            )
             for shard in range(num_shards)
         ]
         self.outlets = [Kept() for _ in range(num_workers)]
@@ -124,6 +142,19 @@ class Servers:
         for shard in self.shards:
             shard.started = True
         self.outlets[0].clear()
+
+    def report(self, shard: int, norm: Norm) -> None:
+        """What the coordinator makes of a norm."""
+        found = self.decisions.reported(shard, norm)
+        if found is not None:
+            decide, shards = found
+            for index in shards:
+                self.shards[index].decide(decide.step, decide.scale)
+
+    def leave(self, worker: int) -> None:
+        """A worker is no member of any shard any more."""
+        for shard in self.shards:
+            shard.leave(worker, 1)
 
     # -- what workers do -------------------------------------------------------------------------------
 
@@ -274,6 +305,8 @@ class Local:
         for place, weight in enumerate(self.weights):
             self._torch.param_groups[place].update(self._hyper(hyper, place))
             weight.grad = self._mean(place, takes)
+        if self.spec.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.weights, self.spec.clip_grad_norm)
         self._torch.step()
 
     def _mean(self, place: int, takes: Sequence[Push]) -> torch.Tensor | None:

@@ -17,10 +17,10 @@ import pytest
 
 from ps_server.cut import Cut, clocks_of_cut
 from ps_server.gate import gate_of
-from ps_server.partition import Action, Answer, Apply, Contribution, Partition, Pull
+from ps_server.partition import Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_wire.consistency import ASP, BSP, SSP, Consistency
 
-NUMBER = 7
+KEY = 7, 1
 
 
 class Cell:
@@ -57,6 +57,8 @@ class Cell:
                 self.weights |= {item.payload for item in action.contributions}
             elif isinstance(action, Answer):
                 self.answered |= {pull.worker for pull in action.pulls}
+            elif isinstance(action, Complete):
+                self.carry_out(self.machine.decide(action.step, action.workers, 1.0, 0.0))
         self.go_on()
 
     def go_on(self) -> None:
@@ -65,7 +67,7 @@ class Cell:
                 assert self.sent is None
                 self.sent = self.weights
                 self.live_then = frozenset(worker for worker, _ in self.machine.clocks)
-                self.cut.end(NUMBER)
+                self.cut.end(KEY)
             kept = self.cut.next()
             if kept is None:
                 return
@@ -173,7 +175,7 @@ class World:
             cell.leave(worker)
 
     def hold(self, place: int) -> None:
-        self.held[place] = self.cells[place].cut.hold(NUMBER)
+        self.held[place] = self.cells[place].cut.hold(KEY)
 
     def arm(self, place: int) -> None:
         if self.limits is None:
@@ -183,7 +185,7 @@ class World:
                     newest[worker] = max(clock, newest.get(worker, 0))
             self.limits = clocks_of_cut(isinstance(self.model, BSP), newest)
         self.armed.add(place)
-        self.cells[place].cut.arm(NUMBER, self.limits)
+        self.cells[place].cut.arm(KEY, self.limits)
         self.cells[place].go_on()
 
     @property
@@ -229,16 +231,16 @@ def test_a_cut_is_exact_and_nobody_gets_stuck(model: Consistency, workers: int, 
 def test_a_cut_that_is_given_up_lets_everything_go_on():
     """In arrival order, a pull behind the push it belongs to; another number's end is not this one's."""
     cell = Cell(ASP(), 2)
-    assert cell.cut.hold(NUMBER) == {0: 0, 1: 0}
+    assert cell.cut.hold(KEY) == {0: 0, 1: 0}
     cell.push(1, 0)
     cell.push(0, 0)
     cell.pull(0, 1)
     cell.push(0, 0)  # sent again: counts once
-    cell.cut.end(NUMBER - 1)
+    cell.cut.end((7, 0))
     cell.go_on()
     assert cell.weights == frozenset()
     assert not cell.answered
-    cell.cut.end(NUMBER)
+    cell.cut.end(KEY)
     cell.go_on()
     assert cell.weights == {(0, 0), (1, 0)}
     assert cell.answered == {0}
@@ -249,8 +251,8 @@ def test_without_members_what_is_there_is_sent_at_once():
     cell = Cell(BSP(), 1)
     cell.push(0, 0)
     cell.leave(0)
-    assert cell.cut.hold(NUMBER) == {}
-    cell.cut.arm(NUMBER, {})
+    assert cell.cut.hold(KEY) == {}
+    cell.cut.arm(KEY, {})
     cell.go_on()
     assert cell.sent == {(0, 0)}
 
@@ -258,6 +260,6 @@ def test_without_members_what_is_there_is_sent_at_once():
 def test_a_duplicate_is_acknowledged_during_a_hold():
     cell = Cell(SSP(1), 1)
     cell.push(0, 0)
-    cell.cut.hold(NUMBER)
+    cell.cut.hold(KEY)
     cell.push(0, 0)
     assert cell.machine.ledgers[0].duplicates == 1

@@ -13,9 +13,10 @@ from collections import deque
 import pytest
 
 from ps_server.gate import gate_of
-from ps_server.partition import Contribution, Partition, Pull
+from ps_server.partition import Contribution, Pull
 from ps_wire.consistency import ASP, BSP, SSP
 
+from .alone import Alone
 from .simulator import Job, World, check_books, check_gaps
 
 
@@ -24,7 +25,7 @@ def key(world: World) -> tuple[object, ...]:
         (
             machine.version,
             machine.clocks,
-            tuple((item.worker, item.step) for item in machine.staged),
+            tuple((item.worker, item.step, item.abstains) for item in machine.staged),
             tuple((pull.worker, pull.clock) for pull in machine.waiting),
         )
         for machine in world.partitions
@@ -100,16 +101,42 @@ def test_law_17_three_workers_on_two_partitions_never_get_stuck(model):
 def test_law_17_a_coordinator_that_drops_pushes_blocks_nobody(batches, num_partitions):
     """Where a coordinator decides each step when it is complete everywhere, those it drops go on too."""
     drops = frozenset({(1, 0), (0, 1)})
-    job = Job(consistency=BSP(), batches=batches, num_partitions=num_partitions, drops=drops, faults=1)
+    job = Job(
+        consistency=BSP(),
+        batches=batches,
+        num_partitions=num_partitions,
+        drops=drops,
+        coordinated=True,
+        faults=1,
+    )
     states, ends, waits = search(job)
     assert states >= 300
     assert ends == 2
     assert waits > 0
 
 
+@pytest.mark.parametrize(("batches", "num_partitions"), [((1, 3, 2), 1), ((2, 3), 2)])
+@pytest.mark.parametrize("coordinated", [False, True])
+@pytest.mark.parametrize("model", [BSP(), SSP(1)], ids=str)
+def test_law_17_withheld_pushes_block_nobody(model, coordinated, batches, num_partitions):
+    """Pushes that may not be applied advance clocks as abstentions, deaths in undecided steps included."""
+    job = Job(
+        consistency=model,
+        batches=batches,
+        num_partitions=num_partitions,
+        withheld=frozenset({(0, 0), (1, 0), (1, 1)}),
+        coordinated=coordinated,
+        deaths=1,
+    )
+    states, ends, waits = search(job)
+    assert states >= 300
+    assert ends >= 2
+    assert waits > 0
+
+
 def test_law_17_a_suspended_bsp_job_can_go_on():
     """All die in a step that one partition closed and another had no push of; who comes back can pull."""
-    partitions = [Partition(gate_of(BSP())) for _ in range(2)]
+    partitions = [Alone(gate_of(BSP())) for _ in range(2)]
     for partition in partitions:
         partition.join(0, 1, 0, 0.0)
     partitions[0].push(Contribution(worker=0, incarnation=1, step=0, payload="g"), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ def run(spec, *, num_shards, num_workers, seed=1, order=0, consistency=BSP()):  
     local = Local(spec, start)
     for step, pushes, hyper in script(spec, num_workers, seed):
         servers.step(step, pushes, hyper)
-        local.step(pushes, hyper)
+        averaged = consistency == BSP()
+        local.step(pushes if averaged else [replace(push, weight=1.0) for push in pushes], hyper)
         yield servers.pull(step % num_workers, step + 1), local.weights
 
 

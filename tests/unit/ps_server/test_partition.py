@@ -4,34 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.gate import gate_of
-from ps_server.partition import MAX_TAU, Ack, Answer, Apply, Complete, Contribution, Ledger, Partition, Pull
+from ps_server.partition import MAX_TAU, Apply, Ledger
 from ps_wire.consistency import ASP, BSP, SSP
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
-
-def partition(model, members=(0, 1), **options) -> Partition:
-    made = Partition(gate_of(model), **options)
-    for worker in members:
-        assert made.join(worker, 1, 0, 0.0) == []
-    return made
-
-
-def gradient(worker, step, payload="g", incarnation=1, **fields) -> Contribution:
-    return Contribution(worker=worker, incarnation=incarnation, step=step, payload=payload, **fields)
-
-
-def ask(worker, clock, incarnation=1, asked_s=0.0) -> Pull:
-    return Pull(worker=worker, incarnation=incarnation, clock=clock, asked_s=asked_s)
-
-
-def ack(worker, step) -> Ack:
-    return Ack(worker=worker, step=step)
-
-
-def answer(*pulls, version, clocks) -> Answer:
-    return Answer(pulls=pulls, version=version, clocks=clocks)
-
+from .alone import ack, answer, ask, gradient, partition
 
 # -- BSP ---------------------------------------------------------------------------------------------
 
@@ -134,42 +111,6 @@ def test_the_last_leave_closes_what_is_staged_and_no_more():
     untouched = partition(BSP())
     assert untouched.leave(0, 1, 0.0) == untouched.leave(1, 1, 0.0) == []
     assert untouched.version == 0
-
-
-# -- decisions from elsewhere ------------------------------------------------------------------------
-
-
-def test_a_machine_that_does_not_decide_alone_reports_a_complete_step():
-    """It says who has pushed, each time that this changes, and closes nothing by itself."""
-    machine = partition(BSP(), members=(0, 1, 2), decides_alone=False)
-    machine.push(gradient(0, 0), 0.0)
-    machine.push(gradient(1, 0), 0.0)
-    assert machine.leave(2, 1, 0.0) == [Complete(step=0, workers=frozenset({0, 1}))]
-    assert (machine.version, len(machine.staged)) == (0, 2)
-
-
-def test_a_decision_drops_whom_it_does_not_name():
-    """Those named are applied with the scale, the others are dropped and counted; all may go on."""
-    machine = partition(BSP(), members=(0, 1, 2), decides_alone=False)
-    machine.push(gradient(0, 0), 0.0)
-    machine.push(gradient(1, 0, payload=None), 0.0)
-    assert machine.push(gradient(2, 0), 0.0) == [ack(2, 0), Complete(step=0, workers=frozenset({0, 1, 2}))]
-    machine.pull(ask(2, 1, asked_s=1.0))
-    assert machine.decide(0, frozenset({0, 1}), 0.5, 2.0) == [
-        Apply(step=0, contributions=(gradient(0, 0),), scale=0.5, version=1),
-        answer(ask(2, 1, asked_s=1.0), version=1, clocks=((0, 1), (1, 1), (2, 1))),
-    ]
-    counts = [(book.applied, book.dropped, book.abstained) for book in machine.ledgers.values()]
-    assert counts == [(1, 0, 0), (0, 0, 1), (0, 1, 0)]
-    assert machine.tau == {0: 1}
-
-
-def test_only_the_open_step_of_bsp_can_be_decided():
-    """A decision for another step, or where nothing is held, is our own bug."""
-    with pytest.raises(AssertionError):
-        partition(BSP()).decide(1, frozenset(), 1.0, 0.0)
-    with pytest.raises(AssertionError):
-        partition(ASP()).decide(0, frozenset(), 1.0, 0.0)
 
 
 # -- SSP and ASP -------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""Scales of clipped steps, as the coordinator decides them once all shards have reported their norms.
+
+A shard that connects again reports again, and what was decided is answered again: nothing is lost with a
+stream. One step of a table is open at a time (R1), so there is one decision to remember. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ps_server.clipping import Norm, coefficient, holders
+from ps_wire.plan import Plan
+from ps_wire.table import TableSpec
+from ps_wire.v1 import coordinator_pb2 as pb
+
+
+@dataclass(slots=True)
+class _Opening:
+    number: int
+    max_norm: float
+    holders: tuple[int, ...]
+    squares: dict[int, float] = field(default_factory=dict)
+    decided: pb.Decide | None = None
+
+    @property
+    def step(self) -> int:
+        """The open one."""
+        return 0 if self.decided is None else self.decided.step + 1
+
+
+@dataclass(slots=True)
+class Decisions:
+    """Of all jobs. Not thread-safe."""
+
+    num_shards: int
+    _openings: dict[tuple[str, int], _Opening] = field(default_factory=dict)
+
+    def opened(self, job: str, spec: TableSpec, opening: int) -> None:
+        """The shards are told to open a table; what was known of one before it is void."""
+        self._openings.pop((job, spec.number), None)
+        if spec.clip_grad_norm is not None:
+            shards = holders(Plan(spec, self.num_shards))
+            self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)
+
+    def dropped(self, job: str) -> None:
+        """The shards are told to forget a job."""
+        for key in [key for key in self._openings if key[0] == job]:
+            del self._openings[key]
+
+    def reported(self, shard: int, norm: Norm) -> tuple[pb.Decide, tuple[int, ...]] | None:
+        """A shard's part of a norm: the decision that follows and the shards that it goes to, if any."""
+        table = self._openings.get((norm.job, norm.table))
+        if table is None or table.number != norm.opening or shard not in table.holders:
+            return None
+        if table.decided is not None and norm.step == table.decided.step:
+            return table.decided, (shard,)
+        if norm.step != table.step:
+            return None
+        table.squares[shard] = norm.squares
+        if len(table.squares) < len(table.holders):
+            return None
+        squares = sum(table.squares[holder] for holder in table.holders)
+        table.squares.clear()
+        table.decided = pb.Decide(
+            job=norm.job,
+            table=norm.table,
+            opening=norm.opening,
+            step=norm.step,
+            scale=coefficient(table.max_norm, squares),
+        )
+        return table.decided, table.holders

@@ -1,0 +1,72 @@
+"""Contributions that hold NaN or infinity: how they are found, and what their senders and people are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ps_server.log import logger
+from ps_wire.errors import NonFiniteGradient
+from ps_wire.nonfinite import NonFinite
+from ps_wire.plan import Piece
+from ps_wire.table import TableSpec
+
+SHOWN_NAME = 200  # characters of a parameter's name in a message
+REMEDY = "lower the learning rate, clip gradients, use a GradScaler, or start the job with --nonfinite skip"
+
+
+def looks_finite(values: torch.Tensor) -> bool:
+    """One reduction: a NaN or infinity among the values never gets past it; a large finite sum may not."""
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return math.isfinite(values.sum(dtype=wide).item())
+
+
+def first_nonfinite(values: torch.Tensor, pieces: Sequence[Piece]) -> Piece | None:
+    """The first piece in which a value is not finite; padding between pieces is not looked at."""
+    for piece in pieces:
+        if not torch.isfinite(values[piece.offset : piece.offset + piece.numel]).all():
+            return piece
+    return None
+
+
+class Screen:
+    """The choice of a job, for one table.
+
+    Attributes:
+        active: whether contributions are looked at.
+    """
+
+    def __init__(self, choice: NonFinite, *, job: str, spec: TableSpec) -> None:
+        self.active = choice is not NonFinite.APPLY
+        self._tells = choice is NonFinite.ERROR
+        self._job = job
+        self._spec = spec
+        self._warned = False
+
+    def found(self, worker: int, step: int, piece: Piece) -> NonFiniteGradient | None:
+        """A contribution was withheld; the error for its sender, if it gets one."""
+        name = self._spec.parameters[piece.parameter].name[:SHOWN_NAME]
+        error = NonFiniteGradient(
+            f"the gradient of parameter {name!r} of worker {worker} has non-finite values in step {step}: "
+            f"it was not applied; {REMEDY}",
+            parameter=name,
+            worker=worker,
+            table=self._spec.number,
+            step=step,
+        )
+        self._warn(error.message)
+        return error if self._tells else None
+
+    def overflowed(self, step: int, partition: int) -> None:
+        """All contributions were withheld: each is finite, and their weighted mean is not."""
+        self._warn(
+            f"the mean of finite gradients overflowed in step {step} on partition {partition}: not applied"
+        )
+
+    def _warn(self, text: str) -> None:
+        """The first in full; of those skipped, the others show in the counts of abstentions only."""
+        if self._tells or not self._warned:
+            self._warned = True
+            logger.warning("job %s table %d: %s", self._job, self._spec.number, text)
