@@ -10,19 +10,21 @@ are copied out under it, so no reply is ever torn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from ps_server.average import Scratch, mean
 from ps_server.clipping import Clipping
+from ps_server.cut import Cut, CutKey
 from ps_server.optimizers import PieceOptimizer
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.screen import Screen, first_nonfinite, looks_finite
 from ps_wire import frame as wire
 from ps_wire.carrier import Outlet
-from ps_wire.errors import JobUnknown, NonFiniteGradient
+from ps_wire.errors import JobUnknown, NonFiniteGradient, PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.plan import Piece
 from ps_wire.table import Group, Hyperparameters
@@ -62,8 +64,9 @@ class Cell:
         clipping: Clipping | None = None,
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # what was kept during a cut is given again under it
         self.machine = machine
+        self.cut = Cut(machine)
         self.group = group
         self.weights = weights
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
@@ -76,6 +79,7 @@ class Cell:
         self._index = index
         self._optimizer = optimizer([self._of(weights, piece) for piece in pieces]) if pieces else None
         self._outlets: dict[int, Outlet] = {}
+        self._readers: dict[int, tuple[int, Outlet]] = {}  # reader -> number of its cut, where it goes
         self._screen = screen
         self._clipping = clipping
         self._held: int | None = None  # a complete step that waits for its scale
@@ -102,6 +106,9 @@ class Cell:
             FrameRefused: as `Partition.push`.
         """
         with self.lock:
+            again = partial(self.push, contribution, outlet, now_s, scratch)
+            if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
+                return
             self._check_failed(contribution.worker, contribution.incarnation, contribution.step)
             gradient, found = contribution.payload, None
             if gradient is not None and not self.machine.gate.aggregates:
@@ -119,6 +126,9 @@ class Cell:
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
         with self.lock:
+            again = partial(self.pull, pull, outlet, scratch)
+            if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
+                return
             self._require_loaded()
             self._outlets[pull.worker] = outlet
             self._carry_out(self.machine.pull(pull), pull.asked_s, scratch)
@@ -137,11 +147,13 @@ class Cell:
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
         with self.lock:
+            self.cut.leave(worker)
             self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
 
     def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.leave`; returns the newest clock seen here."""
         with self.lock:
+            self.cut.leave(worker)
             self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s, scratch)
             return self.machine.newest_clock
 
@@ -158,6 +170,62 @@ class Cell:
         with self.lock:
             for worker in [key for key, known in self._outlets.items() if known is outlet]:
                 del self._outlets[worker]
+            for reader in [key for key, (_, known) in self._readers.items() if known is outlet]:
+                del self._readers[reader]
+
+    # -- a reader's cut --------------------------------------------------------------------------------
+
+    def await_cut(self, reader: int, number: int, outlet: Outlet) -> None:
+        """The weights go there at the moment of this cut."""
+        with self.lock:
+            self._require_loaded()
+            self._readers[reader] = number, outlet
+
+    def hold_cut(self, key: CutKey) -> dict[int, int]:
+        """See `Cut.hold`."""
+        with self.lock:
+            return self.cut.hold(key)
+
+    def arm_cut(self, key: CutKey, limits: Mapping[int, int], now_s: float, scratch: Scratch) -> None:
+        """See `Cut.arm`."""
+        with self.lock:
+            self.cut.arm(key, limits)
+            self._carry_out([], now_s, scratch)
+
+    def end_cut(self, key: CutKey, now_s: float, scratch: Scratch) -> None:
+        """See `Cut.end`."""
+        with self.lock:
+            self.cut.end(key)
+            self._carry_out([], now_s, scratch)
+
+    def _keeps(
+        self, worker: int, step: int, again: Callable[[], None], outlet: Outlet, *, pushes: bool
+    ) -> bool:
+        if self.cut.idle:
+            return False
+
+        def refusing() -> None:
+            try:
+                again()
+            except PsError as error:
+                outlet.send(self._refusal(worker, step, error))
+
+        return self.cut.keeps(worker, step, refusing, pushes=pushes)
+
+    def _go_on(self) -> None:
+        """Sends the cut if this is its moment, and gives again what need not wait any more."""
+        while not self.cut.idle:
+            if self.cut.moment:
+                assert self.cut.key is not None
+                reader, number = self.cut.key
+                awaited, outlet = self._readers.pop(reader, (None, None))
+                if outlet is not None and awaited == number:
+                    outlet.send(self._pulled(number, self.machine.version, self.machine.clocks))
+                self.cut.end(self.cut.key)
+            kept = self.cut.next()
+            if kept is None:
+                return
+            kept.again()
 
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state."""
@@ -178,6 +246,7 @@ class Cell:
                     self._answer(action)
                 case Complete():
                     self._close(action, now_s, scratch)
+        self._go_on()
 
     def _close(self, complete: Complete, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
@@ -269,7 +338,8 @@ class Cell:
             for pull in action.pulls:
                 if pull.clock == step:
                     error = self._error_of(pull.worker, pull.incarnation)
-                    self._send(pull.worker, message if error is None else self._refusal(pull, error))
+                    refused = None if error is None else self._refusal(pull.worker, step, error)
+                    self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> bytes:
         meta = b"".join(
@@ -280,9 +350,9 @@ class Cell:
         payload = self.weights.numpy().data.cast("B")
         return self._frame(wire.Kind.PULLED, step=step, version=version, meta=meta, payload=payload)
 
-    def _refusal(self, pull: Pull, error: NonFiniteGradient) -> bytes:
+    def _refusal(self, worker: int, step: int, error: PsError) -> bytes:
         meta = refused_to_proto(error).SerializeToString()
-        return self._frame(wire.Kind.REFUSE, step=pull.clock, worker=pull.worker, meta=meta)
+        return self._frame(wire.Kind.REFUSE, step=step, worker=worker, meta=meta)
 
     def _frame(self, kind: wire.Kind, **fields: int | bytes | memoryview) -> bytes:
         frame = wire.Frame(kind=kind, table=self._table, partition=self._index, **fields)  # type: ignore[arg-type]

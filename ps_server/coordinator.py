@@ -16,6 +16,7 @@ from ps_server import member as members
 from ps_server.log import logger
 from ps_server.membership import Job
 from ps_server.orders import Shards, norm_from_proto
+from ps_server.readers import Readers
 from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_wire import consistency, nonfinite
@@ -49,6 +50,7 @@ class Coordinator(rpc.CoordinatorServicer):
         self._shards = shards
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
+        self._readers = Readers(shards, self._rooms, self._states)
         shards.on_lost_state = self._lost_state
 
     def stop(self) -> None:
@@ -158,6 +160,8 @@ class Coordinator(rpc.CoordinatorServicer):
                 room.do(job.make_table(member, table_from_proto(message.make_table.table)))
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
+            case "uploaded" if message.uploaded.live:
+                self._readers.uploaded(job.name, message.uploaded.step)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
             case "finish":
@@ -188,6 +192,13 @@ class Coordinator(rpc.CoordinatorServicer):
                 shard=shard,
             )
             room.do([*room.job.tell_all(error), *room.job.drop()])
+
+    async def Read(
+        self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ReadReply]:
+        """A reader's stream."""
+        async for reply in self._readers.serve(request_iterator):
+            yield reply
 
     # -- shards ----------------------------------------------------------------------------------------
 

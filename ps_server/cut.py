@@ -43,6 +43,11 @@ class Cut:
     _limits: Mapping[int, int] | None = None
     _kept: list[Kept] = field(default_factory=list)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held and nothing waits."""
+        return self.key is None and not self._kept
+
     def hold(self, key: CutKey) -> dict[int, int]:
         """Keeps every push back from now on; returns worker -> clock. A cut before this one ends."""
         self.key, self._limits = key, None
@@ -60,7 +65,7 @@ class Cut:
 
     def keeps(self, worker: int, step: int, again: Callable[[], None], *, pushes: bool) -> bool:
         """Whether a push of `step`, or a pull at that clock, is to wait; then `again` gives it once more."""
-        if not (self._kept or self.key is not None) or not self._waits(worker, step, pushes):
+        if not self._waits(worker, step, pushes):
             return False
         new = Kept(worker, step, pushes, again)
         for place, kept in enumerate(self._kept):

@@ -68,6 +68,15 @@ def _dispatch(shard: Shard, order: pb.Order) -> dict[int, int]:
                 step=order.decide.step,
                 scale=order.decide.scale,
             )
+        case "hold_cut":
+            cut = order.hold_cut
+            return shard.table(cut.job, cut.table).hold_cut((cut.reader, cut.number))
+        case "arm_cut":
+            cut = order.arm_cut
+            shard.table(cut.job, cut.table).arm_cut((cut.reader, cut.number), dict(cut.clocks))
+        case "end_cut":
+            cut = order.end_cut
+            shard.table(cut.job, cut.table).end_cut((cut.reader, cut.number))
         case unknown:
             raise InternalError(f"unknown order {unknown}")
     return {}
@@ -113,6 +122,11 @@ class Shards:
         self._loop = asyncio.get_running_loop()
         own.on_norm = self._report_own
         self.on_lost_state: Callable[[int], Awaitable[None]] | None = None
+
+    @property
+    def own(self) -> Shard:
+        """Shard 0, in this process."""
+        return self._own
 
     @property
     def addresses(self) -> list[str]:

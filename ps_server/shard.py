@@ -21,6 +21,7 @@ from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.carrier import Outlet
 from ps_wire.errors import ConfigurationRefused, JobUnknown, MemoryLimitExceeded, StrangerRefused
+from ps_wire.frame import FIRST_READER
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
@@ -117,6 +118,8 @@ class Shard:
             entry = self._job(job)
             if entry.members.get(worker, (None,))[0] == incarnation:
                 del entry.members[worker]
+            if worker >= FIRST_READER:
+                entry.known.pop(worker, None)
             tables = list(entry.tables.values())
         return {table.spec.number: table.leave(worker, incarnation) for table in tables}
 

@@ -19,6 +19,7 @@ from ps_server import optimizers
 from ps_server.average import Scratch
 from ps_server.cell import Cell, Gradient
 from ps_server.clipping import Clipping, Norm, coefficient, holders
+from ps_server.cut import CutKey
 from ps_server.gate import Gate
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
@@ -26,13 +27,14 @@ from ps_server.screen import Screen
 from ps_wire import frame as wire
 from ps_wire.buffer import as_tensor
 from ps_wire.carrier import Outlet
-from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch
+from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch, StrangerRefused
 from ps_wire.messages import hyperparameters_from_proto, parse_message
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
+CUT_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
 KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
 
 
@@ -71,6 +73,7 @@ class ShardTable:
         self._job = job
         self._lock = threading.Lock()
         self._scratch = Scratch()
+        self._cut_limit: threading.Timer | None = None
         self._hyper: dict[int, OrderedDict[int, Hyperparameters]] = {}
         self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
@@ -115,6 +118,41 @@ class ShardTable:
         for cell in self._cells.values():
             cell.forget(outlet)
 
+    # -- a reader's cut --------------------------------------------------------------------------------
+
+    def hold_cut(self, key: CutKey) -> dict[int, int]:
+        """Keeps every push back; returns worker -> the largest clock over partitions. See `Cut`."""
+        self._restart_limit(threading.Timer(CUT_LIMIT_S, self.end_cut, (key,)))
+        newest: dict[int, int] = {}
+        for cell in self._cells.values():
+            for worker, clock in cell.hold_cut(key).items():
+                newest[worker] = max(clock, newest.get(worker, 0))
+        return newest
+
+    def arm_cut(self, key: CutKey, limits: Mapping[int, int]) -> None:
+        """Each partition is sent when it has the pushes below `limits`, worker -> step, and no other."""
+        now_s = time.monotonic()
+        for cell in self._cells.values():
+            cell.arm_cut(key, limits, now_s, self._scratch)
+        self._close_clipped()
+
+    def end_cut(self, key: CutKey) -> None:
+        """The cut is over, or given up: what was kept back goes on."""
+        self._restart_limit(None)
+        now_s = time.monotonic()
+        for cell in self._cells.values():
+            cell.end_cut(key, now_s, self._scratch)
+        self._close_clipped()
+
+    def _restart_limit(self, limit: threading.Timer | None) -> None:
+        with self._lock:
+            before, self._cut_limit = self._cut_limit, limit
+        if before is not None:
+            before.cancel()
+        if limit is not None:
+            limit.daemon = True
+            limit.start()
+
     # -- clipping by the global norm -------------------------------------------------------------------
 
     def undecided(self) -> Norm | None:
@@ -156,6 +194,8 @@ class ShardTable:
             FrameRefused: the frame does not fit; nothing of it was taken.
             JobUnknown: the table has not started, or has no weights.
         """
+        if frame.worker >= wire.FIRST_READER and frame.kind is not wire.Kind.PULL:
+            raise StrangerRefused(f"a reader only reads: a {frame.kind.name} frame is a member's")
         handler = self._HANDLERS.get(frame.kind)
         if handler is None:
             raise FrameMalformed(f"a {frame.kind.name} frame does not go to a shard")
@@ -200,6 +240,9 @@ class ShardTable:
 
     def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
         cells = list(self._listed(frame))
+        if frame.flags & wire.CUT:
+            self._await_cut(frame, cells, outlet)
+            return
         if frame.flags & wire.READ or not member:
             for cell in cells:
                 cell.read(frame.worker, frame.incarnation, outlet, frame.step)
@@ -213,6 +256,13 @@ class ShardTable:
                 asked_s=time.monotonic(),
             )
             cell.pull(pull, outlet, self._scratch)
+
+    def _await_cut(self, frame: wire.Frame, cells: list[Cell], outlet: Outlet) -> None:
+        self._require_started()
+        for cell in cells:
+            cell.await_cut(frame.worker, frame.step, outlet)
+        ack = wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition, step=frame.step)
+        outlet.send(wire.encode(ack))
 
     _HANDLERS: Mapping[wire.Kind, Callable[[ShardTable, wire.Frame, Outlet, bool], None]] = {
         wire.Kind.LOAD: _take_load,

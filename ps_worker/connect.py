@@ -1,9 +1,32 @@
-"""`connect`: from settings to a worker."""
+"""`connect`: from settings to a worker, or to a reader."""
 
 from __future__ import annotations
 
+from typing import Any, Literal, overload
+
 from ps_worker import settings
+from ps_worker.reader import Reader
 from ps_worker.worker import Worker
+
+
+@overload
+def connect(*, role: Literal["reader"], servers: str | None = None, job: str | None = None) -> Reader: ...
+
+
+@overload
+def connect(
+    *,
+    servers: str | None = None,
+    job: str | None = None,
+    consistency: str | None = None,
+    num_workers: int | None = None,
+    worker: int | None = None,
+    nonfinite: str | None = None,
+    role: Literal["worker"] | None = None,
+    connect_limit: float | None = None,
+    start_limit: float | None = None,
+    retry_limit: float | None = None,
+) -> Worker: ...
 
 
 def connect(
@@ -17,7 +40,8 @@ def connect(
     connect_limit: float | None = None,
     start_limit: float | None = None,
     retry_limit: float | None = None,
-) -> Worker:
+    role: str | None = None,
+) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
     Args:
@@ -32,25 +56,27 @@ def connect(
         connect_limit: seconds that a server may take to answer at the start.
         start_limit: seconds that the job may take to start.
         retry_limit: seconds that a broken data connection is tried again.
+        role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
+            A reader takes servers, job and limits only. Default: worker.
 
     Returns:
-        The worker; use it in a `with` block, so that it leaves when the block ends.
+        The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
 
     Raises:
         UsageError: a setting is missing or makes no sense.
         ServerUnreachable: a server does not answer; its address is named.
         ConfigurationRefused: the servers or the job refuse; the message says what differs.
     """
-    return Worker(
-        settings.read(
-            servers=servers,
-            job=job,
-            consistency=consistency,
-            num_workers=num_workers,
-            worker=worker,
-            nonfinite=nonfinite,
-            connect_limit=connect_limit,
-            start_limit=start_limit,
-            retry_limit=retry_limit,
-        )
+    made = settings.read(
+        role=role,
+        servers=servers,
+        job=job,
+        consistency=consistency,
+        num_workers=num_workers,
+        worker=worker,
+        nonfinite=nonfinite,
+        connect_limit=connect_limit,
+        start_limit=start_limit,
+        retry_limit=retry_limit,
     )
+    return Reader(made) if made.role == "reader" else Worker(made)

@@ -113,6 +113,7 @@ class Worker:
             weight=self._sample_weight() if weight == "samples" else _one,
             ended=self._ended_text() if self.ended else None,
             log=self._say,
+            at_step=self._link.at_step_boundary,
         )
         self._optimizers.append(wrapped)
         return wrapped
@@ -146,7 +147,7 @@ class Worker:
         )
         spec = replace(spec, clip_grad_norm=clip_grad_norm)
         exchange, step = self._link.start_table(spec, tensors.values(), {})
-        made = Table(exchange, tuple(tensors), step)
+        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary)
         self._tables.append(made)
         return made
 

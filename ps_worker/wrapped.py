@@ -45,8 +45,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         weight: Callable[[], float],
         ended: str | None,
         log: Callable[[str], None],
+        at_step: Callable[[int], None] = lambda _step: None,
     ) -> None:
         """See `Worker.wrap`."""
+        self._at_step = at_step
         self._growing = True
         super().__init__(inner.param_groups, inner.defaults)
         self._growing = False
@@ -105,6 +107,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._send_rest()
         self.step_number += 1
         self._exchange.pull(step=self.step_number)
+        self._at_step(self.step_number)
         self.waited_s += self._exchange.wait_pulled(self._log)
         self.refresh()
         self._begin()

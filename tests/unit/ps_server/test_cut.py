@@ -80,7 +80,7 @@ class Cell:
             machine.clocks,
             tuple((item.worker, item.step) for item in machine.staged),
             tuple((pull.worker, pull.clock) for pull in machine.waiting),
-            cut.number,
+            cut.key,
             tuple((kept.worker, kept.step) for kept in cut._kept),
             self.weights,
             frozenset(self.answered),
