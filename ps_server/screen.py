@@ -43,7 +43,7 @@ class Screen:
         self._tells = choice is NonFinite.ERROR
         self._job = job
         self._spec = spec
-        self._warned = False
+        self._warned: tuple[int, int] | None = None
 
     def found(self, worker: int, step: int, piece: Piece) -> NonFiniteGradient | None:
         """A contribution was withheld; the error for its sender, if it gets one."""
@@ -56,17 +56,18 @@ class Screen:
             table=self._spec.number,
             step=step,
         )
-        self._warn(error.message)
+        self._warn(error.message, (worker, step))
         return error if self._tells else None
 
     def overflowed(self, step: int, partition: int) -> None:
         """All contributions were withheld: each is finite, and their weighted mean is not."""
         self._warn(
-            f"the mean of finite gradients overflowed in step {step} on partition {partition}: not applied"
+            f"the mean of finite gradients overflowed in step {step} on partition {partition}: not applied",
+            (-1, step),
         )
 
-    def _warn(self, text: str) -> None:
-        """The first in full; of those skipped, the others show in the counts of abstentions only."""
-        if self._tells or not self._warned:
-            self._warned = True
+    def _warn(self, text: str, of: tuple[int, int]) -> None:
+        """Once per worker and step, not per partition; where they are skipped the first one only."""
+        if self._warned is None or (self._tells and self._warned != of):
+            self._warned = of
             logger.warning("job %s table %d: %s", self._job, self._spec.number, text)

@@ -20,6 +20,7 @@ from ps_wire.errors import (
     ConnectionLost,
     CutAborted,
     GradientChanged,
+    NonFiniteGradient,
     PsError,
     ServerUnreachable,
     StartLimitExceeded,
@@ -83,4 +84,5 @@ __all__ = [
     "CutAborted",
     "WorkerLost",
     "GradientChanged",
+    "NonFiniteGradient",
 ]

@@ -36,6 +36,21 @@ def test_another_consistency_ends_the_worker_with_78(cluster: Servers, spawn: St
         assert "the job has 2, this worker wants 3" in line
 
 
+def test_another_nonfinite_ends_the_worker_with_78(cluster: Servers, spawn: Start, script: str) -> None:
+    """As above; a value that is none ends with 64 before any server is asked."""
+    job = fresh_job()
+    options = ("--servers", cluster.option, "--job", job, "--num-workers", "2", "--nonfinite")
+    with join(cluster, job, num_workers=2, nonfinite="skip"):
+        code, line = ended(spawn("ps-worker", *options, "apply", script))
+    assert code == 78
+    assert (
+        line == f"ps-worker: JobMismatch: nonfinite of job {job}: the job has skip, this worker wants apply"
+    )
+    code, line = ended(spawn("ps-worker", *options, "drop", script))
+    assert code == 64
+    assert "valid are: error, skip, apply" in line
+
+
 def test_one_worker_more_than_num_workers_is_refused(cluster: Servers) -> None:
     """By number or without one; the members go on."""
     job = fresh_job()

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ps_server import coordinator, data_stream, job_tables, shard, shard_table, state_store
+from ps_server import coordinator, data_stream, job_tables, member, shard, shard_table, state_store
 from ps_wire import address, channel, errors, frame, table
 
 from .pages import table as rows_of
@@ -109,6 +109,7 @@ def test_the_readme_has_every_exit_code():
         ),
         ("state outside tables, per job", [state_store.MAX_JOB_BYTES >> 30, state_store.MAX_NAMES]),
         ("metrics of a worker", [coordinator.MAX_METRICS, 64]),
+        ("reason in a notice", [member.MAX_REASON]),
     ],
 )
 def test_the_limits_are_those_of_the_code(what, numbers):

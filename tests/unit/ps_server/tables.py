@@ -204,8 +204,12 @@ class Servers:
 
     def pull(self, worker: int, step: int, *, read: bool = False) -> list[torch.Tensor] | None:
         """The weights that come at this clock; None while the gate is shut for some of them."""
-        outlet = self.outlets[worker]
-        outlet.clear()
+        self.outlets[worker].clear()
+        self.ask(worker, step, read=read)
+        return self.pulled(worker)
+
+    def ask(self, worker: int, step: int, *, read: bool = False) -> None:
+        """A PULL of everything; what is answered is in the worker's outlet."""
         for number, shard in enumerate(self.shards):
             indices = [item.index for item in self.plan.partitions_of_shard(number)]
             if not indices:
@@ -218,8 +222,7 @@ class Servers:
                 incarnation=1,
                 meta=struct.pack(f"<{len(indices)}I", *indices),
             )
-            shard.receive(wire.decode(wire.encode(frame)), outlet, member=True)
-        return self.pulled(worker)
+            shard.receive(wire.decode(wire.encode(frame)), self.outlets[worker], member=True)
 
     def pulled(self, worker: int) -> list[torch.Tensor] | None:
         """The weights in what a worker was sent last; None where partitions are missing."""

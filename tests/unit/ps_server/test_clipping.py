@@ -1,4 +1,4 @@
-"""The mean gradient clipped by its norm over all shards, on real shard tables: as torch does in one process."""
+"""The mean gradient clipped by its norm over all shards, on real shard tables: as in one process."""
 
 from __future__ import annotations
 

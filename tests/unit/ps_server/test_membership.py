@@ -96,6 +96,7 @@ def test_more_tables_start_one_by_one_while_the_job_runs():
     [
         ({"consistency": "asp"}, JobMismatch),
         ({"num_workers": 3}, JobMismatch),
+        ({"nonfinite": "skip"}, JobMismatch),
         ({"worker": 0}, WorkerNumberTaken),
         ({"worker": 2}, JobFull),
     ],

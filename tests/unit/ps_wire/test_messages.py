@@ -28,6 +28,14 @@ GROUPS = st.dictionaries(st.text(max_size=8), VALUES, max_size=4).map(
 HYPER = st.lists(GROUPS, min_size=1, max_size=3).map(lambda groups: Hyperparameters(tuple(groups)))
 
 
+CLIPPED_AT_0 = spec.Table(
+    parameters=[spec.Parameter(name="p", dtype="float32", shape=[1])],
+    optimizer=spec.Optimizer(name="SGD", hyperparameters=spec.Hyperparameters(groups=[spec.Group()])),
+    buckets=spec.Buckets(partition_bytes=4096),
+    clip_grad_norm=0.0,
+)
+
+
 @st.composite
 def tables(draw) -> TableSpec:
     hyper = draw(HYPER)
@@ -53,6 +61,7 @@ def tables(draw) -> TableSpec:
         parameters=parameters,
         optimizer=OptimizerSpec(name=draw(st.text(max_size=8)), hyperparameters=hyper),
         buckets=options,
+        clip_grad_norm=draw(st.none() | st.floats(1e-300, 1e300)),
     )
 
 
@@ -102,6 +111,7 @@ def test_unsorted_hyperparameters_are_refused():
         (spec.Table(), UsageError),  # partition_bytes = 0
         (spec.Table(buckets=spec.Buckets(partition_bytes=4096)), ParameterUnsupported),  # no parameters
         (spec.Table(parameters=[spec.Parameter(name="p", dtype="int8")]), ParameterUnsupported),
+        (CLIPPED_AT_0, UsageError),
         (
             spec.Table(parameters=[spec.Parameter(name="p", dtype="float32", shape=[-1])]),
             ParameterUnsupported,

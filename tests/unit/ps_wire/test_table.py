@@ -48,6 +48,7 @@ DIFFERENCES = [
     ("number of parameters", 2, 1, replace(TABLE, parameters=(WEIGHT,))),
     ("optimizer", "SGD", "Adam", replace(TABLE, optimizer=replace(TABLE.optimizer, name="Adam"))),
     ("bucket sizes", BucketOptions(), BIG, replace(TABLE, buckets=BIG)),
+    ("clip_grad_norm", None, 0.5, replace(TABLE, clip_grad_norm=0.5)),
     ("number of param-groups", 2, 3, with_hyper(FIRST, SECOND, ())),
     ("lr of param-group 0", 0.1, 0.5, with_hyper((("lr", 0.5), ("momentum", 0.0)), SECOND)),
     ("momentum of param-group 1", 0.9, "absent", with_hyper(FIRST, (("lr", 0.2),))),

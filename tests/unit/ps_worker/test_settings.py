@@ -8,6 +8,7 @@ import pytest
 
 import ps_worker as ps
 from ps_wire.consistency import ASP, BSP, SSP
+from ps_wire.nonfinite import NonFinite
 from ps_worker import settings
 
 FULL = {
@@ -16,6 +17,7 @@ FULL = {
     "PS_CONSISTENCY": "ssp:3",
     "PS_NUM_WORKERS": "4",
     "PS_WORKER": "2",
+    "PS_NONFINITE": "apply",
     "PS_CONNECT_LIMIT": "1.5",
     "PS_START_LIMIT": "60",
     "PS_RETRY_LIMIT": "2e1",
@@ -26,6 +28,7 @@ def test_everything_comes_from_the_environment():
     got = settings.read(FULL)
     assert got.servers == ("a:1", "b:2")
     assert (got.job, got.consistency, got.num_workers, got.worker) == ("digits", SSP(3), 4, 2)
+    assert got.nonfinite is NonFinite.APPLY
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (1.5, 60.0, 20.0)
 
 
@@ -37,18 +40,21 @@ def test_keywords_come_before_the_environment():
         consistency="asp",
         num_workers=1,
         worker=0,
+        nonfinite="skip",
         connect_limit=5,
         start_limit=6.5,
         retry_limit=7,
     )
     assert got.servers == ("c:3",)
     assert (got.job, got.consistency, got.num_workers, got.worker) == ("other", ASP(), 1, 0)
+    assert got.nonfinite is NonFinite.SKIP
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (5.0, 6.5, 7.0)
 
 
 def test_defaults():
     got = settings.read({"PS_SERVERS": "a:1"})
     assert (got.job, got.consistency, got.num_workers, got.worker) == ("default", BSP(), 1, None)
+    assert got.nonfinite is NonFinite.ERROR
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (30.0, 600.0, 30.0)
 
 
@@ -94,6 +100,7 @@ def test_servers_are_a_list_or_a_range(text: str, servers: tuple[str, ...]):
         ("num_workers", "12345678901", "whole number"),
         ("worker", "-1", ">= 0, got -1"),
         ("worker", "first", "whole number, got 'first'"),
+        ("nonfinite", "drop", "valid are: error, skip, apply"),
         ("connect_limit", "0", "seconds > 0, got '0'"),
         ("connect_limit", "soon", "seconds > 0, got 'soon'"),
         ("start_limit", "nan", "seconds > 0"),

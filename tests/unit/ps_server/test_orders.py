@@ -1,0 +1,199 @@
+"""Decisions over the coordinator's streams: what gets lost with a stream is said again."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import torch
+
+from ps_server.orders import Shards, carry_out
+from ps_server.shard import Shard
+from ps_wire import frame as wire
+from ps_wire.frame import PROTOCOL
+from ps_wire.messages import table_to_proto
+from ps_wire.plan import Plan
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+from .tables import Kept, draw, group, table_spec
+
+SPEC = table_spec("SGD", group(lr=1.0), shapes=((9000,),), clip_grad_norm=1.0)
+PLAN = Plan(SPEC, 2)
+LIMIT_S = 20.0
+
+
+class Follower:
+    """Shard 1 with a stream that the test breaks: it reports again when it follows again."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shard = Shard(index=1, num_shards=2, memory_limit_bytes=None)
+        self.reports: list[object] = []
+        self.shard.on_norm = self.reports.append
+        self._shards = shards
+        self.outbox: asyncio.Queue[pb.Order | None] | None = None
+        self.late: pb.OrderDone | None = None  # an answer that is held back
+
+    async def follow(self) -> None:
+        register = pb.Register(protocol=PROTOCOL, shard=1, num_shards=2, address="b:1", boot=b"b")
+        self.outbox = await self._shards.register(register)
+
+    def lose_stream(self) -> None:
+        self._shards.unregister(1, self.outbox)
+
+    def report(self) -> None:
+        for norm in self.reports:
+            self._shards.reported(1, norm)
+        self.reports.clear()
+
+    async def carry_out(self, *, hold: bool = False) -> str:
+        """The next order; answered unless it is a decision, or the answer is to be held back."""
+        async with asyncio.timeout(LIMIT_S):
+            order = await self.outbox.get()
+        done = await asyncio.to_thread(carry_out, self.shard, order)
+        kind = str(order.WhichOneof("kind"))
+        if hold:
+            self.late = done
+        elif kind != "decide":
+            self._shards.answered(1, done)
+        return kind
+
+    def answer(self) -> None:
+        self._shards.answered(1, self.late)
+
+
+class Service:
+    """Two shards with one worker that has a clipped table."""
+
+    async def start(self) -> None:
+        self.own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
+        self.shards = Shards(self.own, "a:1")
+        self.follower = Follower(self.shards)
+        self.outlet = Kept()
+        await self.follower.follow()
+        job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
+        for order in (
+            pb.Order(admit=pb.AdmitMember(job=job, worker=0, incarnation=1)),
+            pb.Order(open_table=pb.OpenTable(job="j", table=table_to_proto(SPEC))),
+            pb.Order(start_table=pb.StartTable(job="j", table=0)),
+        ):
+            await asyncio.gather(self.shards.order(order), self.follower.carry_out())
+        for shard in (self.own, self.follower.shard):
+            for cell in shard.table("j", 0).cells():
+                cell.loaded = True
+
+    def push(self, step: int) -> None:
+        values = torch.zeros(PLAN.buckets[0].numel)
+        values[:9000] = draw(SPEC, step)[0]
+        for index in range(PLAN.num_partitions):
+            part = PLAN.partition(index)
+            payload = values[part.offset : part.offset + part.numel].numpy().tobytes()
+            self.send(part.shard, wire.Kind.PUSH, step=step, partition=index, payload=payload)
+
+    def send(self, shard: int, kind: wire.Kind, **fields) -> None:
+        table = (self.own, self.follower.shard)[shard].table("j", 0)
+        table.receive(wire.Frame(kind=kind, incarnation=1, **fields), self.outlet, member=True)
+
+    async def pulled(self, step: int) -> None:
+        """Waits until every partition answers with the version after this step."""
+        indices = range(PLAN.num_partitions)
+        for index in indices:
+            meta = struct.pack("<I", index)
+            self.send(PLAN.partition(index).shard, wire.Kind.PULL, step=step + 1, meta=meta)
+        seen: set[int] = set()
+        async with asyncio.timeout(LIMIT_S):
+            while seen != set(indices):
+                await asyncio.sleep(0)
+                seen |= {f.partition for f in self.outlet.take() if f.kind is wire.Kind.PULLED}
+
+    @property
+    def versions(self) -> list[set[int]]:
+        tables = [shard.table("j", 0) for shard in (self.own, self.follower.shard)]
+        return [{cell.machine.version for cell in table.cells()} for table in tables]
+
+
+def run(test) -> None:
+    async def whole() -> None:
+        service = Service()
+        await service.start()
+        await test(service)
+
+    asyncio.run(whole())
+
+
+def test_a_clipped_step_closes_on_all_shards():
+    """The last report brings a decision to each; nobody answers it, and the next step follows."""
+
+    async def steps(service: Service) -> None:
+        for step in range(3):
+            service.push(step)
+            service.follower.report()
+            assert await service.follower.carry_out() == "decide"
+            await service.pulled(step)
+        assert service.versions == [{3}, {3}]
+
+    run(steps)
+
+
+def test_a_report_that_was_lost_with_the_stream_is_made_again():
+    """The shard says what is undecided when it follows again."""
+
+    async def steps(service: Service) -> None:
+        service.push(0)
+        service.follower.reports.clear()
+        service.follower.lose_stream()
+        await service.follower.follow()
+        service.follower.reports += service.follower.shard.undecided()
+        service.follower.report()
+        assert await service.follower.carry_out() == "decide"
+        await service.pulled(0)
+
+    run(steps)
+
+
+def test_a_decision_that_was_lost_with_the_stream_is_told_again():
+    """Also one that was made while the shard did not follow; the other shard has closed by then."""
+
+    async def steps(service: Service) -> None:
+        service.push(0)
+        service.follower.report()
+        service.follower.lose_stream()  # with the decision in its outbox, or before it was made
+        await service.follower.follow()
+        service.follower.reports += service.follower.shard.undecided()
+        service.follower.report()
+        assert await service.follower.carry_out() == "decide"
+        await service.pulled(0)
+        assert service.versions == [{1}, {1}]
+
+    run(steps)
+
+
+def test_a_decision_waits_for_no_order_that_is_under_way():
+    """An order that a shard has not answered holds no step up."""
+
+    async def steps(service: Service) -> None:
+        other = asyncio.create_task(service.shards.order(pb.Order(drop_job=pb.DropJob(job="other"))))
+        assert await service.follower.carry_out(hold=True) == "drop_job"
+        service.push(0)
+        service.follower.report()
+        assert await service.follower.carry_out() == "decide"
+        await service.pulled(0)
+        assert not other.done()
+        service.follower.answer()
+        await other
+
+    run(steps)
+
+
+def test_a_decision_for_a_table_that_was_made_again_is_not_taken():
+    """The number of its opening differs; one for a job that is gone is no news."""
+
+    async def steps(service: Service) -> None:
+        service.push(0)
+        (norm,) = service.follower.shard.undecided()
+        for job, opening in (("j", norm.opening + 1), ("k", norm.opening)):
+            decide = pb.Decide(job=job, table=0, opening=opening, step=0, scale=1.0)
+            assert not carry_out(service.follower.shard, pb.Order(decide=decide)).HasField("refused")
+        assert service.versions[1] == {0}
+
+    run(steps)
