@@ -10,7 +10,7 @@ are copied out under it, so no reply is ever torn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ import torch
 
 from ps_server.average import Scratch, mean
 from ps_server.clipping import Clipping
-from ps_server.cut import Cut, CutKey
+from ps_server.cut_table import CutCell
 from ps_server.optimizers import PieceOptimizer
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.screen import Screen, first_nonfinite, looks_finite
@@ -66,7 +66,7 @@ class Cell:
         """Takes `weights`, shape (E,), over: nobody else writes them."""
         self.lock = threading.RLock()  # what was kept during a cut is given again under it
         self.machine = machine
-        self.cut = Cut(machine)
+        self.cut = CutCell(machine, pulled=lambda step: self._pulled(step, machine.version, machine.clocks))
         self.group = group
         self.weights = weights
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
@@ -79,7 +79,6 @@ class Cell:
         self._index = index
         self._optimizer = optimizer([self._of(weights, piece) for piece in pieces]) if pieces else None
         self._outlets: dict[int, Outlet] = {}
-        self._readers: dict[int, tuple[int, Outlet]] = {}  # reader -> number of its cut, where it goes
         self._screen = screen
         self._clipping = clipping
         self._held: int | None = None  # a complete step that waits for its scale
@@ -170,62 +169,21 @@ class Cell:
         with self.lock:
             for worker in [key for key, known in self._outlets.items() if known is outlet]:
                 del self._outlets[worker]
-            for reader in [key for key, (_, known) in self._readers.items() if known is outlet]:
-                del self._readers[reader]
+            self.cut.forget(outlet)
 
-    # -- a reader's cut --------------------------------------------------------------------------------
+    def _keeps(
+        self, worker: int, step: int, again: Callable[[], None], outlet: Outlet, *, pushes: bool
+    ) -> bool:
+        def refuse(error: PsError) -> None:
+            outlet.send(self._refusal(worker, step, error))
+
+        return self.cut.keeps(worker, step, again, refuse, pushes=pushes)
 
     def await_cut(self, reader: int, number: int, outlet: Outlet) -> None:
         """The weights go there at the moment of this cut."""
         with self.lock:
             self._require_loaded()
-            self._readers[reader] = number, outlet
-
-    def hold_cut(self, key: CutKey) -> dict[int, int]:
-        """See `Cut.hold`."""
-        with self.lock:
-            return self.cut.hold(key)
-
-    def arm_cut(self, key: CutKey, limits: Mapping[int, int], now_s: float, scratch: Scratch) -> None:
-        """See `Cut.arm`."""
-        with self.lock:
-            self.cut.arm(key, limits)
-            self._carry_out([], now_s, scratch)
-
-    def end_cut(self, key: CutKey, now_s: float, scratch: Scratch) -> None:
-        """See `Cut.end`."""
-        with self.lock:
-            self.cut.end(key)
-            self._carry_out([], now_s, scratch)
-
-    def _keeps(
-        self, worker: int, step: int, again: Callable[[], None], outlet: Outlet, *, pushes: bool
-    ) -> bool:
-        if self.cut.idle:
-            return False
-
-        def refusing() -> None:
-            try:
-                again()
-            except PsError as error:
-                outlet.send(self._refusal(worker, step, error))
-
-        return self.cut.keeps(worker, step, refusing, pushes=pushes)
-
-    def _go_on(self) -> None:
-        """Sends the cut if this is its moment, and gives again what need not wait any more."""
-        while not self.cut.idle:
-            if self.cut.moment:
-                assert self.cut.key is not None
-                reader, number = self.cut.key
-                awaited, outlet = self._readers.pop(reader, (None, None))
-                if outlet is not None and awaited == number:
-                    outlet.send(self._pulled(number, self.machine.version, self.machine.clocks))
-                self.cut.end(self.cut.key)
-            kept = self.cut.next()
-            if kept is None:
-                return
-            kept.again()
+            self.cut.wait_for(reader, number, outlet)
 
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state."""
@@ -246,7 +204,7 @@ class Cell:
                     self._answer(action)
                 case Complete():
                     self._close(action, now_s, scratch)
-        self._go_on()
+        self.cut.go_on()
 
     def _close(self, complete: Complete, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""

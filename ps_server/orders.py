@@ -70,13 +70,13 @@ def _dispatch(shard: Shard, order: pb.Order) -> dict[int, int]:
             )
         case "hold_cut":
             cut = order.hold_cut
-            return shard.table(cut.job, cut.table).hold_cut((cut.reader, cut.number))
+            return shard.table(cut.job, cut.table).cut.hold((cut.reader, cut.number))
         case "arm_cut":
             cut = order.arm_cut
-            shard.table(cut.job, cut.table).arm_cut((cut.reader, cut.number), dict(cut.clocks))
+            shard.table(cut.job, cut.table).cut.arm((cut.reader, cut.number), dict(cut.clocks))
         case "end_cut":
             cut = order.end_cut
-            shard.table(cut.job, cut.table).end_cut((cut.reader, cut.number))
+            shard.table(cut.job, cut.table).cut.end((cut.reader, cut.number))
         case unknown:
             raise InternalError(f"unknown order {unknown}")
     return {}

@@ -19,7 +19,7 @@ from ps_server import optimizers
 from ps_server.average import Scratch
 from ps_server.cell import Cell, Gradient
 from ps_server.clipping import Clipping, Norm, coefficient, holders
-from ps_server.cut import CutKey
+from ps_server.cut_table import CutTable
 from ps_server.gate import Gate
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
@@ -34,7 +34,6 @@ from ps_wire.plan import Plan
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
-CUT_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
 KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
 
 
@@ -73,7 +72,6 @@ class ShardTable:
         self._job = job
         self._lock = threading.Lock()
         self._scratch = Scratch()
-        self._cut_limit: threading.Timer | None = None
         self._hyper: dict[int, OrderedDict[int, Hyperparameters]] = {}
         self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
@@ -96,6 +94,7 @@ class ShardTable:
                 screen=screen,
                 clipping=self._clipping,
             )
+        self.cut = CutTable(self._cells.values(), settle=self._close_clipped)
 
     # -- members ---------------------------------------------------------------------------------------
 
@@ -117,41 +116,6 @@ class ShardTable:
         """A connection is gone."""
         for cell in self._cells.values():
             cell.forget(outlet)
-
-    # -- a reader's cut --------------------------------------------------------------------------------
-
-    def hold_cut(self, key: CutKey) -> dict[int, int]:
-        """Keeps every push back; returns worker -> the largest clock over partitions. See `Cut`."""
-        self._restart_limit(threading.Timer(CUT_LIMIT_S, self.end_cut, (key,)))
-        newest: dict[int, int] = {}
-        for cell in self._cells.values():
-            for worker, clock in cell.hold_cut(key).items():
-                newest[worker] = max(clock, newest.get(worker, 0))
-        return newest
-
-    def arm_cut(self, key: CutKey, limits: Mapping[int, int]) -> None:
-        """Each partition is sent when it has the pushes below `limits`, worker -> step, and no other."""
-        now_s = time.monotonic()
-        for cell in self._cells.values():
-            cell.arm_cut(key, limits, now_s, self._scratch)
-        self._close_clipped()
-
-    def end_cut(self, key: CutKey) -> None:
-        """The cut is over, or given up: what was kept back goes on."""
-        self._restart_limit(None)
-        now_s = time.monotonic()
-        for cell in self._cells.values():
-            cell.end_cut(key, now_s, self._scratch)
-        self._close_clipped()
-
-    def _restart_limit(self, limit: threading.Timer | None) -> None:
-        with self._lock:
-            before, self._cut_limit = self._cut_limit, limit
-        if before is not None:
-            before.cancel()
-        if limit is not None:
-            limit.daemon = True
-            limit.start()
 
     # -- clipping by the global norm -------------------------------------------------------------------
 

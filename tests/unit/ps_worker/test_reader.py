@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+import ps_server.cut_table
 import ps_server.readers
-import ps_server.shard_table
 import ps_worker as ps
 from ps_server.gate import gate_of
 from ps_server.shard_table import ShardTable
@@ -266,9 +266,9 @@ def one_table() -> ShardTable:
 
 
 def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any):
-    monkeypatch.setattr(ps_server.shard_table, "CUT_LIMIT_S", 0.1)
+    monkeypatch.setattr(ps_server.cut_table, "CUT_LIMIT_S", 0.1)
     table, outlet = one_table(), Outlet()
-    assert table.hold_cut((wire.FIRST_READER, 1)) == {0: 0}
+    assert table.cut.hold((wire.FIRST_READER, 1)) == {0: 0}
     push = wire.Frame(kind=wire.Kind.PUSH, worker=0, incarnation=1, payload=bytes(4096))
     table.receive(push, outlet, member=True)
     assert not outlet.frames
@@ -279,10 +279,10 @@ def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any
 def test_a_push_that_is_refused_after_a_hold_says_so():
     """Nobody waits for an answer that does not come."""
     table, outlet = one_table(), Outlet()
-    table.hold_cut((wire.FIRST_READER, 1))
+    table.cut.hold((wire.FIRST_READER, 1))
     push = wire.Frame(kind=wire.Kind.PUSH, worker=0, incarnation=1, step=3, payload=bytes(4096))
     table.receive(push, outlet, member=True)
-    table.end_cut((wire.FIRST_READER, 1))
+    table.cut.end((wire.FIRST_READER, 1))
     assert [frame.kind for frame in outlet.frames] == [wire.Kind.REFUSE]
 
 
