@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -230,6 +233,46 @@ def test_a_cut_that_does_not_come_about_is_given_up_and_the_job_goes_on(cluster:
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, job=job)
+
+
+def test_a_reader_that_vanishes_during_its_cut_holds_nobody_up(cluster: Cluster):
+    """Its stream ends, and with it the hold, long before any limit."""
+    job = fresh_name()
+    gone = threading.Event()
+
+    def reads(reader: ps.Reader) -> None:
+        with contextlib.suppress(ps.PsError):
+            reader.read(Holder(), limit_s=60)
+
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        cells = [cell for server in cluster.shards for cell in server.shard.table(job, 0).cells()]
+        if worker.rank == 0:
+            table.push({"w": torch.full((SIZE,), -2.0)}).result(10)
+            reader = reader_of(cluster, job)
+            thread = threading.Thread(target=reads, args=(reader,), daemon=True)
+            thread.start()
+            wait_until(lambda: all(cell.cut._cut._limits for cell in cells))
+            reader._service.close()
+            wait_until(lambda: all(cell.cut._cut.idle for cell in cells))
+            thread.join(10)
+            assert not thread.is_alive()
+            reader.leave()
+            gone.set()
+        else:
+            assert gone.wait(20)
+            table.push({"w": torch.full((SIZE,), -2.0)}).result(10)
+        assert table.pull().result(10).version == 1
+        worker.finish()
+
+    run_workers(cluster, body, num_workers=2, job=job)
+
+
+def wait_until(true: Callable[[], bool], limit_s: float = 5.0) -> None:
+    until_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
 
 
 def test_a_reader_alone_has_nobody_to_read_from(monkeypatch: Any):
