@@ -34,4 +34,4 @@ $(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/python
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[examples]' && touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(PY) -m pip install --quiet --upgrade 'pip>=25.1' && $(PY) -m pip install --quiet -c constraints.txt --group test --group check && touch $@
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1' && $(PY) -m pip install --quiet -c constraints.txt -e '.[examples,frameworks]' --group test --group check && touch $@

@@ -19,7 +19,7 @@ import torch
 from ps_server.average import Scratch, mean
 from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
-from ps_server.optimizers import PieceOptimizer
+from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.screen import Screen, first_nonfinite, looks_finite
 from ps_wire import frame as wire
@@ -77,7 +77,8 @@ class Cell:
         self.hyper_mismatches = 0
         self._table = table
         self._index = index
-        self._optimizer = optimizer([self._of(weights, piece) for piece in pieces]) if pieces else None
+        self._make_optimizer = optimizer
+        self._optimizer = self._fresh_optimizer()
         self._outlets: dict[int, Outlet] = {}
         self._screen = screen
         self._clipping = clipping
@@ -88,11 +89,16 @@ class Cell:
     def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
         return values[piece.offset : piece.offset + piece.numel]
 
+    def _fresh_optimizer(self) -> PieceOptimizer | None:
+        pieces = [self._of(self.weights, piece) for piece in self.pieces]
+        return self._make_optimizer(pieces) if pieces else None
+
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
     def load(self, values: torch.Tensor) -> None:
-        """Sets the weights, shape (E,); before the table starts."""
+        """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
+            self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
             self.loaded = True
@@ -184,6 +190,22 @@ class Cell:
         with self.lock:
             self._require_loaded()
             self.cut.wait_for(reader, number, outlet)
+
+    def export_state(self) -> list[State]:
+        """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
+        with self.lock:
+            return self._optimizer.export_state() if self._optimizer is not None else []
+
+    def import_state(self, states: Sequence[State]) -> None:
+        """Sets the optimizer's state of all pieces. Raises what `PieceOptimizer.import_state` raises."""
+        with self.lock:
+            if self._optimizer is not None:
+                self._optimizer.import_state(states)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the optimizer's state of a piece may hold."""
+        return self._optimizer.state_names if self._optimizer is not None else ()
 
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state."""

@@ -261,9 +261,13 @@ class Coordinator(rpc.CoordinatorServicer):
     async def GetState(
         self, request: pb.GetStateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StateChunk]:
-        """A member gets state, in chunks."""
-        self._check_member(request.key)
-        blob = self._states.get(request.key.job, request.key.name)
+        """A member gets state, in chunks; with `at_least` it waits for it, as long as its call may take."""
+        key = request.key
+        self._check_member(key)
+        while request.HasField("at_least") and not self._states.reached(key.job, key.name, request.at_least):
+            await self._states.change(key.job)
+            self._check_member(key)
+        blob = self._states.get(key.job, key.name)
         for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
             yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 

@@ -43,12 +43,12 @@ class LocalService:
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
         service = ShardService(shard, generation=GENERATION)
         service.ready = True
-        self._shard: Shard | None = shard
-        self._thread.start()
-        coordinator = asyncio.run_coroutine_threadsafe(_coordinate(shard), self._loop).result()
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
+        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop))
         self.coordinator = _Calls(coordinator, services[0]["Coordinator"], self._loop)
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
+        self._shard: Shard | None = shard
+        self._thread.start()
 
     def shard(self, index: int) -> _Calls:
         """See `Service.shard`."""
@@ -82,10 +82,6 @@ class LocalService:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
-
-
-async def _coordinate(shard: Shard) -> Coordinator:
-    return Coordinator(Shards(shard, ADDRESS))
 
 
 async def _end_tasks() -> None:
@@ -207,6 +203,10 @@ class _Replies:
             return reply
         self._queue.put((None, end))
         raise end
+
+    def cancel(self) -> None:
+        """Whoever waits for a reply is told that there are no more."""
+        self._queue.put((None, ServerNotReady("the call was ended")))
 
     async def _collect(self, name: str, limit_s: float | None) -> None:
         end: BaseException = ServerNotReady("the server in this process has stopped")

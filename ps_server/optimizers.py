@@ -10,14 +10,17 @@ It must not know partitions, gates or frames.
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ps_wire.errors import OptimizerUnsupported, PayloadMismatch
 from ps_wire.table import Group, OptimizerSpec, Value
+
+State: TypeAlias = Mapping[str, torch.Tensor]  # of one piece or parameter, by torch's names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,38 +30,56 @@ class Known:
     Attributes:
         cls: its class in torch.
         fused: torch has a fused CPU kernel for it (six times faster than foreach on a CPU).
-        slots: how many tensors of the size of the weights its state has, from its hyper-parameters.
+        tensors: names of the tensors of the size of the weights in its state, from its hyper-parameters;
+            those without any are in every state.
+        scalars: names of the numbers in its state, one for a whole parameter each.
     """
 
     cls: type[torch.optim.Optimizer]
     fused: bool
-    slots: Callable[[Mapping[str, Value]], int]
+    tensors: Callable[[Mapping[str, Value]], tuple[str, ...]]
+    scalars: tuple[str, ...] = ("step",)
+
+    def slots(self, group: Mapping[str, Value]) -> int:
+        """How many tensors of the size of the weights its state has."""
+        return len(self.tensors(group))
 
 
-def _sgd_slots(group: Mapping[str, Value]) -> int:
-    return 1 if group.get("momentum") else 0
+def _sgd(group: Mapping[str, Value]) -> tuple[str, ...]:
+    return ("momentum_buffer",) if group.get("momentum") else ()
 
 
-def _adam_slots(group: Mapping[str, Value]) -> int:
-    return 3 if group.get("amsgrad") else 2
+def _adam(group: Mapping[str, Value]) -> tuple[str, ...]:
+    return ("exp_avg", "exp_avg_sq") + ("max_exp_avg_sq",) * bool(group.get("amsgrad"))
 
 
-def _rmsprop_slots(group: Mapping[str, Value]) -> int:
-    return 1 + bool(group.get("centered")) + bool(group.get("momentum"))
+def _rmsprop(group: Mapping[str, Value]) -> tuple[str, ...]:
+    return (
+        ("square_avg",)
+        + ("momentum_buffer",) * bool(group.get("momentum"))
+        + ("grad_avg",) * bool(group.get("centered"))
+    )
 
 
 KNOWN: dict[str, Known] = {
-    "SGD": Known(cls=torch.optim.SGD, fused=True, slots=_sgd_slots),
-    "Adam": Known(cls=torch.optim.Adam, fused=True, slots=_adam_slots),
-    "AdamW": Known(cls=torch.optim.AdamW, fused=True, slots=_adam_slots),
-    "Adagrad": Known(cls=torch.optim.Adagrad, fused=True, slots=lambda _: 1),
-    "RMSprop": Known(cls=torch.optim.RMSprop, fused=False, slots=_rmsprop_slots),
-    "Adadelta": Known(cls=torch.optim.Adadelta, fused=False, slots=lambda _: 2),
-    "Adamax": Known(cls=torch.optim.Adamax, fused=False, slots=lambda _: 2),
-    "NAdam": Known(cls=torch.optim.NAdam, fused=False, slots=lambda _: 2),
-    "RAdam": Known(cls=torch.optim.RAdam, fused=False, slots=lambda _: 2),
-    "ASGD": Known(cls=torch.optim.ASGD, fused=False, slots=lambda _: 1),
-    "Rprop": Known(cls=torch.optim.Rprop, fused=False, slots=lambda _: 2),
+    "SGD": Known(cls=torch.optim.SGD, fused=True, tensors=_sgd, scalars=()),
+    "Adam": Known(cls=torch.optim.Adam, fused=True, tensors=_adam),
+    "AdamW": Known(cls=torch.optim.AdamW, fused=True, tensors=_adam),
+    "Adagrad": Known(cls=torch.optim.Adagrad, fused=True, tensors=lambda _: ("sum",)),
+    "RMSprop": Known(cls=torch.optim.RMSprop, fused=False, tensors=_rmsprop),
+    "Adadelta": Known(cls=torch.optim.Adadelta, fused=False, tensors=lambda _: ("square_avg", "acc_delta")),
+    "Adamax": Known(cls=torch.optim.Adamax, fused=False, tensors=lambda _: ("exp_avg", "exp_inf")),
+    "NAdam": Known(
+        cls=torch.optim.NAdam,
+        fused=False,
+        tensors=lambda _: ("exp_avg", "exp_avg_sq"),
+        scalars=("step", "mu_product"),
+    ),
+    "RAdam": Known(cls=torch.optim.RAdam, fused=False, tensors=lambda _: ("exp_avg", "exp_avg_sq")),
+    "ASGD": Known(
+        cls=torch.optim.ASGD, fused=False, tensors=lambda _: ("ax",), scalars=("step", "eta", "mu")
+    ),
+    "Rprop": Known(cls=torch.optim.Rprop, fused=False, tensors=lambda _: ("prev", "step_size")),
 }
 
 REFUSED: dict[str, str] = {
@@ -111,6 +132,9 @@ class PieceOptimizer:
     """One of torch's optimizers over the pieces of one partition. Not thread-safe.
 
     Legend: P = pieces of the partition; each is a 1-D view of the partition's weights.
+
+    Attributes:
+        state_names: all that the state of a piece may hold, in torch's order.
     """
 
     def __init__(self, name: str, group: Group, pieces: Sequence[torch.Tensor]) -> None:
@@ -120,7 +144,9 @@ class PieceOptimizer:
             OptimizerUnsupported: see `check`.
         """
         self._pieces = list(pieces)
-        self._group = group
+        self._name = name
+        self._start = self._group = group
+        self.state_names = known(name).scalars + known(name).tensors(dict(group))
         self._torch = _make(known(name), name, self._pieces, group)
 
     def step(self, gradients: Sequence[torch.Tensor | None], group: Group) -> None:
@@ -139,6 +165,58 @@ class PieceOptimizer:
         self._torch.step()
         for piece in self._pieces:
             piece.grad = None
+
+    def export_state(self) -> list[State]:
+        """P states, copied, as torch has them: tensors of the piece's size, scalars of no dimension.
+
+        A piece that never had a gradient has an empty one.
+        """
+        return [
+            {key: value.detach().clone() for key, value in self._torch.state.get(piece, {}).items()}
+            for piece in self._pieces
+        ]
+
+    def import_state(self, states: Sequence[State]) -> None:
+        """Sets P states, copied, in place of all that was there; the next step goes on from them.
+
+        Args:
+            states: as `export_state` gives them.
+
+        Raises:
+            PayloadMismatch: one is not a state that this optimizer can have; nothing was changed.
+        """
+        made: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
+        for place, (piece, state) in enumerate(zip(self._pieces, states, strict=True)):
+            self._check_state(place, state)
+            if state:
+                made[piece] = {key: self._own(key, state[key]) for key in self.state_names if key in state}
+        self._torch.state = made  # in one go: figures are read without the cell's lock
+
+    def _check_state(self, place: int, state: State) -> None:
+        entry = known(self._name)
+        needed = entry.scalars + entry.tensors({})
+        missing = [key for key in needed if key not in state]
+        unknown = [key for key in state if key not in self.state_names]
+        if unknown or (missing and (state or entry.cls is torch.optim.Adagrad)):
+            raise PayloadMismatch(
+                f"the state of {self._name} has {', '.join(self.state_names) or 'nothing'} with "
+                f"{dict(self._start)}, got {', '.join(state) or 'nothing'} for piece {place}"
+            )
+        piece = self._pieces[place]
+        for key, value in state.items():
+            if key in entry.scalars:
+                fits = value.dim() == 0 and value.dtype in (torch.float32, torch.float64)
+            else:
+                fits = value.shape == piece.shape and value.dtype == piece.dtype
+            if not fits:
+                raise PayloadMismatch(
+                    f"{key} of piece {place} is {value.dtype} of shape {tuple(value.shape)}; the piece is "
+                    f"{piece.dtype} of shape {tuple(piece.shape)}"
+                )
+
+    def _own(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        counts = key == "step" and known(self._name).fused  # fused kernels read it as float32
+        return value.detach().to(torch.float32, copy=True) if counts else value.detach().clone()
 
     def state_bytes(self) -> int:
         """Bytes of state that the optimizer holds now."""

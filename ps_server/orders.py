@@ -111,7 +111,7 @@ class _Registered:
 class Shards:
     """All shards, as the coordinator reaches them. Used on the event loop only."""
 
-    def __init__(self, own: Shard, address: str) -> None:
+    def __init__(self, own: Shard, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.num_shards = own.num_shards
         self._own = own
         self._address = address
@@ -119,7 +119,7 @@ class Shards:
         self._boots: dict[int, bytes] = {}
         self._numbers = itertools.count(secrets.randbits(48))  # no coordinator before had the same
         self._decisions = Decisions(own.num_shards)
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         own.on_norm = self._report_own
         self.on_lost_state: Callable[[int], Awaitable[None]] | None = None
 

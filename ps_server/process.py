@@ -125,7 +125,7 @@ class Server:
         server.add_generic_rpc_handlers((streams.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._options.shard == 0:
-            shards = Shards(self._shard, advertised)
+            shards = Shards(self._shard, advertised, asyncio.get_running_loop())
             coordinator = Coordinator(shards)
             self._stops.append(coordinator.stop)
             coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)

@@ -237,6 +237,24 @@ class Shard:
             entry = self._jobs.get(job)
             return entry is not None and entry.members.get(worker, (None,))[0] == incarnation
 
+    def table_of(self, job: str, number: int, worker: int, incarnation: int, *, writes: bool) -> ShardTable:
+        """A table of a job, for one of its workers.
+
+        Raises:
+            JobUnknown: the job, or this table of it, is not on this shard.
+            StrangerRefused: the worker has not joined, or another incarnation of it has; or it writes and is
+                no member (any more).
+        """
+        with self._lock:
+            entry = self._job(job)
+            self._check_known(entry, worker, incarnation)
+            if writes and entry.members.get(worker, (None,))[0] != incarnation:
+                raise StrangerRefused(
+                    f"worker {worker} of job {job} may only read: it has finished, or is no member",
+                    worker=worker,
+                )
+        return self.table(job, number)
+
     def table(self, job: str, number: int) -> ShardTable:
         """A table of a job.
 

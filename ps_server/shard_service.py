@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc.aio
 
+from ps_server import state_stream
 from ps_server.shard import Shard, ShardJob
 from ps_server.shard_table import ShardTable
 from ps_wire.frame import FIRST_READER, PROTOCOL
@@ -36,6 +38,31 @@ class ShardService(rpc.ShardServicer):
         """A token for one data connection of a worker that has joined."""
         token = self._shard.make_token(request.job, request.worker, request.incarnation)
         return pb.OpenReply(carriers=["grpc"], token=token, generation=self._generation)
+
+    async def Dump(
+        self, request: pb.DumpRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.PartitionState]:
+        """The optimizer's state of a table, for a worker that has joined; copied on another thread."""
+        table = self._table(request.key, writes=False)
+        for partition in table.partitions():
+            for message in await asyncio.to_thread(state_stream.dump, table, partition):
+                yield message
+
+    async def LoadState(
+        self, request_iterator: AsyncIterator[pb.PartitionState], context: grpc.aio.ServicerContext
+    ) -> pb.LoadStateReply:
+        """A member sets the optimizer's state of partitions."""
+        loading: state_stream.Loading | None = None
+        async for message in request_iterator:
+            if loading is None:
+                loading = state_stream.Loading(self._table(message.key, writes=True))
+            await asyncio.to_thread(loading.take, message)
+        if loading is not None:  # else a shard without partitions of the table
+            loading.end()
+        return pb.LoadStateReply()
+
+    def _table(self, key: pb.TableKey, *, writes: bool) -> ShardTable:
+        return self._shard.table_of(key.job, key.table, key.worker, key.incarnation, writes=writes)
 
     async def Tables(self, request: pb.TablesRequest, context: grpc.aio.ServicerContext) -> pb.TablesReply:
         """Figures of every table; gathered on another thread, since cells have locks."""

@@ -308,6 +308,18 @@ class ShardTable:
         """All cells, in backward order; to be read for figures only."""
         return tuple(self._cells.values())
 
+    def cell(self, index: int) -> Cell:
+        """The cell of a partition.
+
+        Raises:
+            PayloadMismatch: the partition is not on this shard.
+        """
+        return self._cell(index)
+
+    def partitions(self) -> tuple[int, ...]:
+        """Numbers of the partitions here, in backward order."""
+        return tuple(self._cells)
+
     def tau(self) -> Counter[int]:
         """Version staleness of every push applied, over all partitions."""
         total: Counter[int] = Counter()

@@ -5,10 +5,12 @@ Opaque bytes by job and name, on the coordinator. They are never looked into her
 
 from __future__ import annotations
 
+import asyncio
+
 from ps_wire.errors import JobUnknown, MemoryLimitExceeded
 
 MAX_JOB_BYTES = 2 << 30
-MAX_NAMES = 128
+MAX_NAMES = 256
 
 
 class StateStore:
@@ -16,6 +18,7 @@ class StateStore:
 
     def __init__(self) -> None:
         self._blobs: dict[str, dict[str, bytes]] = {}
+        self._changes: dict[str, asyncio.Event] = {}
 
     def room(self, job: str, name: str) -> int:
         """How many bytes may still be put under this name.
@@ -31,6 +34,7 @@ class StateStore:
     def put(self, job: str, name: str, blob: bytes) -> None:
         """Keeps `blob`, in place of what was there."""
         self._blobs.setdefault(job, {})[name] = blob
+        self._changed(job)
 
     def get(self, job: str, name: str) -> bytes:
         """What was put.
@@ -46,3 +50,18 @@ class StateStore:
     def drop(self, job: str) -> None:
         """Forgets a job."""
         self._blobs.pop(job, None)
+        self._changed(job)
+
+    def reached(self, job: str, name: str, at_least: bytes) -> bool:
+        """Whether a state was put that is not less than `at_least`, byte by byte."""
+        blob = self._blobs.get(job, {}).get(name)
+        return blob is not None and blob >= at_least
+
+    async def change(self, job: str) -> None:
+        """Waits until a state of the job is put, or the job forgotten."""
+        await self._changes.setdefault(job, asyncio.Event()).wait()
+
+    def _changed(self, job: str) -> None:
+        event = self._changes.pop(job, None)
+        if event is not None:
+            event.set()

@@ -17,6 +17,7 @@
     │   ├── TableMismatch
     │   ├── OptimizerUnsupported
     │   ├── ParameterUnsupported
+    │   ├── ModelUnsupported
     │   ├── WorkerNumberTaken
     │   ├── JobFull
     │   └── MemoryLimitExceeded
@@ -30,6 +31,7 @@
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
     ├── WorkerLost (1)                 a member vanished without leaving
     ├── GradientChanged (1)            a gradient was touched after it had left
+    ├── WeightsChanged (1)             a script wrote into weights that the servers hold
     ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
     └── InternalError (1)              our own bug, seen from the other side
 
@@ -138,6 +140,10 @@ class ParameterUnsupported(ConfigurationRefused):
     """A parameter whose dtype or layout the servers cannot hold."""
 
 
+class ModelUnsupported(ConfigurationRefused):
+    """A model that something else replicates or splits already."""
+
+
 class WorkerNumberTaken(ConfigurationRefused):
     """Another live process holds this worker number."""
 
@@ -190,6 +196,10 @@ class GradientChanged(PsError):
     """A gradient, or what its step needs, changed after the push had left."""
 
 
+class WeightsChanged(PsError):
+    """A script wrote into a parameter after wrap; it would be lost with the next pull."""
+
+
 class NonFiniteGradient(PsError):
     """A pushed gradient held NaN or infinity; nothing of it was applied where it did."""
 
@@ -215,6 +225,7 @@ STATUS: dict[type[PsError], str] = {
     TableMismatch: "FAILED_PRECONDITION",
     OptimizerUnsupported: "FAILED_PRECONDITION",
     ParameterUnsupported: "FAILED_PRECONDITION",
+    ModelUnsupported: "FAILED_PRECONDITION",
     WorkerNumberTaken: "ALREADY_EXISTS",
     JobFull: "FAILED_PRECONDITION",
     MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
@@ -228,6 +239,7 @@ STATUS: dict[type[PsError], str] = {
     JobUnknown: "NOT_FOUND",
     WorkerLost: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
+    WeightsChanged: "FAILED_PRECONDITION",
     NonFiniteGradient: "FAILED_PRECONDITION",
     InternalError: "INTERNAL",
     PsError: "UNKNOWN",

@@ -25,6 +25,7 @@ from ps_wire.errors import (
     ServerUnreachable,
     StartLimitExceeded,
     UsageError,
+    WeightsChanged,
     WorkerLost,
 )
 from ps_wire.staleness import Staleness
@@ -85,4 +86,5 @@ __all__ = [
     "WorkerLost",
     "GradientChanged",
     "NonFiniteGradient",
+    "WeightsChanged",
 ]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import weakref
 from typing import Any, Literal, overload
 
+from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
+from ps_worker.forked import check_not_forked
 from ps_worker.reader import Reader
 from ps_worker.worker import Worker
+
+_made: weakref.WeakSet[Worker] = weakref.WeakSet()  # by this process; those who live may be in the way
 
 
 @overload
@@ -67,7 +73,13 @@ def connect(
         ServerUnreachable: a server does not answer; its address is named.
         ConfigurationRefused: the servers or the job refuse; the message says what differs.
     """
-    made = settings.read(
+    check_not_forked()
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "a child process imports the script again and would join the job: put what the script does under "
+            'if __name__ == "__main__":'
+        )
+    chosen = settings.read(
         role=role,
         servers=servers,
         job=job,
@@ -79,4 +91,25 @@ def connect(
         start_limit=start_limit,
         retry_limit=retry_limit,
     )
-    return Reader(made) if made.role == "reader" else Worker(made)
+    if chosen.role == "reader":
+        return Reader(chosen)
+    try:
+        made = Worker(chosen)
+    except (JobFull, WorkerNumberTaken) as error:
+        raise _with_own(error, chosen) from None
+    _made.add(made)
+    return made
+
+
+def _with_own(error: JobFull | WorkerNumberTaken, chosen: settings.Settings) -> PsError:
+    """The same refusal; if it is this process that is in the way, it says so."""
+    own = sorted(worker.rank for worker in _made if worker.is_in(chosen))
+    if chosen.worker is not None:
+        own = [rank for rank in own if rank == chosen.worker]
+    if not own:
+        return error
+    return type(error)(
+        f"{error.message}; this very process is worker {', '.join(map(str, own))}: worker.leave(), "
+        "or the end of its with block, ends that",
+        **error.facts,
+    )

@@ -48,7 +48,7 @@ class Exchange:
     ) -> None:
         self.plan = plan
         self.weights = FlatBuckets(plan)
-        self.gradients = FlatBuckets(plan)
+        self.gradients = FlatBuckets(plan, private=True)
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
@@ -245,10 +245,9 @@ class Exchange:
         callback(self._error)
 
     @property
-    def under_way(self) -> frozenset[int]:
-        """Partitions whose push is not acknowledged yet."""
-        with self._changed:
-            return frozenset(self._unacked)
+    def all_acked(self) -> bool:
+        """Whether no push is under way; without a lock, for the thread that pushes."""
+        return not self._unacked and self._error is None
 
     def _raise_failed(self) -> None:
         if self._error is not None:

@@ -8,27 +8,31 @@ to. Who may write when is `exchange`'s and `wrapped`'s affair; see docs/architec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from ps_wire.plan import Bucket, Partition, Plan
+from ps_wire.plan import Partition, Plan
 from ps_wire.table import ParameterSpec
+from ps_worker.memory import private_memory
 
 
 class FlatBuckets:
     """See the module's docstring."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Allocates zeros, shape (B,) per bucket, on the CPU."""
+    def __init__(self, plan: Plan, *, private: bool = False) -> None:
+        """Allocates zeros, shape (B,) per bucket, on the CPU.
+
+        Args:
+            plan: of the table.
+            private: children that this process forks (loaders) get none of the memory.
+        """
         self.plan = plan
         self.tensors = [
-            torch.zeros(bucket.numel, dtype=getattr(torch, bucket.dtype)) for bucket in plan.buckets
+            _zeros(bucket.numel, getattr(torch, bucket.dtype), private=private) for bucket in plan.buckets
         ]
         self.views: list[torch.Tensor] = [torch.empty(0)] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
             for place in bucket.placements:
-                flat = tensor[place.offset : place.offset + place.numel]
+                flat = piece_of(tensor, place.offset, place.numel)
                 self.views[place.parameter] = shaped(flat, plan.parameters[place.parameter])
 
     def partition(self, partition: Partition) -> torch.Tensor:
@@ -38,6 +42,22 @@ class FlatBuckets:
     def bytes_of(self, partition: Partition) -> memoryview:
         """A partition's bytes, without a copy."""
         return self.partition(partition).numpy().data.cast("B")
+
+
+def _zeros(numel: int, dtype: torch.dtype, *, private: bool) -> torch.Tensor:
+    return private_memory(numel * dtype.itemsize, dtype) if private else torch.zeros(numel, dtype=dtype)
+
+
+def piece_of(tensor: torch.Tensor, start: int, numel: int) -> torch.Tensor:
+    """Elements of a flat CPU tensor, shape (numel,): the same memory, with a storage of its own.
+
+    For whoever saves or copies a model looks at storages. Of tensors that share one, Accelerate drops all but
+    one, safetensors refuses them, and torch.save and deepcopy take the whole storage for each.
+    """
+    if numel == 0:
+        return tensor.new_empty(0)
+    offset = start * tensor.itemsize
+    return torch.frombuffer(tensor.numpy(), dtype=tensor.dtype, count=numel, offset=offset)
 
 
 def shaped(flat: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
@@ -55,13 +75,3 @@ def stride_of(parameter: torch.Tensor) -> tuple[int, ...]:
     order = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
     dense = parameter.permute(order).is_contiguous()
     return tuple(strides) if dense else ()
-
-
-def bucket_of(plan: Plan) -> Sequence[Bucket]:
-    """For each parameter, the bucket that it lies in."""
-    found: list[Bucket | None] = [None] * len(plan.parameters)
-    for bucket in plan.buckets:
-        for place in bucket.placements:
-            found[place.parameter] = bucket
-    assert all(found)
-    return [bucket for bucket in found if bucket is not None]

@@ -14,6 +14,7 @@ from ps_wire import frame as wire
 from ps_wire.channel import CLIENT
 from ps_wire.status import error_of
 from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2_grpc
+from ps_worker import forked
 
 DATA = "/ps_wire.v1.Shard/Data"
 
@@ -24,6 +25,8 @@ class GrpcService:
     def __init__(self, addresses: Sequence[str]) -> None:
         """Connects to nobody yet: the first call does."""
         self.addresses = tuple(addresses)
+        for address in self.addresses:
+            forked.remember(address)
         self._control = grpc.insecure_channel(self.addresses[0], options=CLIENT)
         self._channels = [grpc.insecure_channel(address, options=CLIENT) for address in self.addresses]
         self.coordinator = _Calls(coordinator_pb2_grpc.CoordinatorStub(self._control), self.addresses[0])
@@ -38,6 +41,7 @@ class GrpcService:
 
     def stream(self, shard: int, frames: Iterator[wire.Frame]) -> GrpcStream:
         """See `Service.stream`."""
+        forked.remember(self.addresses[shard])  # a shard that comes back may have another address
         return GrpcStream(self._channels[shard].stream_stream(DATA), frames, self.addresses[shard])
 
     def close(self) -> None:

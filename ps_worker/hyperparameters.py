@@ -5,7 +5,7 @@ A worker never runs the update: it sends the class's name and the numbers in `pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class OptimizerChoice:
 
 def _choose(name: str, given: Mapping[str, Any]) -> OptimizerChoice:
     optimizer = getattr(torch.optim, name)([torch.zeros(1)], **given)
-    return OptimizerChoice(name, read_groups(optimizer).groups[0])
+    return OptimizerChoice(name, read_groups(optimizer.defaults, optimizer.param_groups).groups[0])
 
 
 def SGD(lr: float = 1e-3, **hyper: Any) -> OptimizerChoice:  # noqa: N802 - torch's names
@@ -90,8 +90,14 @@ def Rprop(lr: float = 1e-2, **hyper: Any) -> OptimizerChoice:  # noqa: N802
     return _choose("Rprop", {"lr": lr, **hyper})
 
 
-def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+def spec_of(
+    optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]] | None = None
+) -> OptimizerSpec:
     """A torch optimizer as data.
+
+    Args:
+        optimizer: of torch.optim.
+        groups: those of its param-groups that the table has; default: all.
 
     Raises:
         OptimizerUnsupported: it is not one of `torch.optim` itself, but a subclass or somebody else's:
@@ -101,24 +107,33 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     if getattr(torch.optim, cls.__name__, None) is not cls:
         raise OptimizerUnsupported(
             f"{cls.__module__}.{cls.__qualname__} is not an optimizer of torch.optim: its update is code, "
-            "and servers run no code of a worker. Use one of torch.optim.",
+            "and servers run no code of a worker. Use one of torch.optim; wrap before a framework does.",
             optimizer=cls.__qualname__,
         )
     try:
-        return OptimizerSpec(name=cls.__name__, hyperparameters=read_groups(optimizer))
+        return OptimizerSpec(
+            name=cls.__name__,
+            hyperparameters=read_groups(
+                optimizer.defaults, optimizer.param_groups if groups is None else groups
+            ),
+        )
     except UsageError as error:
         raise OptimizerUnsupported(f"{cls.__name__}: {error.message}", optimizer=cls.__name__) from None
 
 
-def read_groups(optimizer: torch.optim.Optimizer) -> Hyperparameters:
-    """What all `param_groups` say now, but for parameters, execution choices and keys of schedulers.
+def read_groups(defaults: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> Hyperparameters:
+    """What param-groups say now, but for parameters, execution choices and keys of schedulers.
+
+    Args:
+        defaults: of the optimizer: its hyper-parameters by name.
+        groups: some of its `param_groups`.
 
     Raises:
         UsageError: a value is neither a number, a flag, a text nor a few numbers.
     """
-    names = sorted(optimizer.defaults.keys() - EXECUTION)
+    names = sorted(defaults.keys() - EXECUTION)
     return Hyperparameters(
-        tuple(tuple((name, _value(name, group[name])) for name in names) for group in optimizer.param_groups)
+        tuple(tuple((name, _value(name, group[name])) for name in names) for group in groups)
     )
 
 

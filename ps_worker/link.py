@@ -9,12 +9,13 @@ workers, and ends in order. It must not know optimizers, loaders or hooks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ps_wire import frame as wire
-from ps_wire.errors import JobUnknown, PsError
+from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -26,6 +27,7 @@ from ps_worker.membership import Membership
 from ps_worker.reach import reach
 from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
+from ps_worker.shared_state import SharedState
 
 FIGURES_LIMIT_S = 10.0
 ALONE = "no PS_SERVERS: running alone, with a server in this process"
@@ -57,7 +59,7 @@ class Link:
         )
         try:
             check_servers(self._service, settings.connect_limit_s)
-            joined = self._membership.join()
+            joined = self._join()
         except BaseException:
             self._service.close()
             raise
@@ -65,6 +67,7 @@ class Link:
         self.ended: bool = joined.ended
         self.resumed: bool = joined.resumed
         self._incarnation: int = joined.incarnation
+        self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
         self._connections = [
             Connection(
                 service=self._service,
@@ -79,6 +82,13 @@ class Link:
             for shard in range(len(self._service.addresses))
         ]
 
+    def _join(self) -> pb.Joined:
+        try:
+            return self._membership.join()
+        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
+            self._membership.leave("it never came to know that it had joined")
+            raise
+
     @property
     def exchanges(self) -> list[Exchange]:
         """Of all tables, by number."""
@@ -88,7 +98,11 @@ class Link:
     # -- tables ----------------------------------------------------------------------------------------
 
     def start_table(
-        self, spec: TableSpec, values: Iterable[torch.Tensor], outside: Mapping[str, torch.Tensor]
+        self,
+        spec: TableSpec,
+        values: Iterable[torch.Tensor],
+        outside: Mapping[str, torch.Tensor],
+        states: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[Exchange, int]:
         """Makes a table and waits until it has started; then its weights, and `outside`, are the job's.
 
@@ -96,10 +110,14 @@ class Link:
             spec: its number must be the next one.
             values: this worker's weights, in the order of the table's parameters; the starter's are used.
             outside: by name, what goes along with the table and is not in it; set in place.
+            states: the optimizer's state of each parameter in torch's format, or none at all; the starter's
+                are used.
 
         Returns:
             The exchange, with the job's weights, and this worker's first step.
         """
+        if self.resumed:
+            self._state.count_anew(spec.number)
         upload = self._membership.make_table(spec)
         exchange = Exchange(
             table=spec.number,
@@ -113,17 +131,25 @@ class Link:
             self._exchanges[spec.number] = exchange
         self._outside[spec.number] = outside
         if upload:
-            self._upload(exchange, spec.number, values)
+            self._upload(exchange, spec.number, values, states)
         step = self._membership.wait_started(spec.number)
         self._get(spec.number, exchange, step, read=self.ended, outside={} if upload else outside)
         return exchange, step
 
-    def _upload(self, exchange: Exchange, number: int, values: Iterable[torch.Tensor]) -> None:
+    def _upload(
+        self,
+        exchange: Exchange,
+        number: int,
+        values: Iterable[torch.Tensor],
+        states: Sequence[Mapping[str, Any]],
+    ) -> None:
         for view, value in zip(exchange.weights.views, values, strict=True):
             view.copy_(value.detach())
         for partition in exchange.partitions:
             exchange.load(partition)
         exchange.wait_acked()
+        if any(states):
+            self.load_state(number, states)
         self._membership.put_state(f"start/{number}", model_spec.pack(self._outside[number]))
         self._membership.uploaded(number)
 
@@ -159,6 +185,49 @@ class Link:
         if self._membership.live_wanted:
             self._membership.put_live(self._final_state(), step)
 
+    # -- optimizer state -------------------------------------------------------------------------------
+
+    def dump_state(self, table: int) -> list[dict[str, torch.Tensor]]:
+        """The optimizer's state on the shards, in torch's format: one dict per parameter of the table.
+
+        Under BSP, between steps, it is that of one step. Else every partition is read at a step of its own:
+        then the largest step counts, and the log says so once.
+
+        Raises:
+            PsError: a shard refuses, or cannot be reached within the retry limit.
+        """
+        exchange = self._exchanges[table]
+        exchange.wait_acked()
+        return self._state.dump(table, exchange.plan)
+
+    def load_state(self, table: int, states: Sequence[Mapping[str, Any]]) -> None:
+        """Sets the optimizer's state on the shards, in place of all that is there.
+
+        Args:
+            table: its number.
+            states: in torch's format, one per parameter of the table; empty: none. They are copied.
+
+        Raises:
+            UsageError: a value has not its parameter's shape.
+            PsError: a shard refuses, such as a state that the optimizer cannot have, or cannot be reached.
+        """
+        exchange = self._exchanges[table]
+        exchange.wait_acked()
+        self._state.load(table, exchange.plan, states)
+
+    def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load `number` (from 1) of a table's state, which all workers call: worker 0's is set on the shards.
+
+        The others wait until it is.
+
+        Raises:
+            StartLimitExceeded: worker 0 has not called it within the start limit.
+            PsError: as for `load_state`, or the job cannot go on.
+        """
+        exchange = self._exchanges[table]
+        exchange.wait_acked()
+        self._state.share(table, exchange.plan, number, states)
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -185,6 +254,8 @@ class Link:
         for connection in self._connections:
             connection.close()
         self._service.close()
+        self._membership.wait_threads()
+        self.fail(UsageError(f"this worker has left job {self._settings.job}: connect again to train on"))
 
     # -- figures ---------------------------------------------------------------------------------------
 

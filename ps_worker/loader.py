@@ -1,96 +1,35 @@
-"""This worker's share of a dataset: every sample once per epoch over all workers, in a new order each time.
+"""The batches of one worker, epoch after epoch, over a `DataLoader` of torch that reads this worker's share.
 
-Legend: N = samples, W = workers, B = batch size.
+It counts epochs and batches, so that it can say where it is and go on there. What goes to whom is `share`'s
+(datasets with a length) and `stream_share`'s affair (without): it must not know.
 
-The order of an epoch is a permutation that every worker draws from the same seed; worker w takes its w-th
-part. Under BSP all workers get equally many batches, of sizes that differ by at most one, so that nobody
-waits at the last barrier of an epoch; otherwise batches are full but for the last.
+Invariants: a batch is counted when it is handed out, not when it was read ahead. Nothing here waits for
+another worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any, TypeAlias
 
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ps_wire.errors import UsageError
+from ps_worker.share import Share, ShareSampler
+from ps_worker.stream_share import SizedCollate, StreamBatches, StreamShare, check_length
 
+LoaderState: TypeAlias = dict[str, int | bool | None]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """How N samples are dealt to W workers.
-
-    Attributes:
-        num_samples: N.
-        num_workers: W.
-        batch_size: B, the most that a batch holds (BSP may need one more; see `sizes`).
-        even: equally many batches for every worker (BSP).
-        drop_last: full batches only.
-    """
-
-    num_samples: int
-    num_workers: int
-    batch_size: int
-    even: bool
-    drop_last: bool
-
-    def bounds(self, worker: int) -> tuple[int, int]:
-        """The worker's part of the permutation: first place, and the one behind the last."""
-        least, more = divmod(self.num_samples, self.num_workers)
-        start = worker * least + min(worker, more)
-        return start, start + least + (worker < more)
-
-    def sizes(self, worker: int) -> list[int]:
-        """Sizes of the worker's batches, in order."""
-        start, end = self.bounds(worker)
-        share = end - start
-        if self.drop_last:
-            least = self.num_samples // self.num_workers if self.even else share
-            return [self.batch_size] * (least // self.batch_size)
-        if not self.even:
-            full, rest = divmod(share, self.batch_size)
-            return [self.batch_size] * full + [rest] * bool(rest)
-        least, largest = self.num_samples // self.num_workers, -(-self.num_samples // self.num_workers)
-        # A batch may be one over B where B does not divide: the alternative is an empty batch elsewhere.
-        batches = min(-(-largest // self.batch_size), least)
-        size, more = divmod(share, batches)
-        return [size + 1] * more + [size] * (batches - more)
-
-
-class _Batches(Sampler[list[int]]):
-    """Batches of indices of one worker in the epoch that it is told."""
-
-    def __init__(self, share: Share, worker: int, *, shuffle: bool, seed: int) -> None:
-        self.epoch = 0
-        self.sizes = share.sizes(worker)
-        self._start, _ = share.bounds(worker)
-        self._num_samples = share.num_samples
-        self._shuffle = shuffle
-        self._seed = seed
-
-    def __iter__(self) -> Iterator[list[int]]:
-        at = self._start
-        order: list[int] | range = range(self._num_samples)
-        if self._shuffle:
-            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % (1 << 63))
-            order = torch.randperm(self._num_samples, generator=generator).tolist()
-        for size in self.sizes:
-            yield list(order[at : at + size])
-            at += size
-
-    def __len__(self) -> int:
-        return len(self.sizes)
+OURS = ("batch_sampler", "sampler", "in_order")
 
 
 class Loader:
-    """An iterable of this worker's batches; each iteration is the next epoch.
+    """Made by `Worker.loader` and `Worker.shard`: an iterable of batches; each iteration is the next epoch.
+
+    One iteration at a time: a new one ends the one before.
 
     Attributes:
         dataset: what it draws from.
-        epoch: the one that the next iteration is.
     """
 
     def __init__(
@@ -98,7 +37,7 @@ class Loader:
         dataset: Dataset[Any],
         *,
         batch_size: int,
-        shuffle: bool,
+        shuffle: bool | None,
         seed: int,
         drop_last: bool,
         rank: int,
@@ -106,41 +45,182 @@ class Loader:
         even: bool,
         ended: bool,
         on_batch: Callable[[int], None],
-        options: dict[str, Any],
+        options: Mapping[str, Any],
+        current_epoch: Callable[[], int | None] = lambda: None,
     ) -> None:
         """See `Worker.loader`."""
-        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-            raise UsageError("worker.loader takes a dataset with a length and an index (map-style)")
         if batch_size < 1:
             raise UsageError(f"batch_size must be >= 1, got {batch_size}")
-        for name in ("batch_sampler", "sampler"):
+        for name in OURS:
             if name in options:
-                raise UsageError(f"worker.loader draws the samples itself: leave {name} out")
+                raise UsageError(f"worker.loader draws the samples itself, in its order: leave {name} out")
+        streamed = isinstance(dataset, IterableDataset)
+        num_samples = len(dataset) if isinstance(dataset, Sized) else None
+        if num_samples is not None:
+            check_length(num_samples, num_workers)
+        elif not streamed:
+            raise UsageError(
+                "worker.loader takes a dataset with a length and an index (map-style) "
+                "or a torch.utils.data.IterableDataset"
+            )
+        if streamed and shuffle:
+            raise UsageError(
+                "an iterable dataset has an order of its own: leave shuffle out, and shuffle inside the "
+                "dataset, the same in every worker (its set_epoch(epoch) is called before each epoch)"
+            )
         self.dataset = dataset
-        self.epoch = 0
         self._ended = ended
         self._on_batch = on_batch
-        share = Share(
-            num_samples=len(dataset),
-            num_workers=num_workers,
-            batch_size=batch_size,
-            even=even,
-            drop_last=drop_last,
-        )
-        if len(dataset) < num_workers:
-            raise UsageError(f"the dataset has {len(dataset)} samples for {num_workers} workers")
-        self._batches = _Batches(share, rank, shuffle=shuffle, seed=seed)
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._batches, **options)
+        self._current_epoch = current_epoch
+        self._epoch = 0
+        self._skipped = 0  # batches that the next iteration leaves out
+        self._handed_out: int | None = None  # in the iteration that is under way, if one is
+        self._iteration = 0
+        self._made_with: LoaderState = {
+            "seed": seed,
+            "shuffle": not streamed if shuffle is None else shuffle,
+            "num_samples": num_samples,
+            "num_workers": num_workers,
+            "batch_size": batch_size,
+            "drop_last": drop_last,
+            "even": even,
+        }
+        self._share: ShareSampler | StreamBatches
+        self._sizes: list[int] | None = None
+        self._length: int | None = None
+        if isinstance(dataset, IterableDataset):
+            stream = StreamShare(
+                worker=rank,
+                num_workers=num_workers,
+                batch_size=batch_size,
+                even=even,
+                drop_last=drop_last,
+            )
+            self._length = None if num_samples is None else stream.count(num_samples)
+            self._share = StreamBatches(dataset, stream, shared=bool(options.get("num_workers")))
+            collate = SizedCollate(options.get("collate_fn") or default_collate)
+            self._loader: DataLoader[Any] = DataLoader(
+                self._share, batch_size=None, **{**options, "collate_fn": collate}
+            )
+        else:
+            assert num_samples is not None
+            share = Share(
+                num_samples=num_samples,
+                num_workers=num_workers,
+                batch_size=batch_size,
+                even=even,
+                drop_last=drop_last,
+            )
+            self._share = ShareSampler(share, rank, shuffle=bool(self._made_with["shuffle"]), seed=seed)
+            self._sizes = self._share.sizes
+            self._length = len(self._sizes)
+            self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
 
     def __len__(self) -> int:
-        """Batches of this worker in an epoch."""
-        return 0 if self._ended else len(self._batches)
+        """Batches of this worker in an epoch.
+
+        Raises:
+            TypeError: the dataset has no length.
+        """
+        if self._ended:
+            return 0
+        if self._length is None:
+            raise TypeError("the batches of an iterable dataset without a length cannot be counted")
+        return self._length
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is, unless `worker.epochs` says another.
+
+        Setting it begins that epoch anew, whatever `load_state_dict` has said.
+        """
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch, self._skipped, self._handed_out = epoch, 0, None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch begins, as frameworks do. A position inside it, of `load_state_dict`, stays."""
+        if epoch != self._epoch:
+            self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
         if self._ended:
             return
-        self._batches.epoch = self.epoch
-        self.epoch += 1
-        for size, batch in zip(self._batches.sizes, self._loader, strict=True):
+        epoch, skipped = self._find_start()
+        self._epoch, self._skipped, self._handed_out = epoch + 1, 0, skipped
+        self._iteration += 1
+        mine = self._iteration
+        self._share.begin(epoch, skipped)
+        for size, batch in self._sized(skipped):
+            if mine != self._iteration:
+                raise UsageError(
+                    "this iteration ended when the loader was iterated again: make a second loader"
+                )
             self._on_batch(size)
+            assert self._handed_out is not None
+            self._handed_out += 1
             yield batch
+        self._handed_out = None
+
+    def _sized(self, skipped: int) -> Iterator[tuple[int, Any]]:
+        """The batches with their numbers of samples."""
+        if self._sizes is None:
+            return iter(self._loader)
+        return zip(self._sizes[skipped:], self._loader, strict=True)
+
+    def _find_start(self) -> tuple[int, int]:
+        """Epoch and first batch of the iteration that begins."""
+        current = self._current_epoch()
+        if current is None or current == self._epoch:
+            return self._epoch, self._skipped
+        if self._skipped:
+            raise UsageError(
+                f"the loader's state is inside epoch {self._epoch}, worker.epochs is at {current}: "
+                f"iterate worker.epochs(n, start={self._epoch}) to go on there, "
+                "or set loader.epoch to begin an epoch anew"
+            )
+        return current, 0
+
+    # -- position --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> LoaderState:
+        """Where this loader is: after the last batch that it has handed out.
+
+        Returns:
+            Numbers only: "epoch", "batches" (handed out in that epoch), and what the order depends on.
+        """
+        if self._handed_out is None:
+            return {"epoch": self._epoch, "batches": self._skipped, **self._made_with}
+        if self._handed_out == self._length:  # whether or not the iterator was asked for one more
+            return {"epoch": self._epoch, "batches": 0, **self._made_with}
+        return {"epoch": self._epoch - 1, "batches": self._handed_out, **self._made_with}
+
+    def load_state_dict(self, state: Mapping[str, int | bool | None]) -> None:
+        """Makes the next iteration go on after the last batch before `state_dict()`, in the same order.
+
+        Samples before it are not read again, but by an iterable dataset, which has to pass over them. Under
+        BSP the state of any worker serves all; otherwise each needs its own.
+
+        Args:
+            state: of a loader that was made with the same arguments over a dataset of the same length.
+
+        Raises:
+            UsageError: it is not; what differs is named.
+        """
+        missing = [name for name in ("epoch", "batches", *self._made_with) if name not in state]
+        if missing:
+            raise UsageError(f"this is no state of a loader: it has no {missing[0]!r}")
+        for name, value in self._made_with.items():
+            if state[name] != value:
+                raise UsageError(
+                    f"the state is of a loader with {name}={state[name]}, this one has {name}={value}"
+                    + (" (BSP deals evenly, ssp and asp do not)" if name == "even" else "")
+                )
+        epoch, batches = state["epoch"], state["batches"]
+        if not (isinstance(epoch, int) and isinstance(batches, int) and epoch >= 0 and batches >= 0):
+            raise UsageError(f"a loader cannot be at epoch {epoch}, batch {batches}")
+        if self._length is not None and batches > self._length:
+            raise UsageError(f"the state is {batches} batches into an epoch of {self._length}")
+        self._epoch, self._skipped, self._handed_out = epoch, batches, None

@@ -55,10 +55,12 @@ class Membership:
         self._started: dict[int, int] = {}
         self._waiting_for = ""
         self._error: PsError | None = None
+        self._waiting_call: Any = None
         self._leaving = False
         self.live_wanted = False  # a reader wants what lies outside tables, at the next step
         self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
         self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
         self.joined = pb.Joined()
 
     # -- joining ---------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ class Membership:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_S)
-        threading.Thread(target=self._beat, name="ps-heartbeat", daemon=True).start()
+        self._start_thread("ps-heartbeat", self._beat)
         return self.joined
 
     def _join_once(self) -> None:
@@ -101,7 +103,7 @@ class Membership:
             )
         )
         call = self._service.coordinator.Member(_until_none(self._outbox))
-        threading.Thread(target=self._read, args=(call,), name="ps-member", daemon=True).start()
+        self._start_thread("ps-member", lambda: self._read(call))
         self.joined = self._wait("joined", settings.connect_limit_s)
 
     # -- tables ----------------------------------------------------------------------------------------
@@ -154,6 +156,29 @@ class Membership:
         chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
         return b"".join(chunk.data for chunk in chunks)
 
+    def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
+        """Waits until a worker has put bytes that are not less; returns whether that was within the limit.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
+        until_s = time.monotonic() + limit_s
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            call = self._waiting_call = self._service.coordinator.GetState(request, timeout=limit_s)
+        try:
+            for _ in call:
+                pass
+        except PsError:
+            if self._error is not None:
+                raise self._error from None
+            if time.monotonic() >= until_s:
+                return False
+            raise
+        return True
+
     def _key(self, name: str) -> pb.StateKey:
         return pb.StateKey(
             job=self._settings.job,
@@ -190,7 +215,16 @@ class Membership:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._outbox.put(None)
 
+    def wait_threads(self) -> None:
+        """After `leave` and the end of the service: waits for the threads."""
+        for thread in self._threads:
+            thread.join(LEAVE_LIMIT_S)
+
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=body, name=name, daemon=True))
+        self._threads[-1].start()
 
     def _send(self, **message: Any) -> None:
         self._outbox.put(pb.MemberRequest(**message))
@@ -238,6 +272,8 @@ class Membership:
             if self._error is not None:
                 return
             self._error = error
+            if self._waiting_call is not None:
+                self._waiting_call.cancel()
             self._changed.notify_all()
         if self.joined.incarnation and not self._leaving:
             self._on_failure(error)

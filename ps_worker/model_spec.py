@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import safetensors.torch
 import torch
 
-from ps_wire.errors import ParameterUnsupported, UsageError
+from ps_wire.errors import ModelUnsupported, ParameterUnsupported, UsageError
 from ps_wire.table import BucketOptions, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.flat import stride_of
 from ps_worker.hyperparameters import spec_of
 
+# Parameters of these dtypes have a float32 master on the servers; what is pulled is rounded.
+MASTERS = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+REPLICATED = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 
-def parameters_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-    """The optimizer's parameters by their names in the model, in registration order.
+
+def parameters_of(
+    model: torch.nn.Module, groups: Iterable[Mapping[str, Any]]
+) -> dict[str, torch.nn.Parameter]:
+    """The parameters of param-groups by their names in the model, in registration order.
 
     Raises:
-        UsageError: the optimizer holds a parameter that the model does not have.
+        UsageError: the groups hold a parameter that the model does not have, or none that it has.
+        ModelUnsupported: the model is split or replicated by something else already.
     """
-    grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    _check_whole(model)
+    grouped = {id(parameter) for group in groups for parameter in group["params"]}
     named = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in grouped}
     strangers = len(grouped) - len(named)
     if strangers:
@@ -30,6 +39,21 @@ def parameters_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
     return named
 
 
+def _check_whole(model: torch.nn.Module) -> None:
+    """Refuses a model whose gradients something else averages or whose parameters it splits."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in REPLICATED or any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
+            where = f"its module {name!r}" if name else "the model"
+            raise ModelUnsupported(
+                f"{where} is wrapped by {kind}: the servers take its part (averaging gradients, holding "
+                "the optimizer's state). Wrap the bare module instead"
+            )
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor":
+            raise ModelUnsupported(f"parameter {name!r} is a DTensor, a part of one: wrap the bare module")
+
+
 def table_of(
     number: int,
     parameters: Mapping[str, torch.Tensor],
@@ -37,6 +61,8 @@ def table_of(
     group_of: Mapping[int, int],
     optimizer: OptimizerSpec,
     buckets: BucketOptions,
+    masters: Mapping[torch.dtype, torch.dtype] | None = None,
+    clip_grad_norm: float | None = None,
 ) -> TableSpec:
     """The description that servers and other workers get.
 
@@ -46,6 +72,8 @@ def table_of(
         group_of: id of a parameter -> its param-group.
         optimizer: as data.
         buckets: sizes.
+        masters: the dtypes that servers hold in place of others.
+        clip_grad_norm: the largest norm of a step's mean gradient.
 
     Raises:
         ParameterUnsupported: a parameter is sparse, complex, lazy or of a dtype that servers do not hold.
@@ -57,32 +85,51 @@ def table_of(
             raise ParameterUnsupported(f"parameter {name!r} is lazy: run the model once before wrap")
         if parameter.layout is not torch.strided:
             raise ParameterUnsupported(f"parameter {name!r} is {parameter.layout}: tables are dense")
+        if parameter.is_complex():
+            raise ParameterUnsupported(
+                f"parameter {name!r} is complex ({parameter.dtype}): keep it as two real ones, "
+                "for instance torch.view_as_real(x)"
+            )
+        dtype = (masters or {}).get(parameter.dtype, parameter.dtype)
         specs.append(
             ParameterSpec(
                 name=name,
                 shape=tuple(parameter.shape),
-                dtype=str(parameter.dtype).removeprefix("torch."),
+                dtype=str(dtype).removeprefix("torch."),
                 group=group_of[id(parameter)],
                 device=devices.setdefault(parameter.device, len(devices)),
                 stride=stride_of(parameter),
             )
         )
-    return TableSpec(number=number, parameters=tuple(specs), optimizer=optimizer, buckets=buckets)
+    return TableSpec(
+        number=number,
+        parameters=tuple(specs),
+        optimizer=optimizer,
+        buckets=buckets,
+        clip_grad_norm=clip_grad_norm,
+    )
 
 
 def model_table(
     number: int,
     parameters: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
+    groups: Sequence[Mapping[str, Any]],
+    *,
     buckets: BucketOptions,
+    clip_grad_norm: float | None = None,
 ) -> TableSpec:
     """The table of a model's parameters under its optimizer. Raises what `table_of` and `spec_of` raise."""
-    groups = {
-        id(parameter): index
-        for index, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    }
-    return table_of(number, parameters, group_of=groups, optimizer=spec_of(optimizer), buckets=buckets)
+    group_of = {id(parameter): index for index, group in enumerate(groups) for parameter in group["params"]}
+    return table_of(
+        number,
+        parameters,
+        group_of=group_of,
+        optimizer=spec_of(optimizer, groups),
+        buckets=buckets,
+        masters=MASTERS,
+        clip_grad_norm=clip_grad_norm,
+    )
 
 
 def outside_of(model: torch.nn.Module, inside: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:

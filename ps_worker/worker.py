@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsFloat
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
@@ -20,19 +20,21 @@ from ps_wire.staleness import merge_counts, summarize
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
-from ps_worker.hyperparameters import OptimizerChoice
+from ps_worker.hyperparameters import OptimizerChoice, spec_of
 from ps_worker.link import Link
-from ps_worker.loader import Loader
+from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats
 from ps_worker.table import Table
+from ps_worker.worker_data import WorkerData
 from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 SETTLE_LIMIT_S = 5.0
+_ARRAYS = (torch.Tensor, np.ndarray)
 
 
-class Worker:
+class Worker(WorkerData):
     """Made by `connect`; a context manager that leaves the job when its block ends.
 
     The user's thread calls it; background threads receive frames and send heartbeats.
@@ -51,12 +53,15 @@ class Worker:
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
+        super().__init__(settings.consistency)
         self._settings = settings
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
+        self._models: list[torch.nn.Module] = []  # whose buffers go along with one of the tables
+        self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._metrics: dict[str, float] = {}
-        self._samples = 0
         self._left = False
+        self._pid = os.getpid()
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self.rank = self._link.rank
@@ -75,11 +80,13 @@ class Worker:
         *,
         overlap: Literal["auto"] | bool = "auto",
         weight: Literal["equal", "samples"] = "equal",
+        clip_grad_norm: float | None = None,
         buckets: BucketOptions | None = None,
     ) -> WrappedOptimizer:
         """Puts the model's parameters on the servers, which run the optimizer from now on.
 
         Waits until all workers are here and the job has started; then the model has the job's weights.
+        Parameters of bfloat16 and float16 have a float32 master on the servers; what arrives is rounded.
 
         Args:
             optimizer: of torch.optim; its class and `param_groups` are sent as data.
@@ -87,31 +94,55 @@ class Worker:
             overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
                 touched the gradients.
             weight: of a push in a BSP mean: "equal", or the "samples" that the loader handed out for it.
+            clip_grad_norm: largest L2 norm of the gradient over all parameters, as
+                `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
+                workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
             buckets: sizes of buckets and partitions.
 
         Raises:
             ConfigurationRefused: the servers cannot run the optimizer or hold a parameter, the model or
                 optimizer differs from the other workers', or it does not fit into a server's memory.
             StartLimitExceeded: the job did not start in time; who was missing is named.
-            UsageError: the optimizer holds parameters that the model does not have.
+            UsageError: the optimizer holds parameters that the model does not have, or a parameter that
+                another table has.
         """
         if overlap not in ("auto", True, False):
             raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
         if weight not in ("equal", "samples"):
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
-        number = len(self._optimizers) + len(self._tables)
-        parameters = model_spec.parameters_of(model, optimizer)
-        spec = model_spec.model_table(number, parameters, optimizer, buckets or BucketOptions())
-        outside = model_spec.outside_of(model, parameters.values())
-        exchange, step = self._link.start_table(spec, parameters.values(), outside)
+        if clip_grad_norm is not None and not 0.0 < clip_grad_norm < float("inf"):
+            raise UsageError(f"clip_grad_norm must be finite and > 0, got {clip_grad_norm}")
+        spec_of(optimizer)  # refuses a foreign one before anything is touched
+        mean = isinstance(self._settings.consistency, BSP)
+
+        def start_table(groups: list[dict[str, Any]]) -> StartedTable:
+            parameters = model_spec.parameters_of(model, groups)
+            spec = model_spec.model_table(
+                self._next_table(parameters),
+                parameters,
+                optimizer,
+                groups,
+                buckets=buckets or BucketOptions(),
+                clip_grad_norm=clip_grad_norm if mean else None,
+            )
+            outside: dict[str, torch.Tensor] = {}
+            if not any(known is model for known in self._models):
+                outside = model_spec.outside_of(model, parameters.values())
+            states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
+            exchange, step = self._link.start_table(spec, parameters.values(), outside, states)
+            self._models.append(model)
+            self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
+            return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
+
         wrapped = WrappedOptimizer(
             optimizer,
-            parameters=parameters,
-            exchange=exchange,
-            step=step,
+            model=model,
+            start_table=start_table,
+            access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
             overlap=overlap,
+            clip_grad_norm=None if mean else clip_grad_norm,
             weight=self._sample_weight() if weight == "samples" else _one,
-            ended=self._ended_text() if self.ended else None,
+            closed=self._closed,
             log=self._say,
             at_step=self._link.at_step_boundary,
         )
@@ -137,65 +168,20 @@ class Worker:
         Raises:
             What `wrap` raises.
         """
-        number = len(self._optimizers) + len(self._tables)
+        number = self._next_table(tensors)
         spec = model_spec.table_of(
             number,
             tensors,
             group_of={id(tensor): 0 for tensor in tensors.values()},
             optimizer=optimizer.spec(),
             buckets=buckets or BucketOptions(),
+            clip_grad_norm=clip_grad_norm,
         )
-        spec = replace(spec, clip_grad_norm=clip_grad_norm)
         exchange, step = self._link.start_table(spec, tensors.values(), {})
+        self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
         made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary)
         self._tables.append(made)
         return made
-
-    # -- data ------------------------------------------------------------------------------------------
-
-    def loader(
-        self,
-        dataset: Dataset[Any],
-        *,
-        batch_size: int = 1,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        **options: Any,
-    ) -> Loader:
-        """This worker's share of a dataset; each iteration over it is one epoch.
-
-        Over all workers every sample comes once per epoch. Under BSP all get equally many batches, of sizes
-        that differ by at most one.
-
-        Args:
-            dataset: with a length and an index.
-            batch_size: per worker.
-            shuffle: another order each epoch, the same on all workers.
-            seed: of that order; must be the same on all workers.
-            drop_last: full batches only.
-            options: of `torch.utils.data.DataLoader`: `collate_fn`, `num_workers`, `pin_memory`...
-
-        Raises:
-            UsageError: the dataset has fewer samples than the job workers, or an option makes no sense.
-        """
-        return Loader(
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            rank=self.rank,
-            num_workers=self.num_workers,
-            even=isinstance(self._settings.consistency, BSP),
-            ended=self.ended,
-            on_batch=self._count_samples,
-            options=options,
-        )
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of `count` epochs."""
-        yield from range(count)
 
     # -- figures ---------------------------------------------------------------------------------------
 
@@ -205,18 +191,20 @@ class Worker:
         clocks = [optimizer.step_number for optimizer in self._optimizers]
         return max(clocks + [table.step for table in self._tables], default=0)
 
-    def log(self, **metrics: float) -> None:
+    def log(self, **metrics: SupportsFloat) -> None:
         """Keeps the latest value of each metric; they travel with heartbeats to whoever watches the job.
+
+        Args:
+            metrics: numbers; tensors and arrays of one element are read without their graph.
 
         Raises:
             UsageError: a value is not a number.
         """
         for name, value in metrics.items():
-            number = value.detach() if isinstance(value, torch.Tensor) else value
             try:
-                self._metrics[name] = float(number)
-            except (TypeError, ValueError):
-                raise UsageError(f"log({name}=...) takes a number, got {value!r}") from None
+                self._metrics[name] = float(value.item() if isinstance(value, _ARRAYS) else value)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(f"log({name}=...) takes a number, got {_described(value)}") from None
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.
@@ -244,6 +232,18 @@ class Worker:
             staleness=summarize(merge_counts(table.tau for table in tables)),
         )
 
+    def synchronize(self) -> None:
+        """Waits until all weights that were asked for are here.
+
+        To be called before the weights are read outside the model's forward: for a moving average of them,
+        a checkpoint, a norm.
+
+        Raises:
+            PsError: the job cannot go on.
+        """
+        for optimizer in self._optimizers:
+            optimizer.settle()
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -263,9 +263,17 @@ class Worker:
             optimizer.refresh()
         self._finished = True
 
+    def is_in(self, settings: Settings) -> bool:
+        """Whether this is a member, or finished and not gone, of the job that `settings` name."""
+        same = (self._settings.servers, self._settings.job) == (settings.servers, settings.job)
+        return same and not self._left
+
     def leave(self, reason: str = "") -> None:
-        """Leaves the job; the others go on without this worker. Safe to call twice."""
-        if self._left:
+        """Leaves the job; the others go on without this worker. Safe to call twice.
+
+        Does nothing in a forked child: the worker is its parent.
+        """
+        if self._left or os.getpid() != self._pid:
             return
         self._left = True
         atexit.unregister(self.leave)
@@ -290,31 +298,32 @@ class Worker:
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _next_table(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """The number of the next table, if none of these is in another one."""
+        closed = self._closed()
+        if closed is not None and not self.ended:
+            raise UsageError(closed)
+        for name, tensor in tensors.items():
+            if id(tensor) in self._table_of:
+                _, other = self._table_of[id(tensor)]
+                raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
+        return len(self._link.exchanges)
+
+    def _closed(self) -> str | None:
+        """Why no step can be taken any more, or None."""
+        if self._left:
+            return f"this worker has left job {self._settings.job}: connect again to train on"
+        if self._finished:
+            return f"this worker has finished job {self._settings.job}: no step comes after finish()"
+        return self._ended_text() if self.ended else None
+
     def _progress(self) -> pb.Progress:
-        return pb.Progress(
-            step=self.step,
-            samples=self._samples,
-            waited_s=self._waited_s,
-            metrics=dict(self._metrics),
-        )
+        metrics = dict(self._metrics)
+        return pb.Progress(step=self.step, samples=self._samples, waited_s=self._waited_s, metrics=metrics)
 
     @property
     def _waited_s(self) -> float:
         return sum(optimizer.waited_s for optimizer in self._optimizers)
-
-    def _count_samples(self, samples: int) -> None:
-        self._samples += samples
-
-    def _sample_weight(self) -> Callable[[], float]:
-        """A function that gives the samples handed out since it was last called."""
-        taken = self._samples
-
-        def weight() -> float:
-            nonlocal taken
-            count, taken = self._samples - taken, self._samples
-            return float(max(count, 1))
-
-        return weight
 
     def _ended_text(self) -> str:
         return (
@@ -330,6 +339,12 @@ class Worker:
             logger.setLevel(logging.INFO)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, _ARRAYS):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
+    return repr(value)[:200]
 
 
 def _one() -> float:

@@ -1,91 +1,119 @@
 """The optimizer that a script gets from `Worker.wrap`: gradients leave, weights arrive.
 
-Legend: P = parameters of the table.
+It is what torch's schedulers, `GradScaler` and frameworks take for an optimizer, and owns the order of a step
+over its tables (one, and one more for each `add_param_group`). How gradients leave is `gradients`' affair,
+what a parameter shows is `weights`'. Nothing writes a weight outside `step()`.
 
-A hook on every parameter notes its gradient; with overlap it copies it into the flat bucket at once, and a
-bucket whose gradients are all there leaves while backward goes on. `step()` sends the rest, asks for the new
-weights and returns when the next forward may start. Nothing writes a weight at any other time.
-
-A step here: hooks copy and push full buckets -> step() checks, pushes the rest or abstains -> pull -> wait
+A step here: hooks copy and push full buckets -> step(): checks, pushes the rest or abstains -> pull -> wait
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, Literal
 
 import torch
+from torch._compile import _disable_dynamo
 
 from ps_wire.errors import UsageError
-from ps_wire.plan import Bucket
 from ps_wire.table import Hyperparameters
-from ps_worker.departure import Watch, changed_error
-from ps_worker.exchange import Exchange
-from ps_worker.flat import bucket_of
+from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import read_groups
+from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAccess
+from ps_worker.weights import Weights
+
+START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
+NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
-class WrappedOptimizer(torch.optim.Optimizer):
+class WrappedOptimizer(RemoteStateOptimizer):
     """Made by `Worker.wrap`. Its `param_groups` are the wrapped optimizer's own, so schedulers work on both.
 
     Attributes:
-        step_number: this worker's clock on the table: steps taken, abstentions included.
+        step_number: steps taken, abstentions included.
+        abstained: steps of these in which this worker had nothing to push.
         waited_s: seconds in `step()` between the last push and the last weight, in all.
     """
+
+    # GradScaler then always calls step(), with `grad_scale` and `found_inf` set: a worker that found an
+    # overflow has to abstain, or the others of a BSP job would wait for it for ever.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
         inner: torch.optim.Optimizer,
         *,
-        parameters: Mapping[str, torch.nn.Parameter],
-        exchange: Exchange,
-        step: int,
+        model: torch.nn.Module,
+        start_table: Callable[[list[dict[str, Any]]], StartedTable],
+        access: StateAccess,
         overlap: Literal["auto"] | bool,
+        clip_grad_norm: float | None,
         weight: Callable[[], float],
-        ended: str | None,
+        closed: Callable[[], str | None],
         log: Callable[[str], None],
         at_step: Callable[[int], None] = lambda _step: None,
     ) -> None:
-        """See `Worker.wrap`."""
+        """See `Worker.wrap`.
+
+        Args:
+            inner: the script's own.
+            model: whose parameters it holds.
+            start_table: makes and starts a table of these param-groups.
+            access: to the optimizer's state on the servers.
+            overlap: as in `wrap`.
+            clip_grad_norm: to clip this worker's own gradients to, before they leave.
+            weight: of a step's pushes in a BSP mean; called once a step.
+            closed: why no step can be taken any more, or None.
+            log: says something to the person at the terminal.
+            at_step: called at the end of each step, with the number of steps taken.
+        """
+        self._open = False
         self._at_step = at_step
-        self._growing = True
         super().__init__(inner.param_groups, inner.defaults)
-        self._growing = False
-        self.step_number = step
+        self._open = True
+        self._optimizer_step_pre_hooks = inner._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = inner._optimizer_step_post_hooks
+        inner.param_groups = self.param_groups
+        inner.step = MethodType(_refuse_step, inner)  # type: ignore[method-assign]
+        self.step_number = 0
+        self.abstained = 0
         self.waited_s = 0.0
-        self._parameters = list(parameters.values())
-        self._names = list(parameters)
-        self._exchange = exchange
-        self._overlap = overlap is True
-        self._undecided = overlap == "auto"
+        self._inner = inner
+        self._model = model
+        self._start_table = start_table
+        self._access = access
+        self._started = []
+        self._clip = clip_grad_norm
+        self._mode = START[overlap] if clip_grad_norm is None else Mode.WAITING
         self._weight = weight
-        self._step_weight = 1.0
-        self._first_hyper: Hyperparameters | None = None
-        self._ended = ended
+        self._step_weight: float | None = None
+        self._closed = closed
         self._log = log
         self._syncing = True
-        self._warned_abstention = False
-        self._watch = Watch(self._parameters, self._names)
-        self._bucket_of = bucket_of(exchange.plan)
-        self._pieces = [exchange.plan.pieces(partition) for partition in exchange.partitions]
-        self._present = [False] * len(self._parameters)
-        self._zero = [True] * len(self._parameters)
-        self._left: set[int] = set()
-        self._remaining: dict[int, int] = {}
-        self._hooked = [False] * len(self._parameters)
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        for parameter, view in zip(self._parameters, exchange.weights.views, strict=True):
-            if parameter.device.type == "cpu":
-                parameter.data = view
-        self.refresh()
-        self._begin()
+        self._tables: list[Gradients] = []
+        self._weights: list[Weights] = []
+        self._waiting = False
+        self._resume: torch.utils.hooks.RemovableHandle | None = None
+        self._add_table(list(range(len(self.param_groups))))
+        self.step_number = self._tables[0].step
 
     # -- what a script calls ---------------------------------------------------------------------------
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients leave while backward is still running."""
+        return self._mode is Mode.OVERLAPPING
+
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sends this step's gradients and waits for the weights of the next.
+
+        With a `GradScaler` the gradients are divided by its scale as they leave; if it found an overflow,
+        this worker abstains from the step and the others go on.
 
         Args:
             closure: evaluated exactly once, with gradients on, before anything is sent.
@@ -95,23 +123,49 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
         Raises:
             GradientChanged: a gradient or hyper-parameter changed after its bucket had left.
+            WeightsChanged: the script wrote into a parameter since the last step.
+            UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
-        if self._ended is not None:
-            raise UsageError(self._ended)
+        closed = self._closed()
+        if closed is not None:
+            raise UsageError(closed)
+        self.settle()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._decide_overlap()
-        self._send_rest()
+        for weights in self._weights:
+            weights.check()
+        scale, overflow = self._scaling()
+        self._decide(scaled=scale is not None or overflow is not None)
+        self._send(scale, overflow=bool(overflow))
+        for table in self._tables:
+            table.pull()
         self.step_number += 1
-        self._exchange.pull(step=self.step_number)
+        self._waiting = True
+        self.settle()
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
         self._at_step(self.step_number)
-        self.waited_s += self._exchange.wait_pulled(self._log)
-        self.refresh()
-        self._begin()
         return loss
+
+    def settle(self) -> None:
+        """Waits until the weights that `step()` has asked for are here, if it was interrupted meanwhile."""
+        if not self._waiting:
+            return
+        started_s = time.monotonic()
+        try:
+            for table in self._tables:
+                table.exchange.wait_pulled(self._log)
+        except KeyboardInterrupt:
+            self._wait_in_forward()
+            raise
+        self._waiting = False
+        self.waited_s += time.monotonic() - started_s
+        self._step_weight = None
+        self.refresh()
+        for table in self._tables:
+            table.begin(self._mode)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.
@@ -119,8 +173,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         Raises:
             GradientChanged: gradients of this step have already left.
         """
-        if self._left:
-            raise changed_error("zero_grad() was called between backward and step()")
+        self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
 
     @contextmanager
@@ -131,190 +184,137 @@ class WrappedOptimizer(torch.optim.Optimizer):
             yield
         finally:
             self._syncing = before
+            for table in self._tables:
+                table.forget_arrivals()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after the table is made.
+        """Adds parameters in mid-run: they become a table of their own. All workers must do the same.
+
+        Waits until all workers have added the group; the lowest live worker's values start it.
 
         Raises:
-            UsageError: always, once wrapped.
+            UsageError: with `clip_grad_norm`, whose norm is over one table; or what `wrap` raises.
         """
-        if not self._growing:
-            raise UsageError("a table's parameters are fixed when it is made: add param-groups before wrap")
+        if not self._open:
+            super().add_param_group(param_group)
+            return
+        if self._clip is not None:
+            raise UsageError("clip_grad_norm is over the parameters of wrap: add param-groups before it")
+        self._between_steps("add_param_group()")
         super().add_param_group(param_group)
+        try:
+            self._add_table([len(self.param_groups) - 1])
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
-    def state_dict(self) -> dict[str, Any]:
-        """Not available: the state lives on the servers.
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `RemoteStateOptimizer.load_state_dict`."""
+        super().load_state_dict(state_dict)
+        self._inner.param_groups = self.param_groups
 
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("the optimizer's state lives on the servers; a worker cannot read it yet")
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
-        """Not available: the state lives on the servers.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("the optimizer's state lives on the servers; a worker cannot set it yet")
+    def _between_steps(self, what: str) -> None:
+        self.settle()
+        if any(table.left for table in self._tables):
+            raise changed_error(f"{what} was called between backward and step()")
 
     # -- what a worker calls ---------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Makes autograd and other devices see that the weights are new."""
-        with torch.no_grad():
-            for parameter, view in zip(self._parameters, self._exchange.weights.views, strict=True):
-                if parameter.data_ptr() != view.data_ptr():
-                    parameter.data.copy_(view)
-        torch.autograd.graph.increment_version(self._parameters)
+        """Makes autograd, other devices and smaller dtypes see that the weights are new."""
+        for weights in self._weights:
+            weights.refresh()
 
     def abandon(self, limit_s: float) -> None:
         """Settles a step that will not be finished: what has not left abstains, and no gate waits for it."""
-        if not self._left:
+        if self._waiting or not any(table.left for table in self._tables):
             return
-        rest = [partition for partition in self._exchange.partitions if partition.bucket not in self._left]
-        self._exchange.abstain(rest, step=self.step_number)
+        for table in self._tables:
+            table.abstain()
+            table.step += 1
+            table.exchange.wait_acked(limit_s=limit_s)
+            table.begin(self._mode)
         self.step_number += 1
-        self._left.clear()
-        self._exchange.wait_acked(limit_s=limit_s)
 
     def detach(self) -> None:
         """Takes the hooks off; the model keeps its weights."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for table in self._tables:
+            table.detach()
+        if self._resume is not None:
+            self._resume.remove()
 
-    # -- hooks -----------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Gets ready for the next step's gradients."""
-        self._watch.next_step()
-        self._left.clear()
-        self._remaining.clear()
-        for index, parameter in enumerate(self._parameters):
-            self._present[index] = False
-            if parameter.requires_grad and not self._hooked[index] and self._ended is None:
-                self._hooked[index] = True
-                handle = _on_gradient(parameter, self._hook_of(index))
-                self._handles.append(handle)
-
-    def _hook_of(self, index: int) -> Callable[[torch.Tensor], None]:
-        def hook(_parameter: torch.Tensor) -> None:
-            if self._syncing:
-                self._arrived(index)
-
-        return hook
-
-    def _arrived(self, index: int) -> None:
-        bucket = self._bucket_of[index]
-        self._check_dense(index)
-        if bucket.index in self._left:
-            raise changed_error(f"a second backward added to the gradient of {self._names[index]!r}")
-        if self._undecided and not self._watch.seen:
-            self._first_hyper = read_groups(self)
-        if not self._remaining:
-            self._count_awaited()
-        first_time = index not in self._watch.seen
-        self._watch.note(index)
-        if not self._overlap:
-            return
-        self._copy(index)
-        self._remaining[bucket.index] -= first_time
-        if self._remaining[bucket.index] == 0:
-            for place in bucket.placements:
-                if place.parameter not in self._watch.seen:
-                    self._copy(place.parameter)  # frozen: zeros, not what an earlier step has left there
-            self._push(bucket)
-
-    def _count_awaited(self) -> None:
-        """How many gradients each bucket waits for, as the script has set `requires_grad` by now.
-
-        A parameter that was frozen and still has a gradient never fires: its bucket leaves in `step()`.
-        """
-        self._remaining = {bucket.index: 0 for bucket in self._exchange.plan.buckets}
-        for index, parameter in enumerate(self._parameters):
-            if parameter.requires_grad or parameter.grad is not None:
-                self._remaining[self._bucket_of[index].index] += 1
-
-    # -- sending ---------------------------------------------------------------------------------------
-
-    def _copy(self, index: int) -> None:
-        """Copies a gradient into the flat bucket, or zeros where there is none."""
-        bucket = self._bucket_of[index]
-        first, count = bucket.first_partition, bucket.num_partitions
-        self._exchange.wait_acked(self._exchange.partitions[first : first + count])
-        view, gradient = self._exchange.gradients.views[index], self._parameters[index].grad
-        self._present[index] = gradient is not None
-        if gradient is not None:
-            self._check_dense(index)
-            with torch.no_grad():  # a gradient may have a graph of its own
-                view.copy_(gradient)
-        elif not self._zero[index]:
-            view.zero_()
-        self._zero[index] = gradient is None
-
-    def _check_dense(self, index: int) -> None:
-        gradient = self._parameters[index].grad
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise UsageError(
-                f"the gradient of {self._names[index]!r} is sparse: tables are dense "
-                "(for an Embedding, sparse=False)"
+    def _add_table(self, groups: list[int]) -> None:
+        started = self._start_table([self.param_groups[index] for index in groups])
+        self._started.append(started)
+        self._weights.append(Weights(started.exchange.weights, started.parameters))
+        self._tables.append(
+            Gradients(
+                started.exchange,
+                started.parameters,
+                step=started.step,
+                mode=self._mode if self._closed() is None else Mode.WAITING,
+                syncing=lambda: self._syncing,
+                hyperparameters=lambda: self._read(groups),
+                weight=self._weigh,
             )
+        )
 
-    def _push(self, bucket: Bucket) -> None:
-        if not self._left:
-            self._exchange.set_hyperparameters(read_groups(self))
+    def _read(self, groups: list[int]) -> Hyperparameters:
+        return read_groups(self.defaults, [self.param_groups[index] for index in groups])
+
+    def _weigh(self) -> float:
+        if self._step_weight is None:
             self._step_weight = self._weight()
-        self._left.add(bucket.index)
-        first, count = bucket.first_partition, bucket.num_partitions
-        for partition in self._exchange.partitions[first : first + count]:
-            pieces = self._pieces[partition.index]
-            self._exchange.push(
-                partition,
-                step=self.step_number,
-                weight=self._step_weight,
-                present=[self._present[piece.parameter] for piece in pieces],
-            )
+        return self._step_weight
 
-    def _decide_overlap(self) -> None:
-        """After the first step: overlap if nothing touched the gradients. Later: an error if so."""
-        if not self._watch.seen:
-            return
-        if self._left:
-            self._check_departed()
-        elif self._undecided:
-            changed = self._watch.changed()
-            steady = read_groups(self) == self._first_hyper
-            self._overlap = changed is None and not self._watch.fired_twice and steady
-            self._undecided = False
+    def _scaling(self) -> tuple[float | None, float | None]:
+        """What a `GradScaler` says of the step: its scale if gradients still have it, and overflows found."""
+        scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        return None if scale is None else float(scale), None if overflow is None else float(overflow)
 
-    def _check_departed(self) -> None:
-        changed = self._watch.changed()
-        if changed is not None:
-            raise changed_error(changed)
-        if not self._exchange.takes(read_groups(self)):
-            raise changed_error("param_groups changed between backward and step()")
+    def _decide(self, *, scaled: bool) -> None:
+        """After a watched step: overlap if nothing touched the gradients. Later: an error if so."""
+        if any(table.left for table in self._tables):
+            if scaled:
+                raise changed_error("step() was called by a GradScaler")
+            for table in self._tables:
+                table.check_left()
+        elif scaled:
+            self._mode = Mode.WAITING
+        elif self._mode is Mode.WATCHING and any(table.seen for table in self._tables):
+            untouched = all(table.change() is None for table in self._tables)
+            self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
 
-    def _send_rest(self) -> None:
-        rest = [bucket for bucket in self._exchange.plan.buckets if bucket.index not in self._left]
-        if not self._left and all(parameter.grad is None for parameter in self._parameters):
-            self._abstain()
-            return
-        for bucket in rest:
-            for place in bucket.placements:
-                self._copy(place.parameter)  # what is there now, whatever the hook saw
-            self._push(bucket)
+    def _send(self, scale: float | None, *, overflow: bool) -> None:
+        if overflow or not any(table.any or table.left for table in self._tables):
+            self._abstain(overflow=overflow)
+        elif self._clip is None:
+            for table in self._tables:
+                table.send_rest(scale)
+        else:
+            norm = sum([table.copy_all(scale) for table in self._tables]) ** 0.5
+            factor = torch.clamp(self._clip / torch.tensor(norm + NORM_EPSILON), max=1.0).item()
+            for table in self._tables:
+                table.push_all(factor)
 
-    def _abstain(self) -> None:
-        if not self._warned_abstention:
-            self._warned_abstention = True
+    def _abstain(self, *, overflow: bool) -> None:
+        if not self.abstained and not overflow:
             self._log(f"step {self.step_number} has no gradient: this worker abstains (said once)")
-        self._weight()  # the samples of this step weigh in no other
-        self._exchange.abstain(self._exchange.partitions, step=self.step_number)
+        self.abstained += 1
+        self._weigh()  # the samples of this step weigh in no other
+        for table in self._tables:
+            table.abstain()
+
+    def _wait_in_forward(self) -> None:
+        """Ctrl-C in a notebook: whoever goes on gets whole weights first."""
+        if self._resume is None:
+            self._resume = self._model.register_forward_pre_hook(lambda *_: self.settle())
 
 
-def _on_gradient(
-    parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]
-) -> torch.utils.hooks.RemovableHandle:
-    register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_post_accumulate_grad_hook
-    return register(hook)
+def _refuse_step(_self: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+    raise UsageError("this optimizer was wrapped: call step() of what worker.wrap returned")
+
+
+_refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers then ask `_opt_called`

@@ -4,6 +4,9 @@ import os
 
 from hypothesis import settings
 
+# As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=200)
 settings.register_profile("thorough", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

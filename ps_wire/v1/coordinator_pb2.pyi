@@ -97,7 +97,7 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class MemberReply(_message.Message):
-    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "upload_live", "notice")
+    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "notice", "upload_live")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_MADE_FIELD_NUMBER: _ClassVar[int]
     TABLE_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -107,8 +107,8 @@ class MemberReply(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    UPLOAD_LIVE_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_LIVE_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     table_made: TableMade
     table_started: TableStarted
@@ -118,9 +118,9 @@ class MemberReply(_message.Message):
     ended: Ended
     left: Left
     refused: Refused
-    upload_live: UploadLive
     notice: Notice
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    upload_live: UploadLive
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed")
@@ -254,28 +254,28 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "hold_cut", "arm_cut", "end_cut", "decide")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
     OPEN_TABLE_FIELD_NUMBER: _ClassVar[int]
     START_TABLE_FIELD_NUMBER: _ClassVar[int]
     DROP_JOB_FIELD_NUMBER: _ClassVar[int]
+    DECIDE_FIELD_NUMBER: _ClassVar[int]
     HOLD_CUT_FIELD_NUMBER: _ClassVar[int]
     ARM_CUT_FIELD_NUMBER: _ClassVar[int]
     END_CUT_FIELD_NUMBER: _ClassVar[int]
-    DECIDE_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
     open_table: OpenTable
     start_table: StartTable
     drop_job: DropJob
+    decide: Decide
     hold_cut: Cut
     arm_cut: Cut
     end_cut: Cut
-    decide: Decide
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "clocks", "reader")
@@ -458,10 +458,12 @@ class PutStateReply(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStateRequest(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "at_least")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
     key: StateKey
-    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ...) -> None: ...
+    at_least: bytes
+    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

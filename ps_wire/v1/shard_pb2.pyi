@@ -42,6 +42,54 @@ class OpenReply(_message.Message):
     generation: int
     def __init__(self, carriers: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
 
+class TableKey(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "table")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    table: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., table: _Optional[int] = ...) -> None: ...
+
+class DumpRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: TableKey
+    def __init__(self, key: _Optional[_Union[TableKey, _Mapping]] = ...) -> None: ...
+
+class PartitionState(_message.Message):
+    __slots__ = ("key", "partition", "tensors", "last")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    key: TableKey
+    partition: int
+    tensors: _containers.RepeatedCompositeFieldContainer[StateTensor]
+    last: bool
+    def __init__(self, key: _Optional[_Union[TableKey, _Mapping]] = ..., partition: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., last: bool = ...) -> None: ...
+
+class StateTensor(_message.Message):
+    __slots__ = ("piece", "name", "dtype", "scalar", "data")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SCALAR_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    piece: int
+    name: str
+    dtype: str
+    scalar: bool
+    data: bytes
+    def __init__(self, piece: _Optional[int] = ..., name: _Optional[str] = ..., dtype: _Optional[str] = ..., scalar: bool = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class LoadStateReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class TablesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -49,6 +49,16 @@ class ShardStub(object):
                 request_serializer=ps__wire_dot_v1_dot_shard__pb2.TablesRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_shard__pb2.TablesReply.FromString,
                 _registered_method=True)
+        self.Dump = channel.unary_stream(
+                '/ps_wire.v1.Shard/Dump',
+                request_serializer=ps__wire_dot_v1_dot_shard__pb2.DumpRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_shard__pb2.PartitionState.FromString,
+                _registered_method=True)
+        self.LoadState = channel.stream_unary(
+                '/ps_wire.v1.Shard/LoadState',
+                request_serializer=ps__wire_dot_v1_dot_shard__pb2.PartitionState.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_shard__pb2.LoadStateReply.FromString,
+                _registered_method=True)
 
 
 class ShardServicer(object):
@@ -72,6 +82,20 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Dump(self, request, context):
+        """The optimizer's state of this shard's part of a table: partition after partition, each in one or more
+        messages of at most 4 MiB of data.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadState(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +113,16 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Tables,
                     request_deserializer=ps__wire_dot_v1_dot_shard__pb2.TablesRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_shard__pb2.TablesReply.SerializeToString,
+            ),
+            'Dump': grpc.unary_stream_rpc_method_handler(
+                    servicer.Dump,
+                    request_deserializer=ps__wire_dot_v1_dot_shard__pb2.DumpRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_shard__pb2.PartitionState.SerializeToString,
+            ),
+            'LoadState': grpc.stream_unary_rpc_method_handler(
+                    servicer.LoadState,
+                    request_deserializer=ps__wire_dot_v1_dot_shard__pb2.PartitionState.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_shard__pb2.LoadStateReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,6 +206,60 @@ class Shard(object):
             '/ps_wire.v1.Shard/Tables',
             ps__wire_dot_v1_dot_shard__pb2.TablesRequest.SerializeToString,
             ps__wire_dot_v1_dot_shard__pb2.TablesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dump(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_wire.v1.Shard/Dump',
+            ps__wire_dot_v1_dot_shard__pb2.DumpRequest.SerializeToString,
+            ps__wire_dot_v1_dot_shard__pb2.PartitionState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadState(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/ps_wire.v1.Shard/LoadState',
+            ps__wire_dot_v1_dot_shard__pb2.PartitionState.SerializeToString,
+            ps__wire_dot_v1_dot_shard__pb2.LoadStateReply.FromString,
             options,
             channel_credentials,
             insecure,

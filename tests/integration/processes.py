@@ -108,10 +108,11 @@ def start(*command: str, environment: Mapping[str, str] | None = None) -> Proces
 class Zygote:
     """Starts the project's commands by forking; see `zygote.py`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *modules: str) -> None:
+        """Modules are imported once, for all its children."""
         self._socket = str(folder / "zygote")
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("zygote.py")), self._socket],
+            [sys.executable, str(Path(__file__).with_name("zygote.py")), self._socket, *modules],
             env=ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

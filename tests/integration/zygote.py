@@ -3,11 +3,13 @@
 Importing torch takes 2 s of a core; a fork takes 20 ms, and what comes out is a process like any other, with
 its own pid, signals and exit code. Run as a script with the path of a Unix socket. Each connection asks for
 one child: a JSON object, and with it the descriptor for the child's output. Back come lines: its pid, then
-its exit code (negative: killed by that signal). All of it ends when stdin does.
+its exit code (negative: killed by that signal). All of it ends when stdin does. More arguments are names of
+modules that are imported before the first fork, too.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -75,6 +77,8 @@ def main() -> None:
     """Serves until stdin ends, then ends everything that it has started."""
     import ps_worker.cli  # noqa: F401, PLC0415
 
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

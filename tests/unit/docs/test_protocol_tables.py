@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from ps_server import coordinator, data_stream, job_tables, member, shard, shard_table, state_store
-from ps_wire import address, channel, errors, frame, table
+from ps_wire import address, channel, errors, frame, state_messages, table
 
 from .pages import table as rows_of
 
@@ -98,6 +98,10 @@ def test_the_readme_has_every_exit_code():
         ("payload of a frame", [frame.MAX_PAYLOAD_BYTES >> 20]),
         ("meta of a frame", [(frame.MAX_META_BYTES + 64) >> 20, 64]),
         ("a gRPC message", [channel.MAX_MESSAGE_BYTES >> 20]),
+        (
+            "data of a message with optimizer state",
+            [state_messages.MESSAGE_BYTES >> 20],
+        ),
         ("a partition", [table.BucketOptions().partition_bytes >> 20, frame.MAX_PAYLOAD_BYTES >> 20]),
         ("received frames that wait per connection", [data_stream.INBOX_FRAMES]),
         ("frames that wait to be sent to one peer", [data_stream.MAX_OUTBOX_FRAMES]),

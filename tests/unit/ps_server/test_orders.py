@@ -67,7 +67,7 @@ class Service:
 
     async def start(self) -> None:
         self.own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
-        self.shards = Shards(self.own, "a:1")
+        self.shards = Shards(self.own, "a:1", asyncio.get_running_loop())
         self.follower = Follower(self.shards)
         self.outlet = Kept()
         await self.follower.follow()

@@ -25,8 +25,11 @@ def batch(rank: int, step: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator)
 
 
+_seeding = threading.Lock()  # threads share torch's generator
+
+
 def seeded(make: Callable[[], torch.nn.Module], seed: int = 0) -> torch.nn.Module:
-    with torch.random.fork_rng():
+    with _seeding, torch.random.fork_rng():
         torch.manual_seed(seed)
         return make()
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.flat import FlatBuckets, bucket_of, stride_of
+from ps_worker.flat import FlatBuckets, stride_of
 
 OPTIMIZER = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),), (("lr", 0.2),))))
 SMALL = BucketOptions(bucket_bytes=1024, first_bucket_bytes=512, partition_bytes=4096)
@@ -57,6 +56,20 @@ def test_views_keep_shape_and_values_and_never_overlap(values: list[torch.Tensor
             assert view.data_ptr() % 64 == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_view_has_a_storage_of_its_own_over_its_bucket(dtype: torch.dtype):
+    """Accelerate, safetensors, torch.save and deepcopy go by storages."""
+    flat = FlatBuckets(plan_of([torch.zeros(shape, dtype=dtype) for shape in ((3, 5), (0,), (7,), ())]))
+    storages = [view.untyped_storage() for view in flat.views]
+    assert [storage.nbytes() for storage in storages] == [view.nbytes for view in flat.views]
+    assert len({storage.data_ptr() for storage in storages}) == len(storages)
+    for tensor in flat.tensors:
+        tensor.fill_(2)
+    assert all(bool((view == 2).all()) for view in flat.views)
+    saved = safetensors.torch.save({str(index): view for index, view in enumerate(flat.views)})
+    assert len(safetensors.torch.load(saved)) == len(flat.views)
+
+
 @given(tensors())
 def test_dense_strides_are_kept_and_others_become_the_usual_ones(value: torch.Tensor):
     (view,) = FlatBuckets(plan_of([value])).views
@@ -96,13 +109,3 @@ def test_bytes_of_a_partition_are_its_memory():
     assert len(view) == flat.partition(partition).nbytes
     flat.partition(partition).fill_(2.0)
     assert bytes(view) == torch.full((partition.numel,), 2.0).numpy().tobytes()
-
-
-def test_bucket_of_says_where_each_parameter_lies():
-    plan = plan_of([torch.zeros(100), torch.zeros(300), torch.zeros(5), torch.zeros(0)])
-    found = bucket_of(plan)
-    for index, bucket in enumerate(found):
-        assert index in [place.parameter for place in bucket.placements]
-    for first, second in itertools.combinations(range(4), 2):
-        if (first - second) % 2:
-            assert found[first] is not found[second]  # another param-group

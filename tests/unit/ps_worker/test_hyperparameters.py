@@ -106,9 +106,9 @@ def test_an_optimizer_whose_values_cannot_travel_is_refused_as_one():
 
 
 def test_a_tensor_as_learning_rate_is_a_number():
-    (group,) = read_groups(
+    (group,) = spec_of(
         made("Adam", lr=torch.tensor(0.25), betas=(torch.tensor(0.5), torch.tensor(0.75)))
-    ).groups
+    ).hyperparameters.groups
     assert dict(group)["lr"] == 0.25
     assert type(dict(group)["lr"]) is float
     assert dict(group)["betas"] == (0.5, 0.75)
@@ -116,13 +116,13 @@ def test_a_tensor_as_learning_rate_is_a_number():
 
 def test_keys_of_schedulers_do_not_travel():
     optimizer = made("SGD", lr=0.1, momentum=0.9)
-    before = read_groups(optimizer)
+    before = read_groups(optimizer.defaults, optimizer.param_groups)
     scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
     lr_scheduler.LinearLR(optimizer)
     assert {"initial_lr", "max_lr"} <= optimizer.param_groups[0].keys()
     optimizer.step()
     scheduler.step()
-    now = read_groups(optimizer)
+    now = read_groups(optimizer.defaults, optimizer.param_groups)
     assert [name for name, _ in now.groups[0]] == [name for name, _ in before.groups[0]]
     assert now != before  # but lr and momentum do
 
@@ -130,7 +130,9 @@ def test_keys_of_schedulers_do_not_travel():
 def test_groups_keep_their_order_and_their_own_values():
     first, second = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": [second]}], lr=0.1)
-    assert [dict(group)["lr"] for group in read_groups(optimizer).groups] == [0.5, 0.1]
+    assert [
+        dict(group)["lr"] for group in read_groups(optimizer.defaults, optimizer.param_groups).groups
+    ] == [0.5, 0.1]
 
 
 @pytest.mark.parametrize("value", [object(), {"a": 1}, torch.ones(3), ["a"], 1j])
@@ -138,7 +140,7 @@ def test_a_value_that_cannot_travel_is_named(value: Any):
     optimizer = made("SGD", lr=0.1)
     optimizer.param_groups[0]["momentum"] = value
     with pytest.raises(UsageError, match="hyper-parameter momentum"):
-        read_groups(optimizer)
+        read_groups(optimizer.defaults, optimizer.param_groups)
 
 
 @pytest.mark.parametrize("name", sorted(optimizers.KNOWN))

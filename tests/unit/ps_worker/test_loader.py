@@ -9,93 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
-from ps_worker.loader import Loader, Share
+from ps_worker.loader import Loader
+from ps_worker.share import Share
 
+from .loaders import epoch_of, made, shares
 from .service import Cluster, run_workers
-
-
-def made(samples: int, rank: int = 0, num_workers: int = 1, **given: Any) -> Loader:
-    values: dict[str, Any] = {
-        "batch_size": 16,
-        "shuffle": True,
-        "seed": 0,
-        "drop_last": False,
-        "even": True,
-        "ended": False,
-        "on_batch": lambda _size: None,
-        "options": {},
-    }
-    return Loader(range(samples), rank=rank, num_workers=num_workers, **values | given)
-
-
-def epoch_of(loader: Loader) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
-
-
-@st.composite
-def shares(draw: st.DrawFn) -> Share:
-    num_workers = draw(st.integers(1, 9))
-    return Share(
-        num_samples=draw(st.integers(num_workers, 400)),
-        num_workers=num_workers,
-        batch_size=draw(st.integers(1, 70)),
-        even=draw(st.booleans()),
-        drop_last=draw(st.booleans()),
-    )
-
-
-@given(shares())
-def test_parts_of_all_workers_are_a_partition(share: Share):
-    at = 0
-    for worker in range(share.num_workers):
-        start, end = share.bounds(worker)
-        assert start == at
-        assert end - start in (
-            share.num_samples // share.num_workers,
-            -(-share.num_samples // share.num_workers),
-        )
-        at = end
-    assert at == share.num_samples
-
-
-@given(shares())
-def test_batches_cover_the_part_unless_the_last_is_dropped(share: Share):
-    for worker in range(share.num_workers):
-        start, end = share.bounds(worker)
-        sizes = share.sizes(worker)
-        assert all(size >= 1 for size in sizes)
-        if share.drop_last:
-            assert set(sizes) <= {share.batch_size}
-            assert sum(sizes) <= end - start
-            if not share.even:
-                assert end - start - sum(sizes) < share.batch_size
-        else:
-            assert sum(sizes) == end - start
-
-
-@given(shares())
-def test_even_shares_have_equally_many_batches_and_others_full_ones(share: Share):
-    sizes = [share.sizes(worker) for worker in range(share.num_workers)]
-    if share.even:
-        assert len({len(of_one) for of_one in sizes}) == 1
-        flat = [size for of_one in sizes for size in of_one]
-        assert not flat or max(flat) - min(flat) <= 1
-        assert not flat or max(flat) <= max(share.batch_size, 2)
-    else:
-        for of_one in sizes:
-            assert set(of_one[:-1]) <= {share.batch_size}
-            assert not of_one or of_one[-1] <= share.batch_size
-
-
-@given(shares())
-def test_even_shares_need_no_more_batches_than_full_ones(share: Share):
-    if share.even and not share.drop_last:
-        largest = -(-share.num_samples // share.num_workers)
-        assert len(share.sizes(0)) <= -(-largest // share.batch_size)
 
 
 @given(shares(), st.integers(0, 1000), st.integers(0, 3))
@@ -198,11 +120,6 @@ def test_batches_are_counted_when_they_are_handed_out():
         assert counted[-1] == len(batch)
 
 
-class Stream(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
 class Unsized(Dataset):
     def __getitem__(self, index: int) -> int:
         return index
@@ -215,6 +132,7 @@ class Unsized(Dataset):
         ({"batch_size": -3}, "batch_size must be >= 1, got -3"),
         ({"options": {"sampler": None}}, "leave sampler out"),
         ({"options": {"batch_sampler": None}}, "leave batch_sampler out"),
+        ({"options": {"in_order": False}}, "leave in_order out"),
         ({"num_workers": 41}, "40 samples for 41 workers"),
     ],
 )
@@ -223,11 +141,10 @@ def test_what_makes_no_sense_is_a_named_error(change: dict[str, Any], text: str)
         made(40, **change)
 
 
-@pytest.mark.parametrize("dataset", [Stream(), Unsized()])
-def test_only_map_style_datasets_are_taken(cluster: Cluster, dataset: Any):
+def test_a_dataset_without_a_length_that_is_not_iterable_is_a_named_error(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
-        with pytest.raises(UsageError, match="map-style"):
-            worker.loader(dataset)
+        with pytest.raises(UsageError, match=r"map-style.* or a torch.utils.data.IterableDataset"):
+            worker.loader(Unsized())
 
     run_workers(cluster, body)
 

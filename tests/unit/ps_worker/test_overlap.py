@@ -74,7 +74,7 @@ def test_auto_begins_after_a_clean_first_step(cluster: Cluster):
     def body(model: torch.nn.Module, optimizer: Any) -> list[bool]:
         overlaps = []
         for step in range(3):
-            overlaps.append(optimizer._overlap)
+            overlaps.append(optimizer.overlaps)
             loss_of(model, 0, step).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -90,7 +90,7 @@ def test_auto_waits_for_the_first_step_with_a_gradient(cluster: Cluster):
             if step:
                 loss_of(model, 0, step).backward()
             optimizer.step()
-            overlaps.append(optimizer._overlap)
+            overlaps.append(optimizer.overlaps)
         return overlaps
 
     assert wrapped_in(cluster, body)[1] == [False, True, True]
@@ -107,7 +107,7 @@ def test_auto_stays_off_where_gradients_are_touched(cluster: Cluster, touch: Any
             touch(model)
             optimizer.step()
             optimizer.zero_grad()
-        overlaps.append(getattr(optimizer, "_overlap", None))
+        overlaps.append(getattr(optimizer, "overlaps", None))
 
     check(cluster, script, seeded(Mlp), sgd, buckets=EACH)
     assert overlaps == [None, False]
@@ -118,7 +118,7 @@ def test_auto_stays_off_where_gradients_accumulate_by_hand(cluster: Cluster):
         loss_of(model, 0, 0).backward()
         loss_of(model, 0, 1).backward()
         optimizer.step()
-        return optimizer._overlap
+        return optimizer.overlaps
 
     assert wrapped_in(cluster, body)[1] is False
 
@@ -277,7 +277,7 @@ def test_buckets_leave_while_backward_is_running(cluster: Cluster, overlap: bool
     seen: list[int] = []
 
     def body(model: torch.nn.Module, optimizer: Any) -> int:
-        exchange = optimizer._exchange
+        exchange = optimizer._tables[0].exchange
         model.first.weight.register_hook(lambda _: seen.append(exchange.bytes_pushed))
         loss_of(model, 0, 0).backward()
         at_the_end = exchange.bytes_pushed
@@ -293,9 +293,9 @@ def test_under_no_sync_nothing_leaves(cluster: Cluster):
     def body(model: torch.nn.Module, optimizer: Any) -> None:
         with optimizer.no_sync():
             loss_of(model, 0, 0).backward()
-        assert optimizer._exchange.bytes_pushed == 0
+        assert optimizer._tables[0].exchange.bytes_pushed == 0
         loss_of(model, 0, 1).backward()
-        assert optimizer._exchange.bytes_pushed > 0
+        assert optimizer._tables[0].exchange.bytes_pushed > 0
         optimizer.step()
 
     wrapped_in(cluster, body, overlap=True)

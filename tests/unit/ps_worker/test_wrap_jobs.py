@@ -145,7 +145,7 @@ def test_samples_of_an_abstained_step_do_not_weigh_in_the_next(cluster: Cluster)
     def body(worker: ps.Worker) -> None:
         model = seeded(Mlp)
         optimizer = worker.wrap(sgd(model), model, weight="samples", overlap=False)
-        exchange = optimizer._exchange
+        exchange = optimizer._tables[0].exchange
         push = exchange.push
 
         def noting(partition: Any, **given: Any) -> None:

@@ -90,12 +90,8 @@ def test_a_wrapped_optimizer_refuses_what_it_cannot_do(cluster: Cluster):
         model = seeded(Mlp)
         optimizer = worker.wrap(sgd(model), model)
         assert isinstance(optimizer, torch.optim.Optimizer)
-        with pytest.raises(ps.UsageError, match="before wrap"):
+        with pytest.raises(ps.UsageError, match="1 parameters that the model does not have"):
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
-        with pytest.raises(ps.UsageError, match="on the servers"):
-            optimizer.state_dict()
-        with pytest.raises(ps.UsageError, match="on the servers"):
-            optimizer.load_state_dict({})
         assert len(optimizer.param_groups) == 1
 
     run_workers(cluster, body)

@@ -1,0 +1,285 @@
+"""One bucket's gradients: gathered while backward runs, copied into flat memory, gone.
+
+Legend: K = parameters of the bucket, in the order in which backward reaches them.
+
+With overlap, a bucket leaves from the hook that completes it. What leaves is final, so what the gradients
+looked like then is kept, and `changed` compares it with what `step()` finds: the tensors themselves, their
+version counters, and the bytes of a sample against what was sent (an `unscale_` on a CPU, `p.grad.data` and
+numpy views change bytes and bump no counter). It must not know param-groups, loss scales or other buckets.
+
+Cost, 5,000 parameters: a hook that only notes its parameter 0.4 us, the copy 0.3 us a parameter; so all hooks
+but one per bucket are `list.append`, and the one that looks whether the bucket is complete sits on the
+parameter that came last when the bucket was last complete too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+
+import torch
+from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s
+
+from ps_wire.errors import ParameterUnsupported, UsageError
+from ps_wire.plan import Bucket
+from ps_worker.exchange import Exchange
+
+_version_of = attrgetter("_version")
+
+Handle = torch.utils.hooks.RemovableHandle
+
+
+class Outgoing:
+    """See the module's docstring.
+
+    Attributes:
+        bucket: of the table's plan.
+        left: its pushes of this step are under way or done.
+        arrived: the parameters whose hooks have fired in this step, in order, again for each time.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        bucket: Bucket,
+        parameters: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+    ) -> None:
+        """Takes the table's parameters and names; picks its own by the bucket's placements."""
+        self.bucket = bucket
+        self.left = False
+        self.arrived: list[torch.Tensor] = []
+        self._exchange = exchange
+        mine = [place.parameter for place in bucket.placements]
+        self.parameters = [parameters[index] for index in mine]
+        self._names = [names[index] for index in mine]
+        self._views = [exchange.gradients.views[index] for index in mine]
+        first, count = bucket.first_partition, bucket.num_partitions
+        self.partitions = exchange.partitions[first : first + count]
+        place_of = {index: place for place, index in enumerate(mine)}
+        self._pieces = [
+            [place_of[piece.parameter] for piece in exchange.plan.pieces(partition)]
+            for partition in self.partitions
+        ]
+        self._all = [(True,) * len(pieces) for pieces in self._pieces]
+        self._zeros = set(range(len(mine)))  # places whose flat memory holds zeros
+        self._absent: list[int] = []
+        self._sent: list[torch.Tensor | None] = []
+        self._sent_versions: list[int] = []
+        self._sent_arrivals = 0
+        self._hooked = [False] * len(mine)
+        self._handles: list[Handle] = []
+        self._trigger = len(mine) - 1
+        self._late = False  # the bucket left in step(), though all its gradients were there
+        self._noted: dict[int, tuple[torch.Tensor, int]] = {}
+
+    # -- hooks -----------------------------------------------------------------------------------------
+
+    def watch(self, on_note: Callable[[], None]) -> None:
+        """Hooks that copy each gradient as it is complete, for `changed_since_noted`."""
+        for place, parameter in self._unhooked():
+            self._hook(parameter, place, partial(self._note, place, on_note))
+
+    def overlap(self, on_complete: Callable[[Outgoing], None]) -> None:
+        """Hooks that call back once the gradients of all parameters that require one are there."""
+        if self._late and self.arrived and self._distinct() == self._awaited():
+            trigger = self._place_of(self.arrived[-1])
+            if trigger != self._trigger:
+                self._trigger = trigger
+                self.unhook()
+        for place, parameter in self._unhooked():
+            if place == self._trigger:
+                self._hook(parameter, place, partial(self._arrive, on_complete))
+            else:
+                self._hook(parameter, place, self.arrived.append)
+
+    def unhook(self) -> None:
+        """Takes all hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._hooked = [False] * len(self._hooked)
+
+    def _unhooked(self) -> list[tuple[int, torch.nn.Parameter]]:
+        """Places without a hook whose parameter can have one: it may have been unfrozen since."""
+        return [
+            (place, self.parameters[place])
+            for place, hooked in enumerate(self._hooked)
+            if not hooked and self.parameters[place].requires_grad
+        ]
+
+    def _hook(self, parameter: torch.nn.Parameter, place: int, hook: Callable[[torch.Tensor], None]) -> None:
+        register: Callable[..., Handle] = parameter.register_post_accumulate_grad_hook
+        self._handles.append(register(hook))
+        self._hooked[place] = True
+
+    @_disable_dynamo  # in a compiled train step it would trace hooks
+    def _note(self, place: int, on_note: Callable[[], None], parameter: torch.Tensor) -> None:
+        on_note()
+        gradient = parameter.grad
+        assert gradient is not None
+        self.arrived.append(parameter)
+        self._check_dense(gradient, place)
+        self._exchange.wait_acked(self.partitions)
+        with torch.no_grad():  # a gradient may have a graph of its own
+            self._views[place].copy_(gradient)
+        self._zeros.discard(place)
+        self._noted[place] = (gradient, gradient._version)
+
+    @_disable_dynamo
+    def _arrive(self, on_complete: Callable[[Outgoing], None], parameter: torch.Tensor) -> None:
+        self.arrived.append(parameter)
+        if not self.left and len(self.arrived) == self._awaited() == self._distinct():
+            on_complete(self)
+
+    def _awaited(self) -> int:
+        """How many gradients backward will bring, as the script has set `requires_grad` by now."""
+        return sum([parameter.requires_grad for parameter in self.parameters])
+
+    def _distinct(self) -> int:
+        return len(set(map(id, self.arrived)))
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Forgets the step before."""
+        self.left = False
+        self.arrived.clear()
+        self._noted.clear()
+        self._sent = []
+
+    def forget_arrivals(self) -> None:
+        """What has arrived so far was only accumulated."""
+        self.arrived.clear()
+        self._noted.clear()
+
+    def copy(self, scale: float | None = None) -> None:
+        """Copies what gradients there are into flat memory, zeros where there is none.
+
+        Blocks until the exchange has given the memory back.
+
+        Args:
+            scale: what the loss was multiplied with; the copies are divided by it.
+
+        Raises:
+            ParameterUnsupported: a gradient is sparse, or its parameter has another shape now.
+        """
+        if not self._exchange.all_acked:
+            self._exchange.wait_acked(self.partitions)
+        gradients = [parameter.grad for parameter in self.parameters]
+        there = [gradient for gradient in gradients if gradient is not None]
+        views = self._views
+        self._absent = []
+        if len(there) < len(views):
+            self._absent = [place for place, gradient in enumerate(gradients) if gradient is None]
+            views = [self._views[place] for place, gradient in enumerate(gradients) if gradient is not None]
+        with torch.no_grad():
+            for place in self._absent:
+                if place not in self._zeros:
+                    self._views[place].zero_()
+            self._zeros = set(self._absent)
+            try:
+                if there:
+                    torch._foreach_copy_(views, there)
+            except RuntimeError:
+                self._check_all(gradients)
+                raise
+            if scale is not None:
+                self._exchange.gradients.tensors[self.bucket.index].div_(scale)
+        self._sent = gradients
+
+    def push(self, *, step: int, weight: float, late: bool) -> None:
+        """Sends what `copy` has copied; `late` where backward is over."""
+        self.left, self._late = True, late
+        self._sent_versions = list(map(_version_of, filter(_is_there, self._sent)))
+        self._sent_arrivals = len(self.arrived)
+        absent = set(self._absent)
+        for partition, pieces, whole in zip(self.partitions, self._pieces, self._all, strict=True):
+            present = [place not in absent for place in pieces] if absent else whole
+            self._exchange.push(partition, step=step, weight=weight, present=present)
+
+    # -- checks ----------------------------------------------------------------------------------------
+
+    def changed_since_noted(self) -> str | None:
+        """What happened to a gradient between its hook and now, exactly, or None."""
+        if self._distinct() != len(self.arrived):
+            return "a gradient accumulated over several backward passes"
+        for place, (gradient, version) in self._noted.items():
+            now = self.parameters[place].grad
+            if now is not gradient:
+                return _replaced(self._names[place])
+            if now._version != version or not _same(now.detach(), self._views[place]):
+                return _changed(self._names[place])
+        return None
+
+    def changed_since_left(self, sample: slice, turn: int) -> str | None:
+        """What happened to a gradient since the bucket left, as far as the checks see, or None.
+
+        Args:
+            sample: places whose bytes are compared: one row of each.
+            turn: chooses the row.
+        """
+        for place, (parameter, gradient) in enumerate(zip(self.parameters, self._sent, strict=True)):
+            if parameter.grad is not gradient:
+                return _replaced(self._names[place])
+        if len(self.arrived) != self._sent_arrivals:
+            place = self._place_of(self.arrived[-1])
+            return f"a second backward added to the gradient of {self._names[place]!r}"
+        there = [(place, gradient) for place, gradient in enumerate(self._sent) if gradient is not None]
+        versions = [gradient._version for _, gradient in there]
+        if versions != self._sent_versions:
+            pairs = zip(versions, self._sent_versions, there, strict=True)
+            place = next(place for now, then, (place, _) in pairs if now != then)
+            return _changed(self._names[place])
+        for place, gradient in there[sample]:
+            now, sent = gradient.detach(), self._views[place]
+            if now.dim():
+                if not now.numel():
+                    continue
+                row = turn % now.shape[0]
+                now, sent = now[row], sent[row]
+            if not _same(now, sent):
+                return _changed(self._names[place])
+        return None
+
+    def _place_of(self, parameter: torch.Tensor) -> int:
+        return next(place for place, mine in enumerate(self.parameters) if mine is parameter)
+
+    def _check_all(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._check_dense(gradient, place)
+
+    def _check_dense(self, gradient: torch.Tensor, place: int) -> None:
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of {self._names[place]!r} is sparse: tables are dense "
+                "(for an Embedding, sparse=False)"
+            )
+        view = self._views[place]
+        if gradient.shape != view.shape:
+            raise ParameterUnsupported(
+                f"the gradient of {self._names[place]!r} has shape {tuple(gradient.shape)}; the parameter "
+                f"had {tuple(view.shape)} when it was wrapped"
+            )
+
+
+def _is_there(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None
+
+
+def _replaced(name: str) -> str:
+    return f"the gradient of {name!r} was replaced or cleared after backward"
+
+
+def _changed(name: str) -> str:
+    return f"the gradient of {name!r} was changed after backward"
+
+
+def _same(gradient: torch.Tensor, sent: torch.Tensor) -> bool:
+    """Whether a gradient has the values that were copied; a NaN is like a NaN."""
+    now = gradient.to(sent)
+    if torch.equal(now, sent):
+        return True
+    return bool(((now == sent) | (now.isnan() & sent.isnan())).all())

@@ -1,0 +1,108 @@
+"""A model's parameters as views of the weights that arrive, and the proof that nobody else writes them.
+
+On a CPU a parameter of the table's dtype *is* the flat weights (`param.data` is a view of them); one on
+another device or of a smaller dtype is copied to, and rounded, when new weights are there. What a script
+writes into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step
+looks: version counters of all parameters, where their memory lies, and the bytes of a window of the flat
+weights that goes round (`param.data.clamp_()` bumps no counter).
+
+Who may write when is `wrapped`'s affair; see docs/architecture.md, region ownership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+
+import torch
+
+from ps_wire.errors import ParameterUnsupported, WeightsChanged
+from ps_worker.flat import FlatBuckets
+
+WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
+
+_version_of = attrgetter("_version")
+
+
+class Weights:
+    """See the module's docstring. Used between steps only, by the thread that calls `step()`."""
+
+    def __init__(self, flat: FlatBuckets, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Makes the parameters show the flat weights."""
+        self._flat = flat
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        self._copied: list[int] = []
+        self._pointers: list[int] = []
+        self._versions: list[int] = []
+        self._turn = 0
+        self._window = torch.empty(0)
+        self._kept = torch.empty(0)
+        for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
+            if parameter.device.type == "cpu" and parameter.dtype == view.dtype:
+                parameter.data = view
+            else:
+                self._copied.append(index)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """New weights have arrived: makes autograd, other devices and smaller dtypes see them."""
+        if self._copied:
+            targets = [self._parameters[index].data for index in self._copied]
+            torch._foreach_copy_(targets, [self._flat.views[index] for index in self._copied])
+        torch.autograd.graph.increment_version(self._parameters)
+        self._versions = list(map(_version_of, self._parameters))
+        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
+        self._next_window()
+
+    def check(self) -> None:
+        """Looks whether something else than an arrival has written a parameter since `refresh`.
+
+        A parameter that was moved (`model.to(device)`) with its values as they were is followed.
+
+        Raises:
+            WeightsChanged: naming the parameter where it is known.
+            ParameterUnsupported: a parameter has another shape than when it was wrapped.
+        """
+        versions = list(map(_version_of, self._parameters))
+        if versions != self._versions:
+            pairs = zip(versions, self._versions, self._names, strict=True)
+            raise _changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
+        if [parameter.data_ptr() for parameter in self._parameters] != self._pointers:
+            self._follow()
+        if not torch.equal(self._window, self._kept):
+            raise _changed("a parameter")
+
+    def _follow(self) -> None:
+        for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
+            parameter, view = self._parameters[index], self._flat.views[index]
+            if parameter.data_ptr() == pointer:
+                continue
+            if parameter.shape != view.shape:
+                raise ParameterUnsupported(
+                    f"parameter {name!r} had shape {tuple(view.shape)} when it was wrapped and has "
+                    f"{tuple(parameter.shape)} now: a table keeps its shapes; wrap a new optimizer"
+                )
+            mine = view.to(parameter.dtype)
+            if not torch.equal(parameter.detach().to("cpu"), mine):
+                raise _changed(f"parameter {name!r}")
+            if index not in self._copied:
+                self._copied.append(index)
+
+    def _next_window(self) -> None:
+        """Keeps the bytes of another part of the flat weights."""
+        flat = self._flat.tensors[self._turn % len(self._flat.tensors)]
+        windows = -(-flat.numel() // WINDOW_ELEMENTS)
+        start = self._turn // len(self._flat.tensors) % windows * WINDOW_ELEMENTS
+        self._turn += 1
+        integers = torch.int32 if flat.element_size() == 4 else torch.int64  # a NaN is like a NaN
+        self._window = flat.view(integers)[start : start + WINDOW_ELEMENTS]
+        self._kept = self._window.clone()
+
+
+def _changed(what: str) -> WeightsChanged:
+    return WeightsChanged(
+        f"{what} was written by the script after wrap. The servers hold the weights, and what is written "
+        "here would be lost: load weights before wrap; to evaluate others, use a copy of the model"
+    )

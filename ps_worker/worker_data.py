@@ -1,0 +1,141 @@
+"""The data side of a worker: its loaders, the epochs of its script, the samples it has taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from ps_wire.consistency import BSP, Consistency
+from ps_wire.errors import UsageError
+from ps_worker import torch_loader
+from ps_worker.loader import Loader
+
+
+class WorkerData:
+    """Base of `Worker`.
+
+    Attributes:
+        rank: this worker's number in the job, from 0.
+        num_workers: that the job was made for.
+        ended: the job had already ended: loaders are empty.
+    """
+
+    rank: int
+    num_workers: int
+    ended: bool
+
+    def __init__(self, consistency: Consistency) -> None:
+        self._even = isinstance(consistency, BSP)
+        self._samples = 0
+        self._epoch: int | None = None
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int = 1,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """This worker's share of a dataset; each iteration over it is one epoch.
+
+        Over all workers every sample comes once per epoch. Under BSP all get equally many batches; those of a
+        map-style dataset differ in size by at most one. An iterable dataset is read whole by every worker,
+        and by every process of its DataLoader: it must give the same stream everywhere, and is not to deal
+        itself. If it has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for
+        the last (under BSP one may have `batch_size + 1`).
+
+        Never waits for another worker.
+
+        Args:
+            dataset: with a length and an index (map-style), or a `torch.utils.data.IterableDataset`.
+            batch_size: per worker.
+            shuffle: another order each epoch, the same on all workers. Default: for map-style datasets;
+                an iterable one shuffles inside.
+            seed: of that order; must be the same on all workers.
+            drop_last: full batches only.
+            options: of `torch.utils.data.DataLoader`: `collate_fn`, `num_workers`, `pin_memory`...
+
+        Raises:
+            UsageError: the dataset has fewer samples than the job workers (of an iterable dataset without a
+                length this is known, and raised, when it ends), or an option makes no sense.
+        """
+        return self._make_loader(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            options=options,
+        )
+
+    def shard(self, loader: DataLoader[Any], *, seed: int | None = None) -> Loader:
+        """This worker's share of a loader that exists; see `loader` for what that is.
+
+        The dataset is shuffled if the loader shuffles. Everything else of it is kept: `batch_size` (now per
+        worker), `drop_last`, `collate_fn`, and the options for its processes.
+
+        Args:
+            loader: made by torch with `batch_size` and, if at all, `shuffle`.
+            seed: of the order, the same on all workers; default: of the loader's generator, else 0.
+
+        Raises:
+            UsageError: the loader has a sampler or batches of its own, or what `loader` raises.
+        """
+        return self._make_loader(**torch_loader.read(loader, seed=seed))
+
+    def _make_loader(self, **given: Any) -> Loader:
+        return Loader(
+            **given,
+            rank=self.rank,
+            num_workers=self.num_workers,
+            even=self._even,
+            ended=self.ended,
+            on_batch=self._count_samples,
+            current_epoch=lambda: self._epoch,
+        )
+
+    def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
+        """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
+
+        So a run that goes on at `start` sees the orders that an uninterrupted one would.
+
+        Args:
+            count: of the whole run.
+            start: the first one that is left to do.
+
+        Returns:
+            An iterator over `start`, ..., `count - 1`.
+
+        Raises:
+            UsageError: one is negative.
+        """
+        if count < 0 or start < 0:
+            raise UsageError(f"epochs({count}, start={start}): both must be >= 0")
+        return self._count_epochs(range(start, count))
+
+    def _count_epochs(self, numbers: range) -> Iterator[int]:
+        try:
+            for epoch in numbers:
+                self._epoch = epoch
+                yield epoch
+        finally:
+            self._epoch = None
+
+    def _count_samples(self, samples: int) -> None:
+        self._samples += samples
+
+    def _sample_weight(self) -> Callable[[], float]:
+        """A function that gives the samples handed out since it was last called."""
+        taken = self._samples
+
+        def weight() -> float:
+            nonlocal taken
+            count, taken = self._samples - taken, self._samples
+            return float(max(count, 1))
+
+        return weight

@@ -1,0 +1,162 @@
+"""Workers whose DataLoaders have processes of their own: what these get, and what they must not keep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .processes import Start, ended
+from .servers import Servers, fresh_job, until
+
+pytestmark = pytest.mark.integration
+
+TRAIN = """
+import os, threading, warnings, torch, ps_worker as ps
+
+warnings.simplefilter("ignore")  # of torch, for pin_memory without a GPU and more processes than cores
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]), torch.tensor([float(index) ** 2])
+
+def train(worker, model, optimizer, data):
+    loader, plain = worker.loader(Squares(), batch_size=5, **data), worker.loader(Squares(), batch_size=5)
+    for _ in worker.epochs(2):
+        for (x, y), (expected, _) in zip(loader, plain, strict=True):
+            assert torch.equal(x, expected), (x, expected)
+            (model(x / 40) - y / 1600).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+def main():
+    with ps.connect() as worker:
+        model = torch.nn.Linear(1, 1)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        for data in (
+            {"num_workers": 2, "multiprocessing_context": "fork"},
+            {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": True,
+             "pin_memory": True},
+            {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+            {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
+        ):
+            train(worker, model, optimizer, data)
+            print(data["multiprocessing_context"], "steps", worker.step)
+        worker.finish()
+
+if __name__ == "__main__":
+    main()
+"""
+
+HELD = """
+import os, sys, time, torch, ps_worker as ps
+
+class Stuck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        print("child", os.getpid(), flush=True)
+        while True:
+            time.sleep(1)
+
+with ps.connect() as worker:
+    worker.table({"w": torch.zeros(5000)}, optimizer=ps.SGD(lr=1.0))
+    print("parent", os.getpid(), flush=True)
+    next(iter(worker.loader(Stuck(), num_workers=1, multiprocessing_context="fork")))
+"""
+
+FORKED = """
+import os, sys, torch, ps_worker as ps
+
+with ps.connect() as worker:
+    child = os.fork()
+    if child == 0:
+        try:
+            ps.connect()
+        except ps.UsageError as refused:
+            print("child:", refused.message, flush=True)
+        sys.exit(7)  # leaves the with block, and runs what atexit knows
+    print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    table = worker.table({"w": torch.zeros(5000)}, optimizer=ps.SGD(lr=1.0))
+    table.push({"w": torch.ones(5000)}).result(20)
+    print("parent is at", table.pull().result(20).values["w"].sum().item())
+"""
+
+
+def options_of(servers: Servers, job: str) -> tuple[str, ...]:
+    return ("ps-worker", "--servers", servers.option, "--job", job)
+
+
+def sockets_to(servers: Servers, pid: int) -> set[str]:
+    """Inodes of a process's TCP connections to the servers."""
+    ports = {f"{int(address.rpartition(':')[2]):04X}" for address in servers.addresses}
+    wanted = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[2].rpartition(":")[2] in ports:
+                wanted.add(f"socket:[{fields[9]}]")
+    held = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held.add(str(entry.readlink()))
+    return held & wanted
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_loader_processes_of_every_kind_train_and_end(cluster: Servers, spawn: Start, tmp_path: Path) -> None:
+    """Forked, spawned and from a fork server, persistent and not: the batches are those without processes."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    process = spawn(*options_of(cluster, fresh_job()), str(script))
+    assert ended(process) == (0, "forkserver steps 64"), process.text
+    assert process.lines == ["fork steps 16", "fork steps 32", "spawn steps 48", "forkserver steps 64"]
+
+
+@pytest.fixture
+def stuck(cluster: Servers, spawn: Start, tmp_path: Path) -> Iterator[tuple[str, int, int]]:
+    """A job, its worker's pid, and that of a DataLoader's process which lives on."""
+    script, job = tmp_path / "held.py", fresh_job()
+    script.write_text(HELD)
+    process = spawn(*options_of(cluster, job), str(script))
+    parent = int(process.wait_line(r"parent (\d+)")[1])
+    child = int(process.wait_line(r"child (\d+)")[1])
+    yield job, parent, child
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_loader_process_holds_no_connection(cluster: Servers, stuck: tuple[str, int, int]) -> None:
+    """Its parent has them, and after its SIGKILL the servers see them end while the child lives."""
+    job, parent, child = stuck
+    assert len(sockets_to(cluster, parent)) >= 3  # to the coordinator, and to each shard
+    assert sockets_to(cluster, child) == set()
+    assert [worker.state for worker in cluster.status(job).workers] == ["running"]
+    os.kill(parent, signal.SIGKILL)
+    until(lambda: [worker.state for worker in cluster.status(job).workers] == ["lost"], "the worker is lost")
+    assert is_alive(child)
+
+
+def test_a_forked_child_neither_leaves_nor_joins(cluster: Servers, spawn: Start, tmp_path: Path) -> None:
+    """Leaving its copy of the with block does nothing, and connecting is a named error."""
+    script = tmp_path / "forked.py"
+    script.write_text(FORKED)
+    process = spawn(*options_of(cluster, fresh_job()), str(script))
+    assert ended(process) == (0, "parent is at -5000.0"), process.text
+    assert "child: this process was forked from process" in process.text
+    assert "child ended with 7" in process.text

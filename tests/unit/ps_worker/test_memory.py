@@ -1,0 +1,78 @@
+"""Memory that forked children do not keep."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ps_worker import memory
+from ps_worker.memory import private_memory
+
+
+def in_child(body: Callable[[], bool]) -> bool:
+    """What `body` returns in a forked child."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads
+        pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            code = 0 if body() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_private_memory_is_zeros_at_a_page_boundary(dtype: torch.dtype):
+    made = private_memory(1000 * dtype.itemsize, dtype)
+    assert made.shape == (1000,)
+    assert made.dtype is dtype
+    assert made.data_ptr() % mmap.PAGESIZE == 0
+    assert torch.equal(made, torch.zeros(1000, dtype=dtype))
+    made += 1
+    assert torch.equal(made, torch.ones(1000, dtype=dtype))
+
+
+def test_no_bytes_are_an_empty_tensor():
+    assert private_memory(0, torch.float32).shape == (0,)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wiping on fork is Linux's")
+def test_a_forked_child_sees_zeros_and_the_parent_what_it_wrote():
+    made, ordinary = private_memory(1 << 16, torch.float32), torch.zeros(4)
+    made += 7
+    ordinary += 7
+    assert in_child(lambda: made[0].item() == 0.0 and made[-1].item() == 0.0 and ordinary[0].item() == 7.0)
+    assert torch.equal(made, torch.full_like(made, 7.0))
+
+
+def test_a_view_keeps_the_memory_and_its_end_gives_it_back():
+    size = 64 << 20
+    view = private_memory(size, torch.float32).fill_(3)[5:10]
+    gc.collect()
+    assert view.tolist() == [3.0] * 5
+    held = resident_bytes()
+    del view
+    gc.collect()
+    assert resident_bytes() < held - size // 2
+
+
+def test_where_the_system_cannot_wipe_it_is_plain_memory(monkeypatch: pytest.MonkeyPatch):
+    """An advice that no system knows is refused, as an older Linux refuses this one."""
+    monkeypatch.setattr(memory, "_MADV_WIPEONFORK", 9999)
+    made = private_memory(400, torch.float32)
+    assert torch.equal(made, torch.zeros(100))
+    assert in_child(lambda: made[0].item() == 0.0)
