@@ -21,15 +21,12 @@ from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
-from ps_wire import frame as wire
 from ps_wire.carrier import Outlet
 from ps_wire.errors import JobUnknown, NonFiniteGradient, PsError
-from ps_wire.messages import refused_to_proto
 from ps_wire.plan import Piece
 from ps_wire.table import Group, Hyperparameters
-
-_CLOCK_BYTES = 12  # per member, in the meta of PULLED: worker u32, clock u64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +74,7 @@ class Cell:
         self.hyper_mismatches = 0
         self._table = table
         self._index = index
+        self._replies = Replies(table, index)
         self._make_optimizer = optimizer
         self._optimizer = self._fresh_optimizer()
         self._outlets: dict[int, Outlet] = {}
@@ -181,7 +179,7 @@ class Cell:
         self, worker: int, step: int, again: Callable[[], None], outlet: Outlet, *, pushes: bool
     ) -> bool:
         def refuse(error: PsError) -> None:
-            outlet.send(self._refusal(worker, step, error))
+            outlet.send(self._replies.refusal(worker, step, error))
 
         return self.cut.keeps(worker, step, again, refuse, pushes=pushes)
 
@@ -221,7 +219,7 @@ class Cell:
                 case Apply():
                     self._apply(action, scratch, average)
                 case Ack(worker=worker, step=step):
-                    self._send(worker, self._frame(wire.Kind.ACK, worker=worker, step=step))
+                    self._send(worker, self._replies.ack(worker, step))
                 case Answer():
                     self._answer(action)
                 case Complete():
@@ -318,25 +316,12 @@ class Cell:
             for pull in action.pulls:
                 if pull.clock == step:
                     error = self._error_of(pull.worker, pull.incarnation)
-                    refused = None if error is None else self._refusal(pull.worker, step, error)
+                    refused = None if error is None else self._replies.refusal(pull.worker, step, error)
                     self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> bytes:
-        meta = b"".join(
-            worker.to_bytes(4, "little") + clock.to_bytes(_CLOCK_BYTES - 4, "little")
-            for worker, clock in clocks
-        )
         self.bytes_out += self.weights.nbytes
-        payload = self.weights.numpy().data.cast("B")
-        return self._frame(wire.Kind.PULLED, step=step, version=version, meta=meta, payload=payload)
-
-    def _refusal(self, worker: int, step: int, error: PsError) -> bytes:
-        meta = refused_to_proto(error).SerializeToString()
-        return self._frame(wire.Kind.REFUSE, step=step, worker=worker, meta=meta)
-
-    def _frame(self, kind: wire.Kind, **fields: int | bytes | memoryview) -> bytes:
-        frame = wire.Frame(kind=kind, table=self._table, partition=self._index, **fields)  # type: ignore[arg-type]
-        return wire.encode(frame)
+        return self._replies.pulled(step, version, clocks, self.weights)
 
     def _send(self, worker: int, message: bytes) -> None:
         outlet = self._outlets.get(worker)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -161,23 +162,26 @@ class Coordinator(rpc.CoordinatorServicer):
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:
-                self._readers.uploaded(job.name, message.uploaded.step)
+                self._readers.uploaded(job.name, member, message.uploaded.step)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
             case "finish":
                 room.heard(member, _bounded(message.finish.progress))
                 room.do(job.finish(member))
+                self._readers.gone(job.name, member)
             case "leave":
                 room.heard(member, _bounded(message.leave.progress))
                 reason = message.leave.reason[:500]
                 logger.info("job %s: %s leaves: %s", job.name, member.holder, reason or "done")
                 room.do(job.leave(member, reason))
+                self._readers.gone(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
     def _gone(self, room: Room, member: members.Member) -> None:
         if room.job.roster.members.get(member.worker) is member and member.present:
             room.do(room.job.lost(member))
+        self._readers.gone(room.job.name, member)
 
     def _forget(self, room: Room) -> None:
         if self._rooms.get(room.job.name) is room:
@@ -197,8 +201,9 @@ class Coordinator(rpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ReadReply]:
         """A reader's stream."""
-        async for reply in self._readers.serve(request_iterator):
-            yield reply
+        async with aclosing(self._readers.serve(request_iterator)) as replies:
+            async for reply in replies:
+                yield reply
 
     # -- shards ----------------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ So what is sent holds exactly the pushes with step < c[w] of each live worker w.
 out of the cut, with what was kept of it: that was not acknowledged, as if it had never arrived. A pull behind
 a kept push of its own waits with it: a worker reads its own writes.
 
+Of each worker at most one push is kept, that of its clock, and one pull, that of the clock after: the machine
+refuses any other at once.
+
 It must not know weights, frames or who reads.
 """
 
@@ -76,14 +79,14 @@ class Cut:
         return True
 
     def _waits(self, worker: int, step: int, pushes: bool) -> bool:
-        if any(kept.pushes and kept.worker == worker and kept.step < step for kept in self._kept):
-            return True
-        return pushes and self.key is not None and self._behind(worker, step)
+        if not pushes:
+            return any(kept.pushes and (kept.worker, kept.step + 1) == (worker, step) for kept in self._kept)
+        return self.key is not None and self._behind(worker, step)
 
     def _behind(self, worker: int, step: int) -> bool:
         clock = dict(self.machine.clocks).get(worker)
-        if clock is None or step < clock:
-            return False  # a stranger or a duplicate: the machine answers at once, and nothing changes
+        if step != clock:
+            return False  # a stranger, a duplicate, one too early: the machine answers, and nothing changes
         return self._limits is None or step >= self._limits.get(worker, 0)
 
     @property

@@ -25,6 +25,8 @@ class CutCell:
         self._cut = Cut(machine)
         self._pulled = pulled
         self._readers: dict[int, tuple[int, Outlet]] = {}  # reader -> number of its cut, where it goes
+        self._sent: CutKey | None = None
+        self._going = False
 
     def wait_for(self, reader: int, number: int, outlet: Outlet) -> None:
         """The weights go there at the moment of this cut."""
@@ -43,10 +45,11 @@ class CutCell:
         self._cut.arm(key, limits)
         self.go_on()
 
-    def end(self, key: CutKey) -> None:
-        """See `Cut.end`."""
+    def end(self, key: CutKey) -> bool:
+        """See `Cut.end`; whether the weights have been sent."""
         self._cut.end(key)
         self.go_on()
+        return self._sent == key
 
     def leave(self, worker: int) -> None:
         """See `Cut.leave`."""
@@ -75,18 +78,28 @@ class CutCell:
 
     def go_on(self) -> None:
         """Sends the weights if this is the moment, and gives again what need not wait any more."""
-        while not self._cut.idle:
-            if self._cut.moment:
-                assert self._cut.key is not None
-                reader, number = self._cut.key
-                awaited, outlet = self._readers.pop(reader, (None, None))
-                if outlet is not None and awaited == number:
-                    outlet.send(self._pulled(number))
-                self._cut.end(self._cut.key)
-            kept = self._cut.next()
-            if kept is None:
-                return
-            kept.again()
+        if self._going:  # what is given again comes here again, as deep as there are workers
+            return
+        self._going = True
+        try:
+            while not self._cut.idle:
+                if self._cut.moment:
+                    self._send()
+                kept = self._cut.next()
+                if kept is None:
+                    return
+                kept.again()
+        finally:
+            self._going = False
+
+    def _send(self) -> None:
+        assert self._cut.key is not None
+        key = reader, number = self._cut.key
+        awaited, outlet = self._readers.pop(reader, (None, None))
+        if outlet is not None and awaited == number:
+            outlet.send(self._pulled(number))
+            self._sent = key
+        self._cut.end(key)
 
 
 class _Cell(Protocol):
@@ -102,11 +115,11 @@ class CutTable:
         self._cells = tuple(cells)
         self._settle = settle
         self._lock = threading.Lock()
-        self._limit: threading.Timer | None = None
+        self._limit: tuple[CutKey, threading.Timer] | None = None
 
     def hold(self, key: CutKey) -> dict[int, int]:
         """Keeps every push back; returns worker -> the largest clock over partitions."""
-        self._restart_limit(threading.Timer(CUT_LIMIT_S, self.end, (key,)))
+        self._set_limit(key)
         newest: dict[int, int] = {}
         for cell in self._cells:
             with cell.lock:
@@ -122,19 +135,28 @@ class CutTable:
                 cell.cut.arm(key, limits)
         self._settle()
 
-    def end(self, key: CutKey) -> None:
-        """The cut is over, or given up: what was kept back goes on."""
-        self._restart_limit(None)
+    def end(self, key: CutKey) -> int:
+        """The cut is over, or given up: what was kept goes on; returns how many partitions were not sent."""
+        self._lift_limit(key)
+        unsent = 0
         for cell in self._cells:
             with cell.lock:
-                cell.cut.end(key)
+                unsent += not cell.cut.end(key)
         self._settle()
+        return unsent
 
-    def _restart_limit(self, limit: threading.Timer | None) -> None:
+    def _set_limit(self, key: CutKey) -> None:
+        timer = threading.Timer(CUT_LIMIT_S, self.end, (key,))
+        timer.daemon = True
         with self._lock:
-            before, self._limit = self._limit, limit
+            before, self._limit = self._limit, (key, timer)
         if before is not None:
-            before.cancel()
-        if limit is not None:
-            limit.daemon = True
-            limit.start()
+            before[1].cancel()
+        timer.start()
+
+    def _lift_limit(self, key: CutKey) -> None:
+        with self._lock:
+            if self._limit is None or self._limit[0] != key:
+                return
+            (_, timer), self._limit = self._limit, None
+        timer.cancel()

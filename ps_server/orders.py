@@ -76,7 +76,7 @@ def _dispatch(shard: Shard, order: pb.Order) -> dict[int, int]:
             shard.table(cut.job, cut.table).cut.arm((cut.reader, cut.number), dict(cut.clocks))
         case "end_cut":
             cut = order.end_cut
-            shard.table(cut.job, cut.table).cut.end((cut.reader, cut.number))
+            return {cut.table: shard.table(cut.job, cut.table).cut.end((cut.reader, cut.number))}
         case unknown:
             raise InternalError(f"unknown order {unknown}")
     return {}
@@ -208,14 +208,19 @@ class Shards:
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
 
-    async def order(self, order: pb.Order) -> dict[int, int]:
-        """Sends an order to every shard and waits for all; returns the newest clocks by table.
+    async def order(self, order: pb.Order, *, absent_ok: bool = False) -> dict[int, int]:
+        """Sends an order to every shard and waits for all; returns the largest figures that they answer.
+
+        Args:
+            order: its number is set here.
+            absent_ok: also if a shard is not registered.
 
         Raises:
             PsError: what the first shard that refused has said; the others may have carried it out.
             ServerNotReady: a shard is not registered, or did not answer within `ORDER_LIMIT_S`.
         """
-        self.check_ready()
+        if not absent_ok:
+            self.check_ready()
         message = pb.Order()
         message.CopyFrom(order)
         message.number = next(self._numbers)

@@ -7,9 +7,8 @@ connections beyond their `Outlet`, nor the coordinator.
 from __future__ import annotations
 
 import struct
-import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -21,6 +20,7 @@ from ps_server.cell import Cell, Gradient
 from ps_server.clipping import Clipping, Norm, coefficient, holders
 from ps_server.cut_table import CutTable
 from ps_server.gate import Gate
+from ps_server.kept_hyperparameters import KeptHyperparameters
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_server.screen import Screen
@@ -34,11 +34,9 @@ from ps_wire.plan import Plan
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
-KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
-
 
 class ShardTable:
-    """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards the rest."""
+    """See the module's docstring. Thread-safe: each cell has its lock."""
 
     def __init__(
         self,
@@ -70,9 +68,8 @@ class ShardTable:
         self.opening = opening
         self.started = False
         self._job = job
-        self._lock = threading.Lock()
         self._scratch = Scratch()
-        self._hyper: dict[int, OrderedDict[int, Hyperparameters]] = {}
+        self._hyper = KeptHyperparameters()
         self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
         partitions = list(self.plan.partitions_of_shard(shard))
@@ -177,11 +174,7 @@ class ShardTable:
         hyper = hyperparameters_from_proto(message)
         optimizer = self.spec.optimizer
         optimizers.check_hyperparameters(optimizer.name, optimizer.hyperparameters.groups, hyper.groups)
-        with self._lock:
-            kept = self._hyper.setdefault(frame.worker, OrderedDict())
-            kept[frame.hyper] = hyper
-            while len(kept) > KEPT_HYPERPARAMETERS:
-                kept.popitem(last=False)
+        self._hyper.keep(frame.worker, frame.hyper, hyper)
 
     def _take_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
@@ -295,9 +288,7 @@ class ShardTable:
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:
             return self.spec.optimizer.hyperparameters
-        with self._lock:
-            kept = self._hyper.get(frame.worker)
-            hyper = kept.get(frame.hyper) if kept is not None else None
+        hyper = self._hyper.get(frame.worker, frame.hyper)
         if hyper is None:
             raise PayloadMismatch(f"worker {frame.worker} has sent no hyper-parameters {frame.hyper}")
         return hyper

@@ -16,7 +16,14 @@ _made: weakref.WeakSet[Worker] = weakref.WeakSet()  # by this process; those who
 
 
 @overload
-def connect(*, role: Literal["reader"], servers: str | None = None, job: str | None = None) -> Reader: ...
+def connect(
+    *,
+    role: Literal["reader"],
+    servers: str | None = None,
+    job: str | None = None,
+    connect_limit: float | None = None,
+    retry_limit: float | None = None,
+) -> Reader: ...
 
 
 @overload
@@ -63,7 +70,7 @@ def connect(
         start_limit: seconds that the job may take to start.
         retry_limit: seconds that a broken data connection is tried again.
         role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
-            A reader takes servers, job and limits only. Default: worker.
+            A reader takes servers, job, connect_limit and retry_limit only. Default: worker.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.

@@ -286,6 +286,8 @@ class Exchange:
             return
         weights.copy_(as_tensor(frame.payload, weights.dtype))
         with self._changed:
+            if frame.step != self._pull_step:
+                return  # something else was asked for meanwhile
             self.versions[index] = frame.version
             for worker, clock in _CLOCK.iter_unpack(frame.meta):
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))

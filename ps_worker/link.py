@@ -183,7 +183,10 @@ class Link:
             step: that this worker has taken.
         """
         if self._membership.live_wanted:
-            self._membership.put_live(self._final_state(), step)
+            try:
+                self._membership.put_live(self._final_state(), step)
+            except PsError as error:  # a reader's trouble: this worker trains on
+                self._say(f"a reader does not get this worker's buffers: {error}")
 
     # -- optimizer state -------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class Table:
         exchange.wait_acked()
         exchange.abstain(exchange.partitions, step=self.step)
         self.step += 1
+        self._at_step(self.step)
         return self._acknowledged()
 
     def pull(self, out: Mapping[str, torch.Tensor] | None = None) -> Future[Pulled]:

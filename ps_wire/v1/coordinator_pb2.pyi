@@ -352,18 +352,20 @@ class Cut(_message.Message):
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("join", "table", "cut", "done", "state")
+    __slots__ = ("number", "join", "table", "cut", "done", "state")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    number: int
     join: ReadJoin
     table: int
-    cut: ReadCut
+    cut: int
     done: int
     state: int
-    def __init__(self, join: _Optional[_Union[ReadJoin, _Mapping]] = ..., table: _Optional[int] = ..., cut: _Optional[_Union[ReadCut, _Mapping]] = ..., done: _Optional[int] = ..., state: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., join: _Optional[_Union[ReadJoin, _Mapping]] = ..., table: _Optional[int] = ..., cut: _Optional[int] = ..., done: _Optional[int] = ..., state: _Optional[int] = ...) -> None: ...
 
 class ReadJoin(_message.Message):
     __slots__ = ("protocol", "job", "host", "pid")
@@ -377,47 +379,39 @@ class ReadJoin(_message.Message):
     pid: int
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
-class ReadCut(_message.Message):
-    __slots__ = ("table", "number")
-    TABLE_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    table: int
-    number: int
-    def __init__(self, table: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
-
 class ReadReply(_message.Message):
-    __slots__ = ("joined", "table", "cut", "aborted", "state", "refused")
+    __slots__ = ("number", "joined", "table", "cut", "later", "state", "refused")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
-    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    number: int
     joined: Joined
     table: _spec_pb2.Table
     cut: Cut
-    aborted: CutAborted
+    later: Later
     state: OutsideState
     refused: Refused
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., aborted: _Optional[_Union[CutAborted, _Mapping]] = ..., state: _Optional[_Union[OutsideState, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., later: _Optional[_Union[Later, _Mapping]] = ..., state: _Optional[_Union[OutsideState, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
 
-class CutAborted(_message.Message):
-    __slots__ = ("number",)
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+class Later(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class OutsideState(_message.Message):
-    __slots__ = ("data", "last", "step", "whole")
+    __slots__ = ("data", "last", "origin", "step")
     DATA_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     last: bool
+    origin: str
     step: int
-    whole: bool
-    def __init__(self, data: _Optional[bytes] = ..., last: bool = ..., step: _Optional[int] = ..., whole: bool = ...) -> None: ...
+    def __init__(self, data: _Optional[bytes] = ..., last: bool = ..., origin: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Decide(_message.Message):
     __slots__ = ("job", "table", "opening", "step", "scale")

@@ -6,7 +6,15 @@ import struct
 
 import pytest
 
-from ps_server import coordinator, data_stream, job_tables, member, shard, shard_table, state_store
+from ps_server import (
+    coordinator,
+    data_stream,
+    job_tables,
+    kept_hyperparameters,
+    member,
+    shard,
+    state_store,
+)
 from ps_wire import address, channel, errors, frame, state_messages, table
 
 from .pages import table as rows_of
@@ -129,4 +137,4 @@ def test_other_numbers_in_the_text():
     assert f"`0x{frame.MAGIC:08x}`" in text
     assert f"a token of {shard.TOKEN_BYTES} random bytes" in text
     assert f"at most {shard.MAX_TOKENS} unused tokens" in text
-    assert f"a worker's last {shard_table.KEPT_HYPERPARAMETERS} per table" in text
+    assert f"a worker's last {kept_hyperparameters.KEPT_HYPERPARAMETERS} per table" in text

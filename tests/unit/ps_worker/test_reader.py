@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-import ps_server.cut_table
 import ps_server.readers
+import ps_server.state_store
 import ps_worker as ps
-from ps_server.gate import gate_of
-from ps_server.shard_table import ShardTable
-from ps_wire import frame as wire
-from ps_wire.consistency import ASP
-from ps_wire.errors import JobUnknown, StrangerRefused, TableMismatch
-from ps_wire.table import OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.errors import JobUnknown, TableMismatch
 
+from .readers import reader_of, wait_until
 from .service import Cluster, fresh_name, run_workers
 
 SMALL = ps.BucketOptions(bucket_bytes=8192, first_bucket_bytes=4096, partition_bytes=4096)
@@ -31,20 +25,6 @@ class Holder(torch.nn.Module):
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(torch.full((size,), -7.0))
-
-
-class Normed(torch.nn.Module):
-    """With a buffer, and a parameter without an optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(10))
-        self.fixed = torch.nn.Parameter(torch.zeros(3))
-        self.register_buffer("steps", torch.zeros(1))
-
-
-def reader_of(cluster: Cluster, job: str) -> ps.Reader:
-    return ps.connect(role="reader", servers=cluster.servers, job=job)
 
 
 def one_hot(worker: int, step: int, scale: float) -> torch.Tensor:
@@ -123,14 +103,14 @@ def test_a_reader_comes_at_any_time(cluster: Cluster):
         reader_of(cluster, job)
 
     def body(worker: ps.Worker) -> None:
-        with reader_of(cluster, job) as reader, pytest.raises(JobUnknown, match="has no table 0"):
-            reader.read(model)
         with reader_of(cluster, job) as reader:
+            with pytest.raises(JobUnknown, match="has no table 0"):
+                reader.read(model)
             table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
             table.push({"w": torch.full((SIZE,), -3.0)}).result(10)
             cut = reader.read(model)
             assert torch.equal(model.w, torch.full((SIZE,), 3.0))
-            assert (cut.version, cut.spread, cut.clocks, cut.buffers_step) == (1, 0, {0: 1}, None)
+            assert (cut.version, cut.spread, cut.clocks, cut.buffers) == (1, 0, {0: 1}, "none")
             table.push({"w": torch.full((SIZE,), -1.0)}).result(10)
             reader.read(model)
             assert torch.equal(model.w, torch.full((SIZE,), 4.0))
@@ -152,40 +132,6 @@ def test_a_reader_comes_at_any_time(cluster: Cluster):
         cut = reader.read(suspended)  # ended by now
     assert torch.equal(suspended.w, torch.full((SIZE,), 5.0))
     assert cut.version == 3
-
-
-def test_buffers_are_those_of_a_live_worker_at_its_next_step(cluster: Cluster):
-    job, mine = fresh_name(), Normed()
-    read: list[tuple[ps.Cut, Normed]] = []
-
-    def reads() -> None:
-        with reader_of(cluster, job) as reader:
-            model = Normed()
-            read.append((reader.read(model), model))
-
-    def body(worker: ps.Worker) -> None:
-        with torch.no_grad():
-            mine.fixed.fill_(5.0)
-        optimizer = worker.wrap(torch.optim.SGD([mine.w], lr=0.1), mine)
-        thread = threading.Thread(target=reads, daemon=True)
-        thread.start()
-        while not read:
-            mine.steps += 1
-            mine.w.sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        thread.join(10)
-        worker.finish()
-
-    run_workers(cluster, body, job=job)
-    (cut, model) = read[0]
-    assert cut.buffers_step
-    assert model.steps.item() == cut.buffers_step
-    assert torch.equal(model.fixed, torch.full((3,), 5.0))
-    with reader_of(cluster, job) as reader:
-        reader.read(model)
-    assert torch.equal(model.steps, mine.steps)  # the final ones
-    assert torch.equal(model.w, mine.w)
 
 
 def test_another_model_is_refused_and_nothing_is_loaded(cluster: Cluster):
@@ -268,11 +214,25 @@ def test_a_reader_that_vanishes_during_its_cut_holds_nobody_up(cluster: Cluster)
     run_workers(cluster, body, num_workers=2, job=job)
 
 
-def wait_until(true: Callable[[], bool], limit_s: float = 5.0) -> None:
-    until_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
+def test_whoever_has_left_is_told_so(cluster: Cluster):
+    job = fresh_name()
+
+    def body(worker: ps.Worker) -> None:
+        worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0))
+        reader = reader_of(cluster, job)
+        assert reader.read(Holder()).clocks == {0: 0}
+        reader.leave()
+        reader.leave()
+        with pytest.raises(ps.UsageError, match="has left"):
+            reader.read(Holder())
+        shards = [server.shard.jobs() for server in cluster.shards]
+        wait_until(
+            lambda: all(set(entry.known) == {0} for jobs in shards for entry in jobs if entry.name == job)
+        )
+        left = [entry for jobs in shards for entry in jobs if entry.name == job]
+        assert [(set(entry.sessions), {key[0] for key in entry.tokens}) for entry in left] == [({0}, {0})] * 2
+
+    run_workers(cluster, body, job=job)
 
 
 def test_a_reader_alone_has_nobody_to_read_from(monkeypatch: Any):
@@ -282,57 +242,3 @@ def test_a_reader_alone_has_nobody_to_read_from(monkeypatch: Any):
     monkeypatch.setenv("PS_ROLE", "writer")
     with pytest.raises(ps.UsageError, match=r"PS_ROLE.*'writer'"):
         ps.connect()
-
-
-class Outlet:
-    def __init__(self) -> None:
-        self.frames: list[wire.Frame] = []
-        self.came = threading.Event()
-
-    def send(self, message: bytes) -> None:
-        self.frames.append(wire.decode(message))
-        self.came.set()
-
-
-def one_table() -> ShardTable:
-    parameter = ParameterSpec(name="w", shape=(1024,), dtype="float32", group=0, device=0)
-    spec = TableSpec(
-        number=0, parameters=(parameter,), optimizer=ps.SGD(lr=1.0).spec(), buckets=ps.BucketOptions()
-    )
-    assert isinstance(spec.optimizer, OptimizerSpec)
-    table = ShardTable(job="j", spec=spec, num_shards=1, shard=0, gate=gate_of(ASP()))
-    load = wire.Frame(kind=wire.Kind.LOAD, payload=bytes(4096))
-    table.receive(load, Outlet(), member=True)
-    table.started = True
-    table.join(0, 1, 0)
-    return table
-
-
-def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any):
-    monkeypatch.setattr(ps_server.cut_table, "CUT_LIMIT_S", 0.1)
-    table, outlet = one_table(), Outlet()
-    assert table.cut.hold((wire.FIRST_READER, 1)) == {0: 0}
-    push = wire.Frame(kind=wire.Kind.PUSH, worker=0, incarnation=1, payload=bytes(4096))
-    table.receive(push, outlet, member=True)
-    assert not outlet.frames
-    assert outlet.came.wait(5)
-    assert [frame.kind for frame in outlet.frames] == [wire.Kind.ACK]
-
-
-def test_a_push_that_is_refused_after_a_hold_says_so():
-    """Nobody waits for an answer that does not come."""
-    table, outlet = one_table(), Outlet()
-    table.cut.hold((wire.FIRST_READER, 1))
-    push = wire.Frame(kind=wire.Kind.PUSH, worker=0, incarnation=1, step=3, payload=bytes(4096))
-    table.receive(push, outlet, member=True)
-    table.cut.end((wire.FIRST_READER, 1))
-    assert [frame.kind for frame in outlet.frames] == [wire.Kind.REFUSE]
-
-
-def test_a_reader_does_nothing_but_read():
-    table, outlet = one_table(), Outlet()
-    for kind in (wire.Kind.PUSH, wire.Kind.HYPER, wire.Kind.LOAD):
-        with pytest.raises(StrangerRefused, match="a reader only reads"):
-            table.receive(
-                wire.Frame(kind=kind, worker=wire.FIRST_READER, incarnation=1), outlet, member=False
-            )
