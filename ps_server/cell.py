@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,29 +19,15 @@ import torch
 from ps_server.average import Scratch, mean
 from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
+from ps_server.gradient import Gradient
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
 from ps_wire.carrier import Outlet
-from ps_wire.errors import JobUnknown, NonFiniteGradient, PsError
+from ps_wire.errors import HyperparametersDiffer, JobUnknown, PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Group, Hyperparameters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
-    """The payload of a contribution.
-
-    Attributes:
-        values: shape (E,); read-only memory of the received message. All zeros where no piece is present.
-        present: P flags: which pieces had a gradient. Pieces without one hold zeros.
-        hyper: what its worker's `param_groups` said at that step.
-    """
-
-    values: torch.Tensor
-    present: tuple[bool, ...]
-    hyper: Hyperparameters
 
 
 class Cell:
@@ -81,7 +67,7 @@ class Cell:
         self._screen = screen
         self._clipping = clipping
         self._held: int | None = None  # a complete step that waits for its scale
-        self._failed: dict[int, tuple[int, NonFiniteGradient]] = {}  # worker -> incarnation, what it gets
+        self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
     @staticmethod
     def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -106,6 +92,7 @@ class Cell:
 
         Raises:
             NonFiniteGradient: one that this worker pushed before was not applied.
+            HyperparametersDiffer: an earlier step did not take this worker's, which is strict.
             FrameRefused: as `Partition.push`.
         """
         with self.lock:
@@ -141,6 +128,7 @@ class Cell:
 
         Raises:
             NonFiniteGradient: its last push was not applied.
+            HyperparametersDiffer: as for `push`.
         """
         with self.lock:
             self._require_loaded()
@@ -274,12 +262,12 @@ class Cell:
             self._failed[contribution.worker] = contribution.incarnation, error
 
     def _check_failed(self, worker: int, incarnation: int, step: int | None = None) -> None:
-        """A worker whose push of an earlier step was withheld is told at what it does next."""
+        """A worker whose push of an earlier step was not taken as it was is told at what it does next."""
         error = self._error_of(worker, incarnation)
         if error is not None and step != error.facts["step"]:
             raise error
 
-    def _error_of(self, worker: int, incarnation: int) -> NonFiniteGradient | None:
+    def _error_of(self, worker: int, incarnation: int) -> PsError | None:
         failed, error = self._failed.get(worker, (incarnation, None))
         return error if failed == incarnation else None
 
@@ -290,7 +278,7 @@ class Cell:
     def _apply(self, action: Apply, scratch: Scratch, average: torch.Tensor | None) -> None:
         gradients: list[Gradient] = [item.payload for item in action.contributions]
         hyper = gradients[0].hyper
-        self.hyper_mismatches += sum(gradient.hyper != hyper for gradient in gradients[1:])
+        self._compare(action.contributions, hyper)
         if self._optimizer is None:
             return
         if not self.machine.gate.aggregates:
@@ -306,6 +294,19 @@ class Cell:
             ],
             self._group_of(hyper),
         )
+
+    def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
+        taken = contributions[0].worker
+        for item in [item for item in contributions if item.payload.hyper != hyper]:
+            self.hyper_mismatches += 1
+            if item.payload.strict:
+                error = HyperparametersDiffer(
+                    f"step {item.step} took the param_groups of worker {taken}, and this worker's differ: "
+                    "change them at the same steps on all workers, or wrap without strict_hyperparameters",
+                    step=item.step,
+                    worker=taken,
+                )
+                self._failed[item.worker] = item.incarnation, error
 
     def _group_of(self, hyper: Hyperparameters) -> Group:
         return hyper.groups[self.group]

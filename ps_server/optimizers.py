@@ -249,7 +249,8 @@ def check_hyperparameters(name: str, start: tuple[Group, ...], now: tuple[Group,
                 raise PayloadMismatch(f"{key} of param-group {index}: {new!r}; the table has {old!r}")
         if slots(dict(got)) > slots(dict(expected)):
             raise PayloadMismatch(
-                f"param-group {index}: {dict(got)} needs more optimizer state than the table was made with"
+                f"param-group {index}: {dict(got)} needs more optimizer state than the table was made with: "
+                "switch momentum, amsgrad or centered on before wrap"
             )
 
 

@@ -16,10 +16,11 @@ import torch
 
 from ps_server import optimizers
 from ps_server.average import Scratch
-from ps_server.cell import Cell, Gradient
+from ps_server.cell import Cell
 from ps_server.clipping import Clipping, Norm, coefficient, holders
 from ps_server.cut_table import CutTable
 from ps_server.gate import Gate
+from ps_server.gradient import Gradient
 from ps_server.kept_hyperparameters import KeptHyperparameters
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
@@ -187,6 +188,7 @@ class ShardTable:
             values=cell.zeros if empty else self._values(cell, frame),
             present=present,
             hyper=self._hyper_of(frame),
+            strict=bool(frame.flags & wire.STRICT),
         )
         self._push(cell, frame, gradient, outlet)
 

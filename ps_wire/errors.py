@@ -33,6 +33,7 @@
     ├── GradientChanged (1)            a gradient was touched after it had left
     ├── WeightsChanged (1)             a script wrote into weights that the servers hold
     ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
+    ├── HyperparametersDiffer (1)      a BSP step took those of another worker, and this one is strict
     └── InternalError (1)              our own bug, seen from the other side
 
 An error crosses the wire as its class name, message and facts; the receiving end raises the same class.
@@ -53,7 +54,7 @@ class PsError(Exception):
     Attributes:
         facts: what the message is made of, for programs: names, numbers, addresses.
         retryable: whether the same call may succeed later.
-        exit_code: what a command ends with (`architecture.md`, section 6).
+        exit_code: what a command ends with.
     """
 
     retryable: ClassVar[bool] = False
@@ -204,6 +205,10 @@ class NonFiniteGradient(PsError):
     """A pushed gradient held NaN or infinity; nothing of it was applied where it did."""
 
 
+class HyperparametersDiffer(PsError):
+    """Workers of a BSP step pushed different hyper-parameters; those of the lowest-ranked one were taken."""
+
+
 class InternalError(PsError):
     """A bug of ours, reported by the side it happened on."""
 
@@ -241,6 +246,7 @@ STATUS: dict[type[PsError], str] = {
     GradientChanged: "FAILED_PRECONDITION",
     WeightsChanged: "FAILED_PRECONDITION",
     NonFiniteGradient: "FAILED_PRECONDITION",
+    HyperparametersDiffer: "FAILED_PRECONDITION",
     InternalError: "INTERNAL",
     PsError: "UNKNOWN",
 }

@@ -20,6 +20,7 @@ from ps_wire.errors import (
     ConnectionLost,
     CutAborted,
     GradientChanged,
+    HyperparametersDiffer,
     NonFiniteGradient,
     PsError,
     ServerUnreachable,
@@ -85,6 +86,7 @@ __all__ = [
     "CutAborted",
     "WorkerLost",
     "GradientChanged",
+    "HyperparametersDiffer",
     "NonFiniteGradient",
     "WeightsChanged",
 ]

@@ -45,6 +45,7 @@ class Exchange:
         worker: int,
         incarnation: int,
         start: Hyperparameters,
+        strict: bool = False,
     ) -> None:
         self.plan = plan
         self.weights = FlatBuckets(plan)
@@ -58,6 +59,7 @@ class Exchange:
         self._worker = worker
         self._incarnation = incarnation
         self._connections: Sequence[Connection] = ()
+        self._push_flags = wire.STRICT if strict else 0
         self._hyper_number = 0
         self._hyper = start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
@@ -121,6 +123,7 @@ class Exchange:
             partition,
             self._frame(
                 wire.Kind.PUSH,
+                flags=self._push_flags,
                 partition=partition.index,
                 step=step,
                 version=self.versions[partition.index],

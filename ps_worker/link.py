@@ -103,6 +103,8 @@ class Link:
         values: Iterable[torch.Tensor],
         outside: Mapping[str, torch.Tensor],
         states: Sequence[Mapping[str, Any]] = (),
+        *,
+        strict: bool = False,
     ) -> tuple[Exchange, int]:
         """Makes a table and waits until it has started; then its weights, and `outside`, are the job's.
 
@@ -112,6 +114,7 @@ class Link:
             outside: by name, what goes along with the table and is not in it; set in place.
             states: the optimizer's state of each parameter in torch's format, or none at all; the starter's
                 are used.
+            strict: a step that takes other hyper-parameters than this worker's is an error here.
 
         Returns:
             The exchange, with the job's weights, and this worker's first step.
@@ -125,6 +128,7 @@ class Link:
             worker=self.rank,
             incarnation=self._incarnation,
             start=spec.optimizer.hyperparameters,
+            strict=strict,
         )
         exchange.connect(self._connections)
         with self._lock:
@@ -221,12 +225,14 @@ class Link:
     def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
         """Load `number` (from 1) of a table's state, which all workers call: worker 0's is set on the shards.
 
-        The others wait until it is.
+        The others wait until it is. In a job that had ended there is nothing to set any more.
 
         Raises:
             StartLimitExceeded: worker 0 has not called it within the start limit.
             PsError: as for `load_state`, or the job cannot go on.
         """
+        if self.ended:
+            return
         exchange = self._exchanges[table]
         exchange.wait_acked()
         self._state.share(table, exchange.plan, number, states)

@@ -117,13 +117,11 @@ class Loader:
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
 
     def __len__(self) -> int:
-        """Batches of this worker in an epoch.
+        """Batches of this worker in an epoch, for schedulers; those of an ended job are never handed out.
 
         Raises:
             TypeError: the dataset has no length.
         """
-        if self._ended:
-            return 0
         if self._length is None:
             raise TypeError("the batches of an iterable dataset without a length cannot be counted")
         return self._length

@@ -7,6 +7,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch.nn.parameter import is_lazy
 
 from ps_wire.errors import ModelUnsupported, ParameterUnsupported, UsageError
 from ps_wire.table import BucketOptions, OptimizerSpec, ParameterSpec, TableSpec
@@ -133,10 +134,18 @@ def model_table(
 
 
 def outside_of(model: torch.nn.Module, inside: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All that a model is made of beside a table: its buffers, and parameters without an optimizer."""
+    """All that a model is made of beside a table: its buffers, and parameters without an optimizer.
+
+    Raises:
+        ParameterUnsupported: one is lazy.
+    """
     known = {id(tensor) for tensor in inside}
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor for name, tensor in named if id(tensor) not in known}
+    outside = {name: tensor for name, tensor in named if id(tensor) not in known}
+    for name, tensor in outside.items():
+        if is_lazy(tensor):
+            raise ParameterUnsupported(f"{name!r} is lazy: run the model once before wrap")
+    return outside
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ps_wire.staleness import Staleness
+from ps_wire.staleness import Staleness, merge_counts, summarize
+from ps_wire.v1 import shard_pb2
+from ps_worker.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +16,7 @@ class Stats:
 
     Attributes:
         step: steps that this worker has taken, over its tables the largest.
+        abstained: steps, over its optimizers, in which it had no gradient to push.
         samples: that its loader has handed out.
         bytes_pushed: payload of its pushes.
         bytes_pulled: payload of the weights that it got.
@@ -24,6 +28,7 @@ class Stats:
     """
 
     step: int
+    abstained: int
     samples: int
     bytes_pushed: int
     bytes_pulled: int
@@ -32,3 +37,31 @@ class Stats:
     max_gap: int
     spread: int
     staleness: Staleness
+
+
+def gather(
+    tables: Iterable[shard_pb2.TableStatus],
+    exchanges: Iterable[Exchange],
+    *,
+    worker: int,
+    step: int,
+    abstained: int,
+    samples: int,
+    waited_s: float,
+) -> Stats:
+    """The figures of this worker, of what every shard says of every table and of its own exchanges."""
+    tables, exchanges = tuple(tables), tuple(exchanges)
+    mine = [entry for table in tables for entry in table.workers if entry.worker == worker]
+    spreads = [max(exchange.versions) - min(exchange.versions) for exchange in exchanges]
+    return Stats(
+        step=step,
+        abstained=abstained,
+        samples=samples,
+        bytes_pushed=sum(exchange.bytes_pushed for exchange in exchanges),
+        bytes_pulled=sum(exchange.bytes_pulled for exchange in exchanges),
+        waited_s=waited_s,
+        gate_wait_s=max([entry.gate_wait_s for entry in mine], default=0.0),
+        max_gap=max([entry.max_gap for entry in mine], default=0),
+        spread=max(spreads, default=0),
+        staleness=summarize(merge_counts(table.tau for table in tables)),
+    )

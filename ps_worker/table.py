@@ -37,7 +37,7 @@ class Pulled:
 
 
 class Table:
-    """See the module's docstring. Not thread-safe.
+    """Made by `Worker.table`: tensors on the servers, without autograd. Not thread-safe.
 
     A push takes one step of this worker's clock. One push and one pull are under way at most: the next one
     waits for the one before. Futures are done on a connection's thread.

@@ -15,7 +15,6 @@ import torch
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, UsageError
-from ps_wire.staleness import merge_counts, summarize
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
@@ -24,7 +23,7 @@ from ps_worker.link import Link
 from ps_worker.metric import number_of
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
-from ps_worker.stats import Stats
+from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
 from ps_worker.worker_data import WorkerData
 from ps_worker.wrapped import WrappedOptimizer
@@ -80,6 +79,7 @@ class Worker(WorkerData):
         overlap: Literal["auto"] | bool = "auto",
         weight: Literal["equal", "samples"] = "equal",
         clip_grad_norm: float | None = None,
+        strict_hyperparameters: bool = False,
         buckets: BucketOptions | None = None,
     ) -> WrappedOptimizer:
         """Puts the model's parameters on the servers, which run the optimizer from now on.
@@ -96,6 +96,8 @@ class Worker(WorkerData):
             clip_grad_norm: largest L2 norm of the gradient over all parameters, as
                 `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
                 workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
+            strict_hyperparameters: in BSP, where a step takes the `param_groups` of another worker and they
+                differ, this worker's next `step()` raises `HyperparametersDiffer`. Otherwise servers warn.
             buckets: sizes of buckets and partitions.
 
         Raises:
@@ -128,7 +130,9 @@ class Worker(WorkerData):
             if not any(known is model for known in self._models):
                 outside = model_spec.outside_of(model, parameters.values())
             states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
-            exchange, step = self._link.start_table(spec, parameters.values(), outside, states)
+            exchange, step = self._link.start_table(
+                spec, parameters.values(), outside, states, strict=strict_hyperparameters
+            )
             self._models.append(model)
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
@@ -208,24 +212,14 @@ class Worker(WorkerData):
         Raises:
             ServerUnreachable: a shard does not answer.
         """
-        tables = self._link.figures()
-        gate_wait_s, max_gap = 0.0, 0
-        for table in tables:
-            mine = [entry for entry in table.workers if entry.worker == self.rank]
-            gate_wait_s = max([gate_wait_s, *(entry.gate_wait_s for entry in mine)])
-            max_gap = max([max_gap, *(entry.max_gap for entry in mine)])
-        exchanges = self._link.exchanges
-        spreads = [max(exchange.versions) - min(exchange.versions) for exchange in exchanges]
-        return Stats(
+        return gather(
+            self._link.figures(),
+            self._link.exchanges,
+            worker=self.rank,
             step=self.step,
+            abstained=sum(optimizer.abstained for optimizer in self._optimizers),
             samples=self._samples,
-            bytes_pushed=sum(exchange.bytes_pushed for exchange in exchanges),
-            bytes_pulled=sum(exchange.bytes_pulled for exchange in exchanges),
             waited_s=self._waited_s,
-            gate_wait_s=gate_wait_s,
-            max_gap=max_gap,
-            spread=max(spreads, default=0),
-            staleness=summarize(merge_counts(table.tau for table in tables)),
         )
 
     def synchronize(self) -> None:

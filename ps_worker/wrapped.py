@@ -26,6 +26,11 @@ from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAcce
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
+HOOKS = tuple(
+    f"_optimizer_{call}_{when}_hooks"
+    for call in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+)
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
@@ -74,8 +79,8 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._at_step = at_step
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
-        self._optimizer_step_pre_hooks = inner._optimizer_step_pre_hooks
-        self._optimizer_step_post_hooks = inner._optimizer_step_post_hooks
+        for name in HOOKS:
+            setattr(self, name, getattr(inner, name))
         inner.param_groups = self.param_groups
         inner.step = MethodType(_refuse_step, inner)  # type: ignore[method-assign]
         self.step_number = 0

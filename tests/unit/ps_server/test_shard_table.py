@@ -16,6 +16,7 @@ from ps_wire.consistency import ASP, BSP
 from ps_wire.errors import (
     FrameMalformed,
     FrameRefused,
+    HyperparametersDiffer,
     JobUnknown,
     PayloadMismatch,
     PushOutOfOrder,
@@ -278,6 +279,23 @@ def test_hyper_parameters_that_differ_in_a_step_are_counted_and_named_once(caplo
     assert it.weights[0] == -3.0
     assert it.table.cells()[0].hyper_mismatches == 3
     assert sum("different hyper-parameters" in record.message for record in caplog.records) == 1
+
+
+def test_a_strict_worker_is_told_that_its_step_took_other_hyper_parameters():
+    """In place of the next weights, and at whatever it does after; not the one whose were taken."""
+    it = Table()
+    it.hyper(1, worker=1, lr=5.0)
+    for worker in (0, 1):
+        it.send(Kind.PUSH, worker, hyper=worker, flags=wire.STRICT, payload=ONES)
+    for worker in (0, 1):
+        it.send(Kind.PULL, worker, step=1, meta=listed(0))
+    pulled, refused = (outlet.take()[-1] for outlet in it.outlets)
+    assert it.weights[0] == -1.0
+    assert pulled.kind is Kind.PULLED
+    assert (refused.kind, b"worker 0" in bytes(refused.meta)) == (Kind.REFUSE, True)
+    it.send(Kind.PUSH, 0, step=1, payload=ONES)
+    with pytest.raises(HyperparametersDiffer, match="strict_hyperparameters"):
+        it.send(Kind.PUSH, 1, step=1, hyper=1, flags=wire.STRICT, payload=ONES)
 
 
 def test_figures_add_up_over_partitions():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -163,6 +164,30 @@ def test_samples_of_an_abstained_step_do_not_weigh_in_the_next(cluster: Cluster)
     assert set(weights) == {4.0}
 
 
+def test_a_strict_worker_gets_an_error_where_its_learning_rate_was_not_taken(cluster: Cluster):
+    """It alone: the other, whose was taken, goes on."""
+    models = [seeded(Mlp) for _ in range(2)]
+
+    def body(worker: ps.Worker) -> int:
+        mine = models[worker.rank]
+        optimizer = worker.wrap(sgd(mine), mine, strict_hyperparameters=True)
+        for step in range(STEPS):
+            if step == 1 and worker.rank == 1:
+                optimizer.param_groups[0]["lr"] = 0.5
+            loss_of(mine, worker.rank, step).backward()
+            if step == 1 and worker.rank == 1:
+                with pytest.raises(ps.HyperparametersDiffer, match="worker 0"):
+                    optimizer.step()
+                break
+            optimizer.step()
+            optimizer.zero_grad()
+        if worker.rank == 0:
+            worker.finish()
+        return worker.step
+
+    assert run_workers(cluster, body, num_workers=2)[0] == STEPS
+
+
 @pytest.mark.parametrize("consistency", ["bsp", "asp"])
 def test_a_step_without_backward_abstains_and_is_counted(cluster: Cluster, consistency: str):
     job = fresh_name()
@@ -178,6 +203,7 @@ def test_a_step_without_backward_abstains_and_is_counted(cluster: Cluster, consi
             optimizer.step()
             optimizer.zero_grad()
         assert worker.step == STEPS
+        assert worker.stats().abstained == (0 if worker.rank == 0 else STEPS - 1)
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, consistency=consistency, job=job)
@@ -188,6 +214,22 @@ def test_a_step_without_backward_abstains_and_is_counted(cluster: Cluster, consi
     assert counts["abstained"] == (STEPS - 1) * each
     assert counts["received"] == STEPS * each
     assert_same(models[1], models[0])
+
+
+def test_the_first_step_without_a_gradient_is_said_and_no_other(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model)
+        for _ in range(3):
+            optimizer.step()
+        assert optimizer.abstained == 3
+
+    with caplog.at_level(logging.INFO, "ps_worker"):
+        run_workers(cluster, body)
+    (said,) = [text for text in caplog.messages if "abstains" in text]
+    assert said == "worker 0: step 0 has no gradient: this worker abstains (said once)"
 
 
 def test_an_abstention_is_not_in_the_mean(cluster: Cluster):

@@ -100,15 +100,21 @@ def test_a_wrapped_optimizer_refuses_what_it_cannot_do(cluster: Cluster):
 def test_who_comes_after_the_end_gets_the_weights_and_nothing_to_do(cluster: Cluster):
     job = fresh_name()
     models = [seeded(Normed, seed=rank) for rank in range(2)]
+    checkpoint: dict[str, Any] = {}
 
     def body(worker: ps.Worker) -> None:
         model = models[0]
-        train(0, model, worker.wrap(sgd(model), model))
+        optimizer = worker.wrap(sgd(model), model)
+        train(0, model, optimizer)
+        optimizer.param_groups[0]["lr"] = 0.25
+        checkpoint.update(optimizer.state_dict())
         worker.finish()
 
     def late(worker: ps.Worker) -> None:
         assert worker.ended
         optimizer = worker.wrap(sgd(models[1]), models[1])
+        optimizer.load_state_dict(checkpoint)
+        assert optimizer.param_groups[0]["lr"] == 0.25
         assert_same(models[1], models[0])
         assert torch.equal(models[1].norm.running_mean, models[0].norm.running_mean)
         assert list(worker.loader([1, 2, 3])) == []
@@ -130,3 +136,17 @@ def test_a_start_that_does_not_come_names_who_is_missing(cluster: Cluster):
 
     with pytest.raises(ps.StartLimitExceeded, match="worker 0 to join; worker 2 to join"):
         together([one])
+
+
+def test_optimizers_that_are_wrapped_in_another_order_are_refused(cluster: Cluster):
+    """Tables go by their number: here worker 1 wraps the halves of a GAN the other way round."""
+
+    def body(worker: ps.Worker) -> ps.PsError:
+        half = list(seeded(make_pair).values())[worker.rank]
+        with pytest.raises(ps.PsError) as caught:
+            worker.wrap(sgd(half), half)
+        return caught.value
+
+    errors = run_workers(cluster, body, num_workers=2, start_limit=0.5)
+    (refused,) = [error for error in errors if isinstance(error, ps.ConfigurationRefused)]
+    assert refused.message.startswith("table 0 of this job differs: shape of parameter 'weight'")
