@@ -74,6 +74,34 @@ class _News(Enum):
 _Item: TypeAlias = PsError | pb.ReadReply | tuple[_News, int, int]
 
 
+class _Inbox(queue.SimpleQueue[_Item]):
+    """What was said to a reader and it has not heard yet; a `Peer` of its connections."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, tuple[TableSpec, Exchange]] = {}
+        self.asking: Exchange | None = None  # for what was asked last
+
+    def take(self, frame: wire.Frame) -> None:
+        """See `Peer.take`."""
+        if frame.kind is wire.Kind.ACK:
+            self.put((_News.ASKED, frame.step, frame.partition))
+        elif frame.kind is wire.Kind.PULLED and (known := self.tables.get(frame.table)) is not None:
+            known[1].take(frame)
+
+    def replay(self, shard: int) -> Iterable[wire.Frame]:
+        """See `Peer.replay`."""
+        again = [] if self.asking is None else list(self.asking.replay(shard))
+        if again:
+            self.put((_News.BROKE, again[-1].step, 0))
+        return again
+
+    def fail(self, error: PsError) -> None:
+        """See `Peer.fail`."""
+        self.put(error)
+        for _, exchange in list(self.tables.values()):
+            exchange.fail(error)
+
+
 class Reader:
     """Made by `connect(role="reader")`; a context manager that leaves at its end. Not thread-safe."""
 
@@ -86,10 +114,8 @@ class Reader:
         """
         self._settings = settings
         self._number = 0
-        self._tables: dict[int, tuple[TableSpec, Exchange]] = {}
-        self._exchange: Exchange | None = None
         self._error: PsError | None = None
-        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._inbox = _Inbox()
         self._connections: list[Connection] = []
         self._requests: queue.SimpleQueue[pb.ReadRequest | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -104,7 +130,7 @@ class Reader:
                     job=settings.job,
                     worker=self._worker,
                     incarnation=1,
-                    peer=self,
+                    peer=self._inbox,
                     retry_limit_s=settings.retry_limit_s,
                     log=logger.info,
                 )
@@ -228,7 +254,7 @@ class Reader:
     # -- tables and cuts -------------------------------------------------------------------------------
 
     def _table(self, number: int, until_s: float) -> tuple[TableSpec, Exchange]:
-        if number not in self._tables:
+        if number not in self._inbox.tables:
             spec = table_from_proto(self._ask(until_s, table=number).table)
             exchange = Exchange(
                 table=number,
@@ -238,13 +264,13 @@ class Reader:
                 start=spec.optimizer.hyperparameters,
             )
             exchange.connect(self._connections)
-            self._tables[number] = spec, exchange
-        return self._tables[number]
+            self._inbox.tables[number] = spec, exchange
+        return self._inbox.tables[number]
 
     def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> dict[int, int] | None:
         """One cut: its clocks, when all weights are here; None if it does not come about."""
         self._number += 1
-        number, self._exchange = self._number, exchange
+        number, self._inbox.asking = self._number, exchange
         exchange.pull(step=number, cut=True)
         unasked = {partition.shard for partition in exchange.partitions}
         while unasked:
@@ -289,28 +315,6 @@ class Reader:
             return "none", 0
         model_spec.copy_into(mine, outside)
         return reply.state.origin, int(reply.state.step)
-
-    # -- Peer, for connections -------------------------------------------------------------------------
-
-    def take(self, frame: wire.Frame) -> None:
-        """See `Peer.take`."""
-        if frame.kind is wire.Kind.ACK:
-            self._inbox.put((_News.ASKED, frame.step, frame.partition))
-        elif frame.kind is wire.Kind.PULLED and (known := self._tables.get(frame.table)) is not None:
-            known[1].take(frame)
-
-    def replay(self, shard: int) -> Iterable[wire.Frame]:
-        """See `Peer.replay`."""
-        again = [] if self._exchange is None else list(self._exchange.replay(shard))
-        if again:
-            self._inbox.put((_News.BROKE, again[-1].step, 0))
-        return again
-
-    def fail(self, error: PsError) -> None:
-        """See `Peer.fail`."""
-        self._inbox.put(error)
-        for _, exchange in list(self._tables.values()):
-            exchange.fail(error)
 
 
 def _matched(spec: TableSpec, model: torch.nn.Module, job: str) -> list[torch.nn.Parameter]:
