@@ -25,6 +25,7 @@ from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
 from ps_worker.reach import reach
+from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
 
@@ -57,7 +58,7 @@ class Link:
             settings, self._service, progress=progress, on_failure=self.fail, log=say
         )
         try:
-            self._membership.check_servers()
+            check_servers(self._service, settings.connect_limit_s)
             joined = self._join()
         except BaseException:
             self._service.close()
@@ -178,6 +179,18 @@ class Link:
         else:
             prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
             model_spec.unpack_into(blob, prefixed)
+
+    def at_step_boundary(self, step: int) -> None:
+        """To be called between steps by the thread that trains: uploads what a reader has asked for.
+
+        Args:
+            step: that this worker has taken.
+        """
+        if self._membership.live_wanted:
+            try:
+                self._membership.put_live(self._final_state(), step)
+            except PsError as error:  # a reader's trouble: this worker trains on
+                self._say(f"a reader does not get this worker's buffers: {error}")
 
     # -- optimizer state -------------------------------------------------------------------------------
 
