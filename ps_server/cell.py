@@ -54,6 +54,7 @@ class Cell:
         self.weights = weights
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
+        self._sizes, self._places = _parts(self.pieces, weights.numel())
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
@@ -69,20 +70,21 @@ class Cell:
         self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
-    @staticmethod
-    def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
-        return values[piece.offset : piece.offset + piece.numel]
-
     def _fresh_optimizer(self) -> PieceOptimizer | None:
-        pieces = [self._of(self.weights, piece) for piece in self.pieces]
-        return self._make_optimizer(pieces) if pieces else None
+        return self._make_optimizer(self._split(self.weights)) if self.pieces else None
+
+    def _split(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The pieces, P of them, of values of shape (E,)."""
+        parts = torch.split(values, self._sizes)  # in one call: a slice of each takes three times as long
+        return [parts[place] for place in self._places]
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
-            self._optimizer = self._fresh_optimizer()
+            if self.optimizer_bytes():
+                self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
             self.loaded = True
@@ -287,11 +289,9 @@ class Cell:
             average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
+        present = map(any, zip(*[gradient.present for gradient in gradients], strict=True))
         self._optimizer.step(
-            [
-                self._of(average, piece) if any(gradient.present[place] for gradient in gradients) else None
-                for place, piece in enumerate(self.pieces)
-            ],
+            [values if there else None for values, there in zip(self._split(average), present, strict=True)],
             self._group_of(hyper),
         )
 
@@ -335,3 +335,17 @@ class Cell:
                 f"partition {self._index} of table {self._table} has no weights yet",
                 partition=self._index,
             )
+
+
+def _parts(pieces: Sequence[Piece], numel: int) -> tuple[list[int], list[int]]:
+    """Sizes of the pieces and of the paddings between them, in order, and which of these are the pieces."""
+    sizes: list[int] = []
+    places: list[int] = []
+    end = 0
+    for piece in pieces:
+        if piece.offset > end:
+            sizes.append(piece.offset - end)
+        places.append(len(sizes))
+        sizes.append(piece.numel)
+        end = piece.offset + piece.numel
+    return [*sizes, numel - end], places

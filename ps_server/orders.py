@@ -239,8 +239,10 @@ class Shards:
     def _note(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):
             case "open_table":
-                spec = table_from_proto(order.open_table.table)
-                self._decisions.opened(order.open_table.job, spec, order.number)
+                table = order.open_table.table
+                self._decisions.reopened(order.open_table.job, table.number)
+                if table.HasField("clip_grad_norm"):
+                    self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
 

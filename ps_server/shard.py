@@ -142,12 +142,13 @@ class Shard:
         with self._lock:
             entry = self._job(job)
             _check_clips(spec, entry.consistency)
+            plan = Plan(spec, self.num_shards)
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
             if before is not None:
                 assert not before.started, (job, spec.number)
-                entry.memory_bytes -= self._needed_bytes(before.spec, entry.num_workers)
+                entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry.num_workers)
                 del entry.tables[spec.number]
-            need = self._needed_bytes(spec, entry.num_workers)
+            need = self._needed_bytes(spec, plan, entry.num_workers)
             used = sum(other.memory_bytes for other in self._jobs.values())
             limit = self.memory_limit_bytes
             if limit is not None and used + need > limit:
@@ -165,7 +166,7 @@ class Shard:
         table = ShardTable(
             job=job,
             spec=spec,
-            num_shards=self.num_shards,
+            plan=plan,
             shard=self.index,
             gate=gate_of(entry.consistency),
             nonfinite=entry.nonfinite,
@@ -322,8 +323,7 @@ class Shard:
                 incarnation=incarnation,
             )
 
-    def _needed_bytes(self, spec: TableSpec, num_workers: int) -> int:
-        plan = Plan(spec, self.num_shards)
+    def _needed_bytes(self, spec: TableSpec, plan: Plan, num_workers: int) -> int:
         total = 0
         for bucket in plan.buckets:
             start, end = bucket.slice_bounds(self.index)

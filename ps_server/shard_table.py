@@ -44,7 +44,7 @@ class ShardTable:
         *,
         job: str,
         spec: TableSpec,
-        num_shards: int,
+        plan: Plan,
         shard: int,
         gate: Gate,
         nonfinite: NonFinite = NonFinite.ERROR,
@@ -56,7 +56,7 @@ class ShardTable:
         Args:
             job: name.
             spec: the table.
-            num_shards: of the service.
+            plan: of it.
             shard: number of this one.
             gate: of the job.
             nonfinite: of the job.
@@ -65,7 +65,7 @@ class ShardTable:
                 other shards hold parts, too.
         """
         self.spec = spec
-        self.plan = Plan(spec, num_shards)
+        self.plan = plan
         self.opening = opening
         self.started = False
         self._job = job

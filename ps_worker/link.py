@@ -121,8 +121,8 @@ class Link:
         """
         if self.resumed:
             self._state.count_anew(spec.number)
-        upload = self._membership.make_table(spec)
-        exchange = Exchange(
+        self._membership.make_table(spec)
+        exchange = Exchange(  # while the shards open it
             table=spec.number,
             plan=Plan(spec, len(self._connections)),
             worker=self.rank,
@@ -131,6 +131,7 @@ class Link:
             strict=strict,
         )
         exchange.connect(self._connections)
+        upload = self._membership.wait_made(spec.number)
         with self._lock:
             self._exchanges[spec.number] = exchange
         self._outside[spec.number] = outside
@@ -147,8 +148,8 @@ class Link:
         values: Iterable[torch.Tensor],
         states: Sequence[Mapping[str, Any]],
     ) -> None:
-        for view, value in zip(exchange.weights.views, values, strict=True):
-            view.copy_(value.detach())
+        with torch.no_grad():
+            torch._foreach_copy_(exchange.weights.views, list(values))
         for partition in exchange.partitions:
             exchange.load(partition)
         exchange.wait_acked()

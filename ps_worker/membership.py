@@ -108,11 +108,14 @@ class Membership:
 
     # -- tables ----------------------------------------------------------------------------------------
 
-    def make_table(self, spec: TableSpec) -> bool:
-        """Makes a table; returns whether this worker's weights start it."""
+    def make_table(self, spec: TableSpec) -> None:
+        """Says that this worker makes a table; does not wait."""
         self._send(make_table=pb.MakeTable(table=table_to_proto(spec)))
-        self._wait_for(lambda: spec.number in self._made, self._settings.start_limit_s)
-        return self._made[spec.number]
+
+    def wait_made(self, table: int) -> bool:
+        """Waits until the shards have a table; returns whether this worker's weights start it."""
+        self._wait_for(lambda: table in self._made, self._settings.start_limit_s)
+        return self._made[table]
 
     def uploaded(self, table: int) -> None:
         """Says that the starter's weights are on the shards."""

@@ -28,9 +28,14 @@ def parameters_of(
         UsageError: the groups hold a parameter that the model does not have, or none that it has.
         ModelUnsupported: the model is split or replicated by something else already.
     """
-    _check_whole(model)
+    _check_modules(model)
     grouped = {id(parameter) for group in groups for parameter in group["params"]}
-    named = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in grouped}
+    named = {}
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not torch.nn.Parameter and type(parameter.data).__name__ == "DTensor":
+            raise ModelUnsupported(f"parameter {name!r} is a DTensor, a part of one: wrap the bare module")
+        if id(parameter) in grouped:
+            named[name] = parameter
     strangers = len(grouped) - len(named)
     if strangers:
         raise UsageError(
@@ -40,19 +45,19 @@ def parameters_of(
     return named
 
 
-def _check_whole(model: torch.nn.Module) -> None:
+def _check_modules(model: torch.nn.Module) -> None:
     """Refuses a model whose gradients something else averages or whose parameters it splits."""
+    first_of: dict[type, str] = {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        if kind in REPLICATED or any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
+        first_of.setdefault(type(module), name)
+    for cls, name in first_of.items():
+        kind = cls.__name__
+        if kind in REPLICATED or any(base.__name__ == "FSDPModule" for base in cls.__mro__):
             where = f"its module {name!r}" if name else "the model"
             raise ModelUnsupported(
                 f"{where} is wrapped by {kind}: the servers take its part (averaging gradients, holding "
                 "the optimizer's state). Wrap the bare module instead"
             )
-    for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor":
-            raise ModelUnsupported(f"parameter {name!r} is a DTensor, a part of one: wrap the bare module")
 
 
 def table_of(
