@@ -24,6 +24,7 @@ from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
+from ps_server.splitter import Splitter
 from ps_wire.carrier import Outlet
 from ps_wire.errors import HyperparametersDiffer, JobUnknown, PsError
 from ps_wire.plan import Piece
@@ -54,7 +55,7 @@ class Cell:
         self.weights = weights
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
-        self._sizes, self._places = _parts(self.pieces, weights.numel())
+        self._split = Splitter(self.pieces, weights.numel())
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
@@ -72,11 +73,6 @@ class Cell:
 
     def _fresh_optimizer(self) -> PieceOptimizer | None:
         return self._make_optimizer(self._split(self.weights)) if self.pieces else None
-
-    def _split(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The pieces, P of them, of values of shape (E,)."""
-        parts = torch.split(values, self._sizes)  # in one call: a slice of each takes three times as long
-        return [parts[place] for place in self._places]
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
@@ -335,17 +331,3 @@ class Cell:
                 f"partition {self._index} of table {self._table} has no weights yet",
                 partition=self._index,
             )
-
-
-def _parts(pieces: Sequence[Piece], numel: int) -> tuple[list[int], list[int]]:
-    """Sizes of the pieces and of the paddings between them, in order, and which of these are the pieces."""
-    sizes: list[int] = []
-    places: list[int] = []
-    end = 0
-    for piece in pieces:
-        if piece.offset > end:
-            sizes.append(piece.offset - end)
-        places.append(len(sizes))
-        sizes.append(piece.numel)
-        end = piece.offset + piece.numel
-    return [*sizes, numel - end], places
