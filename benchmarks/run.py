@@ -56,6 +56,10 @@ def main() -> None:
     latency = run("control_latency.py")
     row("slowest health check while 3 GB are applied", latency["health_ms"]["max"], 100, "ms")
     row("slowest status call meanwhile", latency["status_ms"]["max"], 100, "ms")
+    cost = run("worker_cost.py")
+    row("wrap of 5,000 parameters", cost["wrap"]["wall_ms"], 300, "ms")
+    row("their step, the training thread beyond the bytes", cost["steps"]["16"]["beyond"]["cpu_ms"], 5, "ms")
+    row("checks of a step, 50 M parameters, of plain torch's step", 100 * cost["checks_share"]["cpu"], 1, "%")
     Console(width=130).print(table)
 
 

@@ -142,17 +142,18 @@ class Exchange:
             )
             self._send_noted(partition, frame)
 
-    def pull(self, *, step: int, read: bool = False) -> None:
+    def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
 
         Args:
             step: the worker's clock, after its pushes.
             read: at once, past the gate (for one who is no member).
+            cut: at the cut of that number, which is `step` (for a reader).
         """
         with self._changed:
             self._raise_failed()
             self._unpulled = OrderedDict.fromkeys(range(self.plan.num_partitions - 1, -1, -1))
-            self._pull_step, self._pull_flags = step, wire.READ if read else 0
+            self._pull_step, self._pull_flags = step, wire.READ * read | wire.CUT * cut
         for shard, connection in enumerate(self._connections):
             for frame in self._pulls(shard):
                 connection.send(frame)
@@ -168,14 +169,9 @@ class Exchange:
         wanted = [index for index in self._unpulled if self.partitions[index].shard == shard]
         if not wanted:
             return []
+        kind, meta = wire.Kind.PULL, _list(wanted)
         return [
-            self._frame(
-                wire.Kind.PULL,
-                partition=wanted[0],
-                step=self._pull_step,
-                flags=self._pull_flags,
-                meta=_list(wanted),
-            )
+            self._frame(kind, partition=wanted[0], step=self._pull_step, flags=self._pull_flags, meta=meta)
         ]
 
     def _frame(self, kind: wire.Kind, **fields: float | bytes | memoryview) -> wire.Frame:
@@ -299,6 +295,8 @@ class Exchange:
         if arrived.data_ptr() != weights.data_ptr():  # else it landed there
             weights.copy_(arrived)
         with self._changed:
+            if frame.step != self._pull_step:
+                return  # something else was asked for meanwhile
             self.versions[index] = frame.version
             for worker, clock in _CLOCK.iter_unpack(frame.meta):
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
