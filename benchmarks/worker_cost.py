@@ -8,7 +8,7 @@ in CPU time of the training thread and by the wall clock:
     wrap    `worker.wrap` of a model with 5,000 parameters (2,500 linear layers of 16 x 16)
     beyond  backward and `step()` of that model, less backward in plain torch, less one copy of all gradients.
             By the wall clock also less a round of one tensor with as many bytes, which other threads move,
-            and less torch's own optimizer step, which is the server's work here. All of these take turns. Once
+            and less torch's own optimizer step, which is the server's work here. All take turns. Once
             more for layers of 64 x 64, which overlap: their hooks are counted, and by the wall clock, so is
             what they save
     checks  of a model of 50 M parameters, batch 16: everything in a step that only looks (weights, gradients,

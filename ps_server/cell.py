@@ -11,43 +11,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ps_server.average import Scratch, mean
 from ps_server.clipping import Clipping
+from ps_server.cut_table import CutCell
+from ps_server.gradient import Gradient, differ
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
+from ps_server.splitter import Splitter
 from ps_server.weights import Weights
-from ps_wire import frame as wire
 from ps_wire.carrier import Message, Outlet
-from ps_wire.errors import HyperparametersDiffer, JobUnknown, PsError
-from ps_wire.messages import refused_to_proto
+from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
-
-_CLOCK_BYTES = 12  # per member, in the meta of PULLED: worker u32, clock u64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
-    """The payload of a contribution.
-
-    Attributes:
-        values: shape (E,); read-only memory of the received message. All zeros where no piece is present.
-        present: P flags: which pieces had a gradient. Pieces without one hold zeros.
-        hyper: what its worker's `param_groups` said at that step.
-        strict: whether the worker gets an error where its step takes other ones.
-        borrowed: the values lie in the worker's memory, which is its own again once they are applied.
-    """
-
-    values: torch.Tensor
-    present: tuple[bool, ...]
-    hyper: Hyperparameters
-    strict: bool = False
-    borrowed: bool = False
 
 
 class Cell:
@@ -67,26 +49,28 @@ class Cell:
         clipping: Clipping | None = None,
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # what was kept during a cut is given again under it
         self.machine = machine
+        self.cut = CutCell(machine, pulled=lambda step: self._pulled(step, machine.version, machine.clocks))
         self.group = group
         self._weights = Weights(weights)
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
-        self._sizes, self._places = _parts(self.pieces, weights.numel())
+        self._split = Splitter(self.pieces, weights.numel())
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
         self.hyper_mismatches = 0
         self._table = table
         self._index = index
+        self._replies = Replies(table, index)
         self._make_optimizer = optimizer
         self._optimizer = self._fresh_optimizer()
         self._outlets: dict[int, Outlet] = {}
         self._screen = screen
         self._clipping = clipping
-        self._held: int | None = None  # a complete step that waits for its scale
         self._lent: dict[int, int] = {}  # worker -> step whose values are still needed where they lie
+        self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
     @property
@@ -101,11 +85,6 @@ class Cell:
 
     def _fresh_optimizer(self) -> PieceOptimizer | None:
         return self._make_optimizer(self._split(self.weights)) if self.pieces else None
-
-    def _split(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The pieces, P of them, of values of shape (E,)."""
-        parts = torch.split(values, self._sizes)  # in one call: a slice of each takes three times as long
-        return [parts[place] for place in self._places]
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
@@ -128,6 +107,9 @@ class Cell:
             FrameRefused: as `Partition.push`.
         """
         with self.lock:
+            again = partial(self.push, contribution, outlet, now_s, scratch)
+            if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
+                return
             self._check_failed(contribution.worker, contribution.incarnation, contribution.step)
             gradient, found = contribution.payload, None
             if gradient is not None and not self.machine.gate.aggregates:
@@ -139,9 +121,7 @@ class Cell:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
                 self.bytes_in += gradient.values.nbytes
-                if gradient.borrowed and any(
-                    item.worker == contribution.worker for item in self.machine.staged
-                ):
+                if gradient.borrowed and any(item.payload is gradient for item in self.machine.staged):
                     self._lent[contribution.worker] = contribution.step
             self._outlets[contribution.worker] = outlet
             self._carry_out(actions, now_s, scratch)
@@ -149,6 +129,9 @@ class Cell:
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
         with self.lock:
+            again = partial(self.pull, pull, outlet, scratch)
+            if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
+                return
             self._require_loaded()
             self._outlets[pull.worker] = outlet
             self._carry_out(self.machine.pull(pull), pull.asked_s, scratch)
@@ -163,18 +146,18 @@ class Cell:
         with self.lock:
             self._require_loaded()
             self._check_failed(worker, incarnation)
-            message = self._pulled(step, self.machine.version, self.machine.clocks)
-            outlet.send(message)
-            self._weights.sent(message)
+            outlet.send(self._pulled(step, self.machine.version, self.machine.clocks))
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
         with self.lock:
+            self.cut.leave(worker)
             self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
 
     def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.leave`; returns the newest clock seen here."""
         with self.lock:
+            self.cut.leave(worker)
             self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s, scratch)
             return self.machine.newest_clock
 
@@ -192,6 +175,21 @@ class Cell:
         with self.lock:
             for worker in [key for key, known in self._outlets.items() if known is outlet]:
                 del self._outlets[worker]
+            self.cut.forget(outlet)
+
+    def _keeps(
+        self, worker: int, step: int, again: Callable[[], None], outlet: Outlet, *, pushes: bool
+    ) -> bool:
+        def refuse(error: PsError) -> None:
+            outlet.send(self._replies.refusal(worker, step, error))
+
+        return self.cut.keeps(worker, step, again, refuse, pushes=pushes)
+
+    def await_cut(self, reader: int, number: int, outlet: Outlet) -> None:
+        """The weights go there at the moment of this cut."""
+        with self.lock:
+            self._require_loaded()
+            self.cut.wait_for(reader, number, outlet)
 
     def export_state(self) -> list[State]:
         """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
@@ -223,13 +221,12 @@ class Cell:
                 case Apply():
                     self._apply(action, scratch, average)
                 case Ack(worker=worker, step=step):
-                    lent = self._lent.get(worker) == step
-                    flags = wire.LENT if lent else 0
-                    self._send(worker, self._frame(wire.Kind.ACK, worker=worker, step=step, flags=flags))
+                    self._send(worker, self._replies.ack(worker, step, lent=self._lent.get(worker) == step))
                 case Answer():
                     self._answer(action)
                 case Complete():
                     self._close(action, now_s, scratch)
+        self.cut.go_on()
 
     def _close(self, complete: Complete, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
@@ -249,7 +246,7 @@ class Cell:
         """Tells workers that what they have lent is no longer read."""
         for worker, step in [item for item in self._lent.items() if item[1] < self.machine.version]:
             del self._lent[worker]
-            self._send(worker, self._frame(wire.Kind.FREE, worker=worker, step=step))
+            self._send(worker, self._replies.free(worker, step))
 
     def _screened(self, scratch: Scratch) -> torch.Tensor | None:
         """Withholds what may not be applied; the mean of the rest, None if there is none.
@@ -260,9 +257,9 @@ class Cell:
             average = self._mean(staged, scratch)
             if not self._screen.active or looks_finite(average):
                 return average
-            found = [(item, first_nonfinite(item.payload.values, self.pieces)) for item in staged]
+            found = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
             bad = [(item, piece) for item, piece in found if piece is not None]
-            if not bad and first_nonfinite(average, self.pieces) is None:
+            if not bad and self._first_nonfinite(average) is None:
                 return average  # finite, and its sum is not
             if not bad:
                 self._screen.overflowed(staged[0].step, self._index)
@@ -275,6 +272,9 @@ class Cell:
     def _nonfinite(self, values: torch.Tensor) -> Piece | None:
         if not self._screen.active or looks_finite(values):
             return None
+        return self._first_nonfinite(values)
+
+    def _first_nonfinite(self, values: torch.Tensor) -> Piece | None:
         return first_nonfinite(values, self.pieces)
 
     def _withheld(self, contribution: Contribution, piece: Piece) -> None:
@@ -316,17 +316,10 @@ class Cell:
         )
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
-        taken = contributions[0].worker
         for item in [item for item in contributions if item.payload.hyper != hyper]:
             self.hyper_mismatches += 1
             if item.payload.strict:
-                error = HyperparametersDiffer(
-                    f"step {item.step} took the param_groups of worker {taken}, and this worker's differ: "
-                    "change them at the same steps on all workers, or wrap without strict_hyperparameters",
-                    step=item.step,
-                    worker=taken,
-                )
-                self._failed[item.worker] = item.incarnation, error
+                self._failed[item.worker] = item.incarnation, differ(item.step, contributions[0].worker)
 
     def _answer(self, action: Answer) -> None:
         for step in sorted({pull.clock for pull in action.pulls}):
@@ -334,24 +327,14 @@ class Cell:
             for pull in action.pulls:
                 if pull.clock == step:
                     error = self._error_of(pull.worker, pull.incarnation)
-                    self._send(pull.worker, message if error is None else self._refusal(pull, error))
-            self._weights.sent(message)
+                    refused = None if error is None else self._replies.refusal(pull.worker, step, error)
+                    self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> Message:
-        meta = b"".join(
-            worker.to_bytes(4, "little") + clock.to_bytes(_CLOCK_BYTES - 4, "little")
-            for worker, clock in clocks
-        )
         self.bytes_out += self.weights.nbytes
-        payload = self.weights.numpy().data.cast("B")
-        return self._frame(wire.Kind.PULLED, step=step, version=version, meta=meta, payload=payload)
-
-    def _refusal(self, pull: Pull, error: PsError) -> Message:
-        meta = refused_to_proto(error).SerializeToString()
-        return self._frame(wire.Kind.REFUSE, step=pull.clock, worker=pull.worker, meta=meta)
-
-    def _frame(self, kind: wire.Kind, **fields: int | bytes | memoryview) -> Message:
-        return Message(wire.Frame(kind=kind, table=self._table, partition=self._index, **fields))  # type: ignore[arg-type]
+        message = self._replies.pulled(step, version, clocks, self.weights)
+        self._weights.sent(message)
+        return message
 
     def _send(self, worker: int, message: Message) -> None:
         outlet = self._outlets.get(worker)
@@ -360,19 +343,7 @@ class Cell:
 
     def _require_loaded(self) -> None:
         if not self.loaded:
-            text = f"partition {self._index} of table {self._table} has no weights yet"
-            raise JobUnknown(text, partition=self._index)
-
-
-def _parts(pieces: Sequence[Piece], numel: int) -> tuple[list[int], list[int]]:
-    """Sizes of the pieces and of the paddings between them, in order, and which of these are the pieces."""
-    sizes: list[int] = []
-    places: list[int] = []
-    end = 0
-    for piece in pieces:
-        if piece.offset > end:
-            sizes.append(piece.offset - end)
-        places.append(len(sizes))
-        sizes.append(piece.numel)
-        end = piece.offset + piece.numel
-    return [*sizes, numel - end], places
+            raise JobUnknown(
+                f"partition {self._index} of table {self._table} has no weights yet",
+                partition=self._index,
+            )

@@ -21,6 +21,7 @@ from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.carrier import Outlet
 from ps_wire.errors import ConfigurationRefused, JobUnknown, MemoryLimitExceeded, StrangerRefused
+from ps_wire.frame import FIRST_READER
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
@@ -98,6 +99,8 @@ class Shard:
     ) -> None:
         """A worker may connect; unless it only reads, it is a member from its clocks on."""
         with self._lock:
+            if worker >= FIRST_READER:
+                self._job(job)  # it comes to one that is there, or not at all
             entry = self._jobs.setdefault(
                 job,
                 ShardJob(
@@ -118,12 +121,19 @@ class Shard:
                 table.join(worker, incarnation, clocks.get(table.spec.number, 0))
 
     def remove(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
-        """A worker stops being a member; returns the newest clock by table."""
+        """A worker stops being a member, or a reader goes; returns the newest clock by table."""
         with self._lock:
             entry = self._job(job)
             if entry.members.get(worker, (None,))[0] == incarnation:
                 del entry.members[worker]
+            session = None
+            if worker >= FIRST_READER:
+                entry.known.pop(worker, None)
+                entry.tokens.pop((worker, incarnation), None)
+                session = entry.sessions.pop(worker, None)
             tables = list(entry.tables.values())
+        if session is not None:
+            session.retire()
         return {table.spec.number: table.leave(worker, incarnation) for table in tables}
 
     def open_table(self, job: str, spec: TableSpec, opening: int = 0) -> None:

@@ -1,12 +1,13 @@
 """Memory that a worker shares with this shard, on one connection: its gradients and its weights.
 
 A worker sends two descriptors per table (SHARE). From then on the frames of that connection have no payload:
-a pushed gradient is read where it lies, and weights that the worker waits for are written where it wants them.
+a pushed gradient is read where it lies, and weights that the worker waits for are written where it wants
+them.
 
-Ownership, as in `docs/protocol.md`: a partition's gradient memory is the shard's from its PUSH until the ACK, or
-until FREE where the ACK says LENT; a partition's weights are the shard's from the worker's PULL until PULLED.
+Ownership, as in `docs/protocol.md`: a partition's gradient memory is the shard's from its PUSH until the ACK,
+or until FREE where the ACK says LENT; a partition's weights are the shard's from the worker's PULL to PULLED.
 
-It must not know gates or optimizers. Used by the thread of its connection, and by whoever holds the lock of a cell.
+It must not know gates or optimizers. Used by the thread of its connection, and under the locks of cells.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SharedRegions:
         self._tables: dict[int, _Regions] = {}
 
     def take(self, frame: wire.Frame, plan: Plan) -> None:
-        """A SHARE frame: maps the worker's memory for a table of this plan. The descriptors stay the caller's.
+        """A SHARE frame: maps the worker's memory for a table of this plan. Descriptors stay the caller's.
 
         Raises:
             FrameRefused: it is not the memory that such a table needs.

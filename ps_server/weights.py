@@ -12,6 +12,8 @@ Not thread-safe: its cell has a lock. Only holds end on other threads, which is 
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from ps_wire.carrier import Message
@@ -27,16 +29,20 @@ class Weights:
     def __init__(self, values: torch.Tensor) -> None:
         """Takes `values`, shape (E,), over."""
         self.now = values
-        self._replies: list[Message] = []
+        self._replies: list[weakref.ref[Message]] = []  # who holds one also refers to it
         self._left: list[tuple[torch.Tensor, list[Message]]] = []  # memory, and who still holds it
 
     def sent(self, reply: Message) -> None:
-        """A reply whose payload is `now` has been given to its outlets, which may hold it."""
-        self._replies = [other for other in (*self._replies, reply) if other.held]
+        """A reply whose payload is `now` has been made, and will be given to outlets before the next one."""
+        self._replies = [weakref.ref(other) for other in self._held()] + [weakref.ref(reply)]
+
+    def _held(self) -> list[Message]:
+        replies = [reference() for reference in self._replies]
+        return [reply for reply in replies if reply is not None and reply.held]
 
     def make_writable(self) -> bool:
         """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
-        held, self._replies = [reply for reply in self._replies if reply.held], []
+        held, self._replies = self._held(), []
         if not held:
             return False
         before, self.now = self.now, self._unread()

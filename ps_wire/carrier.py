@@ -53,7 +53,7 @@ class Message:
         frame: what is sent.
     """
 
-    __slots__ = ("_encoded", "_holds", "_lock", "frame")
+    __slots__ = ("__weakref__", "_encoded", "_holds", "_lock", "frame")
 
     def __init__(self, frame: wire.Frame) -> None:
         self.frame = frame

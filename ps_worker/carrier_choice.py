@@ -15,6 +15,8 @@ from ps_wire.frame import Frame
 from ps_wire.service import DataStream, Landing, Service
 from ps_wire.v1 import shard_pb2
 
+GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer there
+
 
 class CarrierChoice:
     """See the module's docstring. Thread-safe; `_lock` guards what was reached and said."""
@@ -35,7 +37,6 @@ class CarrierChoice:
         *,
         introduce: Callable[[], tuple[shard_pb2.OpenReply, Iterator[Frame]]],
         landing: Landing,
-        limit_s: float,
     ) -> DataStream:
         """Opens a data connection.
 
@@ -43,7 +44,6 @@ class CarrierChoice:
             shard: to which.
             introduce: asks the shard for its offers and a new token; returns the frames to send, too.
             landing: see `ps_wire.service`.
-            limit_s: that each try may take.
 
         Raises:
             ConfigurationRefused: the carrier that is wanted is not offered, or has never reached the shard.
@@ -56,7 +56,7 @@ class CarrierChoice:
             if place:
                 _, frames = introduce()  # a token is good for one HELLO, and that one may have arrived
             try:
-                stream = self._service.stream(shard, frames, offer, landing=landing, limit_s=limit_s)
+                stream = self._service.stream(shard, frames, offer, landing=landing, limit_s=GREET_LIMIT_S)
             except PsError as error:
                 failed.append((offer.name, error))
                 continue

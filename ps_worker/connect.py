@@ -1,16 +1,47 @@
-"""`connect`: from settings to a worker."""
+"""`connect`: from settings to a worker, or to a reader."""
 
 from __future__ import annotations
 
 import multiprocessing
 import weakref
+from typing import Any, Literal, overload
 
 from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
 from ps_worker.forked import check_not_forked
+from ps_worker.reader import Reader
 from ps_worker.worker import Worker
 
 _made: weakref.WeakSet[Worker] = weakref.WeakSet()  # by this process; those who live may be in the way
+
+
+@overload
+def connect(
+    *,
+    role: Literal["reader"],
+    servers: str | None = None,
+    job: str | None = None,
+    connect_limit: float | None = None,
+    retry_limit: float | None = None,
+    carrier: str | None = None,
+) -> Reader: ...
+
+
+@overload
+def connect(
+    *,
+    servers: str | None = None,
+    job: str | None = None,
+    consistency: str | None = None,
+    num_workers: int | None = None,
+    worker: int | None = None,
+    nonfinite: str | None = None,
+    role: Literal["worker"] | None = None,
+    connect_limit: float | None = None,
+    start_limit: float | None = None,
+    retry_limit: float | None = None,
+    carrier: str | None = None,
+) -> Worker: ...
 
 
 def connect(
@@ -25,7 +56,8 @@ def connect(
     start_limit: float | None = None,
     retry_limit: float | None = None,
     carrier: str | None = None,
-) -> Worker:
+    role: str | None = None,
+) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
     Args:
@@ -42,9 +74,11 @@ def connect(
         retry_limit: seconds that a broken data connection is tried again.
         carrier: of gradients and weights: `uds` (Unix sockets), `tcp`, `grpc`, or `auto`, the first of these
             that reaches each server. Default: auto.
+        role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
+            A reader takes servers, job, connect_limit, retry_limit and carrier only. Default: worker.
 
     Returns:
-        The worker; use it in a `with` block, so that it leaves when the block ends.
+        The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
 
     Raises:
         UsageError: a setting is missing or makes no sense.
@@ -58,6 +92,7 @@ def connect(
             'if __name__ == "__main__":'
         )
     chosen = settings.read(
+        role=role,
         servers=servers,
         job=job,
         consistency=consistency,
@@ -69,6 +104,8 @@ def connect(
         retry_limit=retry_limit,
         carrier=carrier,
     )
+    if chosen.role == "reader":
+        return Reader(chosen)
     try:
         made = Worker(chosen)
     except (JobFull, WorkerNumberTaken) as error:

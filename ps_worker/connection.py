@@ -165,7 +165,7 @@ class Connection:
             return opened, itertools.chain([self._hello(opened.token)], iter(outbox.get, None))
 
         self._call = call = self._carriers.stream(
-            self._shard, introduce=introduce, landing=self._peer.landing, limit_s=limit_s
+            self._shard, introduce=introduce, landing=self._peer.landing
         )
         try:
             for frame in call:

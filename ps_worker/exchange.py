@@ -12,28 +12,25 @@ belongs to the exchange. Weights are written, by the receiving threads or by a s
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from ps_wire import frame as wire
+from ps_wire import meta
 from ps_wire.buffer import as_tensor
 from ps_wire.errors import FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
-from ps_wire.shared_memory import Layout
 from ps_wire.table import Hyperparameters
 from ps_worker.connection import Connection
-from ps_worker.flat import FlatBuckets
-from ps_worker.memory import SharedMemory
+from ps_worker.pushes import Pushes
+from ps_worker.table_memory import TableMemory
 
 KEPT_HYPERPARAMETERS = 8
 REPORT_WAIT_S = 10.0
-_CLOCK = struct.Struct("<IQ")
 
 Callback: TypeAlias = Callable[[PsError | None], None]
 
@@ -53,22 +50,9 @@ class Exchange:
         shared: bool = False,
     ) -> None:
         self.plan = plan
-        self._share: wire.Frame | None = None
-        regions: list[SharedMemory] = []
-        if shared:
-            nbytes = Layout(plan).nbytes
-            regions = [SharedMemory(nbytes, wiped=True), SharedMemory(nbytes)]
-            descriptors = tuple(region.descriptor for region in regions)
-            self._share = wire.Frame(
-                kind=wire.Kind.SHARE,
-                table=table,
-                worker=worker,
-                incarnation=incarnation,
-                descriptors=descriptors,
-            )
-        gradients, weights = regions or (None, None)
-        self.weights = FlatBuckets(plan, shared=weights)
-        self.gradients = FlatBuckets(plan, shared=gradients, private=True)
+        memory = TableMemory(plan, shared=shared)
+        self.gradients, self.weights = memory.gradients, memory.weights
+        self._descriptors = memory.descriptors
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
@@ -83,8 +67,7 @@ class Exchange:
         self._hyper = start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
         self._changed = threading.Condition()
-        self._unacked: dict[int, wire.Frame] = {}
-        self._lent: dict[int, wire.Frame] = {}  # accounted for, and still read by the shard
+        self._pushes = Pushes()
         self._unpulled: OrderedDict[int, None] = OrderedDict()
         self._pull_step = 0
         self._pull_flags = 0
@@ -98,9 +81,12 @@ class Exchange:
 
     def share(self) -> None:
         """Tells the shards, which have opened the table by now, where its memory is, if they can map it."""
-        if self._share is not None:
+        for frame in self._shared():
             for connection in self._connections:
-                connection.send(self._share)
+                connection.send(frame)
+
+    def _shared(self) -> list[wire.Frame]:
+        return [self._frame(wire.Kind.SHARE, descriptors=self._descriptors)] if self._descriptors else []
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -155,7 +141,7 @@ class Exchange:
                 version=self.versions[partition.index],
                 hyper=self._hyper_number,
                 weight=weight,
-                meta=b"" if all(present) else bitmap(present),
+                meta=b"" if all(present) else meta.bitmap(present),
                 payload=payload,
             ),
         )
@@ -164,21 +150,22 @@ class Exchange:
         """Advances the worker's clock on these partitions with nothing to apply."""
         for partition in partitions:
             frame = self._frame(
-                wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=_list([partition.index])
+                wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=meta.listed([partition.index])
             )
             self._send_noted(partition, frame)
 
-    def pull(self, *, step: int, read: bool = False) -> None:
+    def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
 
         Args:
             step: the worker's clock, after its pushes.
             read: at once, past the gate (for one who is no member).
+            cut: at the cut of that number, which is `step` (for a reader).
         """
         with self._changed:
             self._raise_failed()
             self._unpulled = OrderedDict.fromkeys(range(self.plan.num_partitions - 1, -1, -1))
-            self._pull_step, self._pull_flags = step, wire.READ if read else 0
+            self._pull_step, self._pull_flags = step, wire.READ * read | wire.CUT * cut
         for shard, connection in enumerate(self._connections):
             for frame in self._pulls(shard):
                 connection.send(frame)
@@ -186,31 +173,20 @@ class Exchange:
     def _send_noted(self, partition: Partition, frame: wire.Frame) -> None:
         with self._changed:
             self._raise_failed()
-            assert partition.index not in self._unacked, f"partition {partition.index} is under way"
-            self._unacked[partition.index] = frame
+            self._pushes.note(frame)
         self._connections[partition.shard].send(frame)
 
     def _pulls(self, shard: int) -> list[wire.Frame]:
         wanted = [index for index in self._unpulled if self.partitions[index].shard == shard]
         if not wanted:
             return []
-        return [
-            self._frame(
-                wire.Kind.PULL,
-                partition=wanted[0],
-                step=self._pull_step,
-                flags=self._pull_flags,
-                meta=_list(wanted),
-            )
-        ]
+        place = {"partition": wanted[0], "step": self._pull_step, "flags": self._pull_flags}
+        return [self._frame(wire.Kind.PULL, **place, meta=meta.listed(wanted))]
 
-    def _frame(self, kind: wire.Kind, **fields: float | bytes | memoryview) -> wire.Frame:
+    def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
+        incarnation = self._incarnation
         return wire.Frame(
-            kind=kind,
-            table=self._table,
-            worker=self._worker,
-            incarnation=self._incarnation,
-            **fields,  # type: ignore[arg-type]
+            kind=kind, table=self._table, worker=self._worker, incarnation=incarnation, **fields
         )
 
     # -- waiting ---------------------------------------------------------------------------------------
@@ -221,13 +197,11 @@ class Exchange:
         Raises:
             PsError: the exchange has failed.
         """
-        wanted = None if partitions is None else {partition.index for partition in partitions}
-
-        def acked() -> bool:
-            return self._error is not None or not _among(self._unacked, wanted)
-
+        wanted = _indices(partitions)
         with self._changed:
-            done = self._changed.wait_for(acked, limit_s)
+            done = self._changed.wait_for(
+                lambda: self._error is not None or self._pushes.acked(wanted), limit_s
+            )
             self._raise_failed()
             return done
 
@@ -237,15 +211,9 @@ class Exchange:
         Raises:
             PsError: the exchange has failed.
         """
-        wanted = None if partitions is None else {partition.index for partition in partitions}
-
-        def free() -> bool:
-            return self._error is not None or not (
-                _among(self._unacked, wanted) or _among(self._lent, wanted)
-            )
-
+        wanted = _indices(partitions)
         with self._changed:
-            self._changed.wait_for(free)
+            self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
     def wait_pulled(self, report: Callable[[str], None] | None = None) -> float:
@@ -274,7 +242,7 @@ class Exchange:
     def when_acked(self, callback: Callback) -> None:
         """Calls back once no push is under way, with None or the failure; on whichever thread sees it."""
         with self._changed:
-            if self._unacked and self._error is None:
+            if not self._pushes.acked() and self._error is None:
                 self._when_acked.append(callback)
                 return
         callback(self._error)
@@ -290,7 +258,7 @@ class Exchange:
     @property
     def all_free(self) -> bool:
         """Whether all gradient memory may be written; without a lock, for the thread that pushes."""
-        return not self._unacked and not self._lent and self._error is None
+        return self._pushes.free() and self._error is None
 
     def _raise_failed(self) -> None:
         if self._error is not None:
@@ -302,10 +270,8 @@ class Exchange:
         """A frame of a shard about this table; on the connection's thread."""
         if frame.partition >= self.plan.num_partitions:
             self.fail(FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none"))
-        elif frame.kind is wire.Kind.ACK:
-            self._take_ack(frame)
-        elif frame.kind is wire.Kind.FREE:
-            self._take_free(frame)
+        elif frame.kind in (wire.Kind.ACK, wire.Kind.FREE):
+            self._take_answer(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
 
@@ -320,26 +286,13 @@ class Exchange:
         with self._changed:
             return frame.partition in self._unpulled and frame.step == self._pull_step and not self._error
 
-    def _take_ack(self, frame: wire.Frame) -> None:
+    def _take_answer(self, frame: wire.Frame) -> None:
         with self._changed:
-            for kept in (self._unacked, self._lent):  # a lent one may have been sent again
-                sent = kept.get(frame.partition)
-                if sent is not None and sent.step == frame.step:
-                    del kept[frame.partition]
-                    if frame.flags & wire.LENT:
-                        self._lent[frame.partition] = sent
-                    self._changed.notify_all()
-                    break
-            callbacks = self._due(self._when_acked, bool(self._unacked))
+            if self._pushes.take(frame):
+                self._changed.notify_all()
+            callbacks = self._due(self._when_acked, not self._pushes.acked())
         for callback in callbacks:
             callback(None)
-
-    def _take_free(self, frame: wire.Frame) -> None:
-        with self._changed:
-            sent = self._lent.get(frame.partition)
-            if sent is not None and sent.step == frame.step:
-                del self._lent[frame.partition]
-                self._changed.notify_all()
 
     def _take_pulled(self, frame: wire.Frame) -> None:
         index = frame.partition
@@ -354,8 +307,10 @@ class Exchange:
             if arrived.data_ptr() != weights.data_ptr():  # else it landed there
                 weights.copy_(arrived)
         with self._changed:
+            if frame.step != self._pull_step:
+                return  # something else was asked for meanwhile
             self.versions[index] = frame.version
-            for worker, clock in _CLOCK.iter_unpack(frame.meta):
+            for worker, clock in meta.read_clocks(frame.meta):
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
             self.bytes_pulled += weights.nbytes
             self._unpulled.pop(index, None)
@@ -376,11 +331,10 @@ class Exchange:
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""
         with self._changed:
-            if self._share is not None:
-                yield self._share
+            yield from self._shared()
             yield from list(self._hyper_frames.values())
-            pushes = [*self._unacked.items(), *self._lent.items()]
-            yield from [frame for index, frame in pushes if self.partitions[index].shard == shard]
+            pushes = self._pushes.again()
+            yield from [frame for frame in pushes if self.partitions[frame.partition].shard == shard]
             yield from self._pulls(shard)
 
     def fail(self, error: PsError) -> None:
@@ -393,18 +347,5 @@ class Exchange:
             callback(self._error)
 
 
-def _among(under_way: Mapping[int, object], wanted: AbstractSet[int] | None) -> bool:
-    """Whether one of these partitions, None: any, is under way."""
-    return bool(under_way) if wanted is None else not wanted.isdisjoint(under_way)
-
-
-def bitmap(present: Sequence[bool]) -> bytes:
-    """Bit i is piece i, lowest bit first."""
-    packed = bytearray(-(-len(present) // 8))
-    for place, flag in enumerate(present):
-        packed[place >> 3] |= flag << (place & 7)
-    return bytes(packed)
-
-
-def _list(indices: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(indices)}I", *indices)
+def _indices(partitions: Iterable[Partition] | None) -> frozenset[int] | None:
+    return None if partitions is None else frozenset(partition.index for partition in partitions)

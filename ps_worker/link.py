@@ -3,7 +3,8 @@
 It starts tables, keeps what lies outside them (buffers, parameters without an optimizer) the same on all
 workers, and ends in order. It must not know optimizers, loaders or hooks.
 
-`_lock` guards `_exchanges`, which connections read while the user's thread adds tables.
+`_lock` guards `_exchanges`, which connections read while the user's thread adds tables, and `_failure`, which
+a connection may have before there is a table.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
 from ps_worker.reach import reach
+from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
 
@@ -52,6 +54,7 @@ class Link:
         self._say = say
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
+        self._failure: PsError | None = None
         self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
         if not settings.servers:
             say(ALONE)
@@ -60,7 +63,7 @@ class Link:
             settings, self._service, progress=progress, on_failure=self.fail, log=say
         )
         try:
-            self._membership.check_servers()
+            check_servers(self._service, settings.connect_limit_s)
             joined = self._join()
         except BaseException:
             self._service.close()
@@ -140,6 +143,9 @@ class Link:
         upload = self._membership.wait_made(spec.number)
         with self._lock:
             self._exchanges[spec.number] = exchange
+            failure = self._failure
+        if failure is not None:
+            exchange.fail(failure)
         exchange.share()
         self._outside[spec.number] = outside
         if upload:
@@ -187,6 +193,18 @@ class Link:
         else:
             prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
             model_spec.unpack_into(blob, prefixed)
+
+    def at_step_boundary(self, step: int) -> None:
+        """To be called between steps by the thread that trains: uploads what a reader has asked for.
+
+        Args:
+            step: that this worker has taken.
+        """
+        if self._membership.live_wanted:
+            try:
+                self._membership.put_live(self._final_state(), step)
+            except PsError as error:  # a reader's trouble: this worker trains on
+                self._say(f"a reader does not get this worker's buffers: {error}")
 
     # -- optimizer state -------------------------------------------------------------------------------
 
@@ -300,5 +318,7 @@ class Link:
 
     def fail(self, error: PsError) -> None:
         """See `Peer.fail`: every wait, now and later, ends with this error."""
+        with self._lock:
+            self._failure = self._failure or error
         for exchange in self.exchanges:
             exchange.fail(error)

@@ -162,12 +162,16 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def unpack_into(blob: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies packed tensors into those of the same name.
+    """Copies packed tensors into those of the same name. Raises what `copy_into` raises."""
+    copy_into(safetensors.torch.load(blob), tensors)
+
+
+def copy_into(loaded: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copies tensors into those of the same name.
 
     Raises:
         UsageError: a name or shape differs; nothing was copied.
     """
-    loaded = safetensors.torch.load(blob)
     for name, tensor in tensors.items():
         got = loaded.get(name)
         if got is None or got.shape != tensor.shape:

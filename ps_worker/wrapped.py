@@ -59,6 +59,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         weight: Callable[[], float],
         closed: Callable[[], str | None],
         log: Callable[[str], None],
+        at_step: Callable[[int], None] = lambda _step: None,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -72,8 +73,10 @@ class WrappedOptimizer(RemoteStateOptimizer):
             weight: of a step's pushes in a BSP mean; called once a step.
             closed: why no step can be taken any more, or None.
             log: says something to the person at the terminal.
+            at_step: called at the end of each step, with the number of steps taken.
         """
         self._open = False
+        self._at_step = at_step
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         for name in HOOKS:
@@ -148,6 +151,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._waiting = True
         self.settle()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
+        self._at_step(self.step_number)
         return loss
 
     def settle(self) -> None:

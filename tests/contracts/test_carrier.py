@@ -1,4 +1,4 @@
-"""What every data carrier owes (`ps_wire.carrier`): whole frames, in order, or a connection that is closed."""
+"""What every data carrier owes (`ps_wire.carrier`): whole frames, in order, or a closed connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ps_wire import frame as wire
 from ps_wire.errors import FrameMalformed, StrangerRefused
 
 from ..unit.ps_worker.service import Cluster  # noqa: TID252
-from .bench import BIG, CARRIERS, SOCKETS, Bench, pull, push
+from .bench import BIG, CARRIERS, Bench, pull, push
 
 
 @pytest.fixture(params=CARRIERS)
@@ -67,29 +67,29 @@ def test_a_token_is_good_once(in_job: Any):
     in_job(test)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [b"\x00", bytes(64), b"GET / HTTP/1.1\r\n\r\n" * 9, push(0, 1.0)[:-1]],
-    ids=["short", "zeros", "http", "truncated"],
-)
-def test_bytes_that_are_no_frame_close_the_connection_and_are_counted(
-    in_job: Any, carrier: str, message: bytes
-):
-    if carrier in SOCKETS and len(message) not in (64, 162):
-        pytest.skip("a stream has no end of a message: it waits for the rest")
+def refused_and_closed(bench: Bench, message: bytes) -> None:
+    """Before and after HELLO; another connection is served."""
+    before = bench.shard.refused_frames
+    for client in (bench.connection(), bench.ready()):
+        client.send(message)
+        assert bench.next(client).kind is wire.Kind.REFUSE
+        assert client.receive() is None
+    assert bench.shard.refused_frames == before + 2
+    other = bench.ready()
+    other.send(pull(0))
+    assert bench.next(other).kind is wire.Kind.PULLED
 
-    def test(bench: Bench) -> None:
-        before = bench.shard.refused_frames
-        for client in (bench.connection(), bench.ready()):
-            client.send(message)
-            assert bench.next(client).kind is wire.Kind.REFUSE
-            assert client.receive() is None
-        assert bench.shard.refused_frames == before + 2
-        other = bench.ready()
-        other.send(pull(0))
-        assert bench.next(other).kind is wire.Kind.PULLED
 
-    in_job(test)
+@pytest.mark.parametrize("message", [bytes(64), b"GET / HTTP/1.1\r\n\r\n" * 9], ids=["zeros", "http"])
+def test_bytes_that_are_no_frame_close_the_connection_and_are_counted(in_job: Any, message: bytes):
+    in_job(lambda bench: refused_and_closed(bench, message))
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "memory"], indirect=True)
+@pytest.mark.parametrize("message", [b"\x00", push(0, 1.0)[:-1]], ids=["short", "truncated"])
+def test_a_message_that_is_not_a_whole_frame_closes_the_connection(in_job: Any, message: bytes):
+    """A stream of bytes would wait for the rest: `test_socket_carriers.py`."""
+    in_job(lambda bench: refused_and_closed(bench, message))
 
 
 def test_a_frame_that_does_not_fit_is_refused_and_the_connection_goes_on(in_job: Any):

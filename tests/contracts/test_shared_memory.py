@@ -1,4 +1,4 @@
-"""What the carrier `shm` owes beside the frames: who may write which memory when, and what is never mapped."""
+"""What the carrier `shm` owes beside the frames: who may write which memory, and what is never mapped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Sharing:
         return frame
 
     def share(self, *descriptors: int) -> None:
-        self.send(wire.Kind.SHARE, descriptors=descriptors or (self.gradients.descriptor, self.weights.descriptor))
+        self.send(
+            wire.Kind.SHARE, descriptors=descriptors or (self.gradients.descriptor, self.weights.descriptor)
+        )
 
     def refused(self) -> str:
         """What the next frame, a REFUSE, says."""
@@ -213,5 +215,3 @@ def test_a_peer_that_shares_and_vanishes_leaves_others_alone(in_job: Any):
         assert bench.next(client).kind is wire.Kind.PULLED
 
     in_job(test)
-
-

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ps_server.gate import gate_of
-from ps_server.shard_table import KEPT_HYPERPARAMETERS, ShardTable
+from ps_server.kept_hyperparameters import KEPT_HYPERPARAMETERS
+from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.consistency import ASP, BSP
 from ps_wire.errors import (

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from ps_wire import frame as wire
 from ps_wire.errors import ConnectionLost, FrameMalformed
+from ps_wire.meta import bitmap
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.exchange import KEPT_HYPERPARAMETERS, Exchange, bitmap
+from ps_worker.exchange import KEPT_HYPERPARAMETERS, Exchange
 
 HYPER = Hyperparameters(((("lr", 0.1),),))
 SPEC = TableSpec(
@@ -78,7 +79,7 @@ def test_every_frame_goes_to_the_shard_that_holds_the_partition():
             assert exchange.partitions[frame.partition].shard == shard
             assert (frame.table, frame.worker, frame.incarnation, frame.step) == (3, 5, 2, 0)
     sent = sum(len(connection.frames) for connection in connections)
-    assert exchange._unacked.keys() == frozenset(range(sent))
+    assert exchange._pushes.unacked.keys() == frozenset(range(sent))
     assert exchange.bytes_pushed == sum(tensor.nbytes for tensor in exchange.gradients.tensors)
 
 
@@ -86,13 +87,13 @@ def test_an_ack_ends_one_push_and_a_stale_one_ends_none():
     exchange, _ = made()
     push_all(exchange, 4)
     ack(exchange, 0, 3)
-    assert 0 in exchange._unacked
+    assert 0 in exchange._pushes.unacked
     ack(exchange, 0, 4)
     ack(exchange, 0, 4)
-    assert 0 not in exchange._unacked
+    assert 0 not in exchange._pushes.unacked
     assert not exchange.wait_acked(limit_s=0.01)
     assert exchange.wait_acked([exchange.partitions[0]], limit_s=0.0)
-    for index in sorted(exchange._unacked):
+    for index in sorted(exchange._pushes.unacked):
         ack(exchange, index, 4)
     assert exchange.wait_acked(limit_s=0.0)
 

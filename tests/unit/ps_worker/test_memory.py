@@ -82,7 +82,7 @@ def test_where_the_system_cannot_wipe_it_is_plain_memory(monkeypatch: pytest.Mon
 @pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
 @pytest.mark.parametrize(("wiped", "seen"), [(True, 0), (False, 7)])
 def test_what_a_forked_child_writes_into_shared_memory_is_its_own(wiped: bool, seen: int):
-    """Gradients are zeros in the child, weights are there; a shard, or the parent, sees nothing of its writes."""
+    """Gradients are zeros in the child, weights are there; nobody else sees what it writes."""
     made = SharedMemory(1 << 16, wiped=wiped)
     values = torch.frombuffer(made.buffer, dtype=torch.uint8)
     values += 7
@@ -94,4 +94,3 @@ def test_what_a_forked_child_writes_into_shared_memory_is_its_own(wiped: bool, s
 
     assert in_child(body)
     assert bool((values == 7).all())
-    del values, made
