@@ -51,8 +51,7 @@ class Exchange:
     ) -> None:
         self.plan = plan
         memory = TableMemory(plan, shared=shared)
-        self.gradients, self.weights = memory.gradients, memory.weights
-        self._descriptors = memory.descriptors
+        self.gradients, self.weights, self._descriptors = memory.gradients, memory.weights, memory.descriptors
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
