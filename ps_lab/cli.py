@@ -44,7 +44,9 @@ def launch(
     carrier: Annotated[
         str | None,
         typer.Option(
-            envvar="PS_CARRIER", help="Of gradients and weights: auto, shm, uds, tcp or grpc.", show_default="auto"
+            envvar="PS_CARRIER",
+            help="Of gradients and weights: auto, shm, uds, tcp or grpc.",
+            show_default="auto",
         ),
     ] = None,
     on_failure: Annotated[

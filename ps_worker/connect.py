@@ -72,8 +72,8 @@ def connect(
         connect_limit: seconds that a server may take to answer at the start.
         start_limit: seconds that the job may take to start.
         retry_limit: seconds that a broken data connection is tried again.
-        carrier: of gradients and weights: `shm` (shared memory), `uds` (Unix sockets), `tcp`, `grpc`, or `auto`,
-            the first of these that reaches each server. Default: auto.
+        carrier: of gradients and weights: `shm` (shared memory), `uds` (Unix sockets), `tcp`, `grpc`, or
+            `auto`, the first of these that reaches each server. Default: auto.
         role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
             A reader takes servers, job, connect_limit, retry_limit and carrier only. Default: worker.
 
