@@ -121,6 +121,7 @@ def start_project(stack: ExitStack, options: argparse.Namespace) -> tuple[list[P
         "PS_JOB": "bench",
         "PS_CONSISTENCY": options.consistency,
         "PS_NUM_WORKERS": str(options.num_workers),
+        "PS_CARRIER": options.carrier,
     }
     script = [str(HERE / "round_worker.py"), options.model, str(options.partition_kib), options.optimizer]
     workers = [
@@ -182,6 +183,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--consistency", default="bsp")
     parser.add_argument("--optimizer", default="SGD")
+    parser.add_argument("--carrier", default="auto")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--partition-kib", type=int, default=2048)
     parser.add_argument("--versus", choices=["mxnet"])
@@ -219,7 +221,7 @@ def main() -> None:
         "bytes": weight_bytes,
         "num_servers": options.num_servers,
         "num_workers": options.num_workers,
-        "carrier": "grpc",
+        "carrier": options.carrier,
         "consistency": options.consistency,
         "optimizer": options.optimizer,
         "rounds": options.rounds,

@@ -36,7 +36,7 @@ def main() -> None:
         table.add_row(what, f"{value:.3g} {unit}", f"<= {target:g} {unit}", verdict)
 
     peer = ["--versus", "mxnet"] if os.environ.get("PS_BENCH_MXNET_PYTHON") else []
-    bsp = run("roundtrip.py", *peer)
+    bsp = run("roundtrip.py", "--carrier", "grpc", *peer)
     if peer:
         row(
             "grpc, bsp, ResNet-50, 2 workers, against MXNet dist_sync",

@@ -19,7 +19,8 @@ from ps_wire.frame_socket import FrameSocket
 
 MAX_HELLO_BYTES = 128  # of meta: a token and the name of a job
 MAX_OUTBOX_BYTES = 64 << 20  # of payload; from a peer that has so much to read, nothing is taken meanwhile
-BATCH_FRAMES = 16  # that leave together
+BATCH_FRAMES = 16  # that leave together; a large one is the last: its payload is held until all have left
+LARGE_BYTES = 64 << 10
 CLOSE_LIMIT_S = 3.0  # for what is queued to leave, and for the peer to read it
 
 
@@ -64,6 +65,8 @@ class _Outbox:
         """Waits for messages, in order; none at the end. What is taken must be given to `done`."""
         messages = [self._messages.get()]
         while messages[-1] is not None and len(messages) < BATCH_FRAMES:
+            if len(messages[-1].frame.payload) >= LARGE_BYTES:
+                break
             try:
                 messages.append(self._messages.get_nowait())
             except queue.Empty:
