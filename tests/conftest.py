@@ -1,11 +1,16 @@
 """Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `ci` repeats itself, `thorough` looks further."""
 
 import os
+import signal
 
 from hypothesis import settings
 
 # As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: then no Ctrl-C could be tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=200)
 settings.register_profile("thorough", deadline=None, max_examples=2000, print_blob=True)
