@@ -8,7 +8,7 @@ from hypothesis import settings
 # As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that: then no Ctrl-C could be tested.
+# A shell starts background jobs with SIGINT ignored, which children inherit: no Ctrl-C could be tested then.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -149,7 +149,7 @@ def test_an_unknown_kind_is_refused(number):
 
 def test_kinds_keep_their_numbers():
     """Numbers on the wire are never reused."""
-    names = ["HELLO", "HYPER", "LOAD", "PUSH", "ABSTAIN", "PULL", "PULLED", "ACK", "REFUSE"]
+    names = ["HELLO", "HYPER", "LOAD", "PUSH", "ABSTAIN", "PULL", "PULLED", "ACK", "REFUSE", "SHARE", "FREE"]
     assert {kind.name: kind.value for kind in Kind} == {name: at for at, name in enumerate(names, 1)}
 
 

@@ -58,7 +58,7 @@ def trained(cluster: Cluster, monkeypatch: Any, **settings: Any) -> tuple[list[s
 
 
 @pytest.mark.parametrize(
-    ("carrier", "taken"), [("auto", "uds"), ("uds", "uds"), ("tcp", "tcp"), ("grpc", "grpc")]
+    ("carrier", "taken"), [("auto", "shm"), ("shm", "shm"), ("uds", "uds"), ("tcp", "tcp"), ("grpc", "grpc")]
 )
 def test_the_best_offer_or_the_one_wanted_is_taken_and_said_once(
     cluster: Cluster, monkeypatch: Any, carrier: str, taken: str
@@ -70,14 +70,14 @@ def test_the_best_offer_or_the_one_wanted_is_taken_and_said_once(
 
 
 def test_an_offer_that_cannot_be_reached_is_passed_over_and_said(cluster: Cluster, monkeypatch: Any):
-    with offers(cluster, uds="@nobody-is-there"):
+    with offers(cluster, shm="@nobody-is-there", uds="@nobody-is-there"):
         said, sessions = trained(cluster, monkeypatch)
-    assert said == ["data goes over tcp (uds: Connection refused)"]
+    assert said == ["data goes over tcp (shm: Connection refused, uds: Connection refused)"]
     assert sessions == {"tcp"}
 
 
 def test_without_sockets_there_is_grpc(cluster: Cluster, monkeypatch: Any):
-    with offers(cluster, uds="", tcp=""):
+    with offers(cluster, shm="", uds="", tcp=""):
         said, sessions = trained(cluster, monkeypatch)
     assert (said, sessions) == (["data goes over grpc"], {"grpc"})
 
@@ -109,7 +109,7 @@ def test_a_port_that_is_somebody_elses_is_not_taken_for_the_shard(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, args=(listener,), daemon=True)
         thread.start()
-        with offers(cluster, uds="", tcp=str(listener.getsockname()[1])):
+        with offers(cluster, shm="", uds="", tcp=str(listener.getsockname()[1])):
             said, sessions = trained(cluster, monkeypatch)
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
@@ -122,7 +122,7 @@ def test_one_that_never_answers_is_given_up_in_time(cluster: Cluster, monkeypatc
     monkeypatch.setattr(carrier_choice, "GREET_LIMIT_S", 0.1)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        offers(cluster, uds="", tcp=str(listener.getsockname()[1])),
+        offers(cluster, shm="", uds="", tcp=str(listener.getsockname()[1])),
     ):
         said, _ = trained(cluster, monkeypatch)
     assert said == ["data goes over grpc (tcp: connected, and no HELLO came back)"]
@@ -130,7 +130,7 @@ def test_one_that_never_answers_is_given_up_in_time(cluster: Cluster, monkeypatc
 
 def test_a_carrier_that_is_wanted_and_not_offered_is_a_named_error(cluster: Cluster):
     with (
-        offers(cluster, uds=""),
+        offers(cluster, shm="", uds=""),
         pytest.raises(ps.ConfigurationRefused, match=r"carrier uds .* not offered: the server has tcp, grpc"),
     ):
         run_workers(
@@ -155,7 +155,7 @@ def test_a_carrier_that_is_wanted_and_not_reached_is_a_named_error(cluster: Clus
 
 
 def test_a_shard_that_differs_is_said_by_itself(cluster: Cluster, monkeypatch: Any):
-    with offers(cluster, uds="@nobody-is-there"):
+    with offers(cluster, shm="", uds="@nobody-is-there"):
         cluster.shards[0]._service.carriers = (shard_pb2.Carrier(name="grpc"),)
         said, sessions = trained(cluster, monkeypatch)
     assert sessions == {"tcp", "grpc"}
