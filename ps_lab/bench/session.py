@@ -145,12 +145,12 @@ class Session:
         """
         with ExitStack() as stack:
             stack.enter_context(signals_into(self._events))
-            stack.callback(self._kill)
             try:
                 stack.enter_context(self.cluster)
             except BaseException:
                 self._show(*(name for name in self._lines if name.startswith("server")))
                 raise
+            stack.callback(self._kill)  # the first to end: a server that stops needs the cores
             self._stack = stack.pop_all()
         return self
 
