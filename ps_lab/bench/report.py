@@ -1,41 +1,14 @@
-"""The table of a round-trip bench, and the progress that is shown while it runs."""
+"""What a bench measured, as tables for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ps_lab.bench import limit
-from ps_lab.bench.roundtrip import PROJECT, Outcome, Watcher
+from ps_lab.bench.carriers import carrier_text
+from ps_lab.bench.roundtrip import PROJECT, Outcome
 from ps_lab.bench.setup import Setup
-
-
-@contextmanager
-def showing(console: Console) -> Iterator[Watcher]:
-    """Shows a bar on a terminal while it is open, and the last lines of what fails anywhere."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task("starting", total=None)
-        yield Watcher(
-            phase=lambda what, rounds: progress.reset(
-                task, description=what, total=float(rounds) if rounds else None
-            ),
-            advance=lambda: progress.advance(task),
-            tick=lambda: None,  # the bar draws itself
-            line=lambda process, text: console.print(f"{process} | {text}", markup=False, soft_wrap=True),
-        )
+from ps_lab.bench.step import ALONE, DDP, StepOutcome
 
 
 def roundtrip_table(outcome: Outcome) -> Table:
@@ -64,14 +37,44 @@ def roundtrip_table(outcome: Outcome) -> Table:
     return table
 
 
+def step_table(outcome: StepOutcome) -> Table:
+    """A row per party: compute alone, the project in its variants, DistributedDataParallel."""
+    setup = outcome.setup
+    table = Table(
+        title=f"{setup.model}: {outcome.parameters:,} parameters in {outcome.tensors} tensors, batch "
+        f"{setup.batch_size}; servers {setup.num_servers}, workers {setup.num_workers}, {setup.consistency}, "
+        f"{setup.optimizer}, {carrier_text(setup.asked_carrier)}, {setup.rounds} rounds",
+        title_justify="left",
+        caption="seconds per training step; beyond: less those of compute alone; / DDP: against "
+        "DistributedDataParallel over gloo with the fused optimizer; hidden: the share of what is added "
+        "without overlap that overlap hides",
+        caption_justify="left",
+    )
+    table.add_column("")
+    for header in ("median s", "p90 s", "beyond s", "/ DDP", "hidden"):
+        table.add_column(header, justify="right")
+    hidden = {variant.name: outcome.hidden(variant) for variant in setup.variants}
+    for name in outcome.rounds:
+        summary = outcome.summary(name)
+        beyond = "" if name == ALONE else f"{outcome.beyond_s(name):.4f}"
+        ratio = None if name in (ALONE, DDP) else outcome.ratio(name)
+        share = hidden.get(name)
+        table.add_row(
+            {ALONE: "compute alone", DDP: "DDP (gloo)"}.get(name, name),
+            f"{summary.median:.4f}",
+            f"{summary.p90:.4f}",
+            beyond,
+            "" if ratio is None else f"{ratio:.2f}",
+            "" if share is None else f"{share:.0%}",
+        )
+    return table
+
+
 def _title(setup: Setup) -> str:
-    carrier = setup.carrier
-    if setup.asked_carrier != carrier:
-        carrier += f" (asked for: {setup.asked_carrier})"
     return (
         f"{setup.model}: {setup.parameters:,} parameters in {len(setup.shapes)} tensors, "
         f"{setup.weight_bytes / 1e6:,.1f} MB; servers {setup.num_servers}, workers {setup.num_workers}, "
-        f"{setup.consistency}, {setup.optimizer}, {carrier}, {setup.rounds} rounds"
+        f"{setup.consistency}, {setup.optimizer}, {carrier_text(setup.asked_carrier)}, {setup.rounds} rounds"
     )
 
 

@@ -6,7 +6,7 @@ ratios of medians that were taken in one run count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ps_lab.bench.parties import WARM_UP_ROUNDS, Party, interleave
 from ps_lab.bench.peers import PEERS, Peer
 from ps_lab.bench.session import Session
 from ps_lab.bench.setup import Setup
+from ps_lab.bench.watcher import Watcher
 from ps_lab.cluster import Job
 from ps_lab.errors import BenchFailed
 from ps_lab.observer import ask
@@ -83,23 +84,6 @@ class Outcome:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watcher:
-    """Whoever shows how a bench gets on.
-
-    Attributes:
-        phase: called with what begins now, and how many rounds it has (0: nobody knows).
-        advance: called after each round.
-        tick: called while something is waited for.
-        line: takes a failed process's name and a line of its output.
-    """
-
-    phase: Callable[[str, int], None]
-    advance: Callable[[], None]
-    tick: Callable[[], None]
-    line: Callable[[str, str], None]
-
-
 def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Outcome:
     """Runs the bench. Call it in the main thread: it takes over the signals that stop a program.
 
@@ -118,7 +102,6 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
     session = Session(
         num_servers=setup.num_servers,
         environment={"PS_CARRIER": setup.asked_carrier},
-        on_tick=watcher.tick,
         on_line=watcher.line,
     )
     with session:

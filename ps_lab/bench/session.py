@@ -27,7 +27,6 @@ from ps_lab.cluster import Cluster, Exited, Job, threads_per_process
 from ps_lab.errors import BenchFailed, Interrupted, process_failed
 from ps_lab.interrupts import Signalled, signals_into
 
-TICK_S = 0.25
 LAST_LINES = 15  # of a process that failed
 
 
@@ -115,7 +114,6 @@ class Session:
         *,
         num_servers: int,
         environment: Mapping[str, str],
-        on_tick: Callable[[], None],
         on_line: Callable[[str, str], None],
     ) -> None:
         """Starts nothing yet.
@@ -123,14 +121,12 @@ class Session:
         Args:
             num_servers: of the project.
             environment: added to ours, of the project's processes.
-            on_tick: called while it waits.
             on_line: takes the last lines of a process that failed, with its name.
         """
         self.cluster = Cluster(
             num_servers=num_servers, on_line=self._line, environment={**os.environ, **environment}
         )
         self._events: queue.SimpleQueue[Any] = self.cluster.events
-        self._on_tick = on_tick
         self._on_line = on_line
         self._lines: dict[str, deque[str]] = {}
         self._children: list[Child] = []
@@ -208,14 +204,19 @@ class Session:
                 self._starting.append(child)
         return ProcessParty(self, name, workers=workers, servers=servers, limit_s=limit_s)
 
-    def wait_ready(self, *, limit_s: float) -> None:
+    def wait_ready(self, *, limit_s: float) -> dict[str, dict[str, Any]]:
         """Waits until every process that was started, and that answers, has said that it is ready.
+
+        Returns:
+            The answers, by the processes' names.
 
         Raises:
             PsError: see `answers`.
         """
-        self.answers(self._starting, limit_s=limit_s)
+        answers = self.answers(self._starting, limit_s=limit_s)
+        names = [child.name for child in self._starting]
         self._starting.clear()
+        return dict(zip(names, answers, strict=True))
 
     def answers(self, children: Sequence[Child], *, limit_s: float) -> list[dict[str, Any]]:
         """Waits for one answer of each of these processes.
@@ -228,14 +229,12 @@ class Session:
         said: dict[str, dict[str, Any]] = {}
         deadline_s = time.monotonic() + limit_s
         while missing := [child.name for child in children if child.name not in said]:
-            event = self._next(min(TICK_S, deadline_s - time.monotonic()))
+            event = self._next(deadline_s - time.monotonic())
             if isinstance(event, _Said):
                 said[event.process] = event.answer
-            elif event is None and time.monotonic() >= deadline_s:
+            elif event is None:
                 self._show(*missing)
                 raise BenchFailed(f"{', '.join(missing)} did not answer within {limit_s:.0f} s")
-            else:
-                self._on_tick()
         return [said[child.name] for child in children]
 
     def _next(self, timeout_s: float) -> object:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ps_lab.bench.carriers import carrier_of, check_carrier
 from ps_lab.bench.optimizers import OPTIMIZERS, check_optimizer
 from ps_lab.bench.shapes import Shapes, bytes_of, parameters_of
 from ps_wire.consistency import parse
 from ps_wire.errors import UsageError
-
-CARRIERS = ("auto", "shm", "uds", "tcp", "grpc")
-BUILT_CARRIERS = frozenset({"grpc"})  # the others are asked of the workers, which cannot give them yet
 
 Peers: TypeAlias = tuple[str, ...]
 
@@ -53,8 +51,7 @@ class Setup:
         ):
             if number < 1:
                 raise UsageError(f"{name} must be >= 1, got {number}")
-        if self.asked_carrier not in CARRIERS:
-            raise UsageError(f"--carrier must be one of {', '.join(CARRIERS)}, got {self.asked_carrier!r}")
+        check_carrier(self.asked_carrier)
         check_optimizer(self.optimizer)
         parse(self.consistency)
 
@@ -80,8 +77,8 @@ class Setup:
 
     @property
     def carrier(self) -> str:
-        """What carries the data: the one that was asked for, if it is built."""
-        return self.asked_carrier if self.asked_carrier in BUILT_CARRIERS else "grpc"
+        """What carries the data."""
+        return carrier_of(self.asked_carrier)
 
     @property
     def limit_s(self) -> float:

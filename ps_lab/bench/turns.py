@@ -41,9 +41,14 @@ def answer(**facts: object) -> None:
     sys.stdout.flush()
 
 
-def take_turns(do: Callable[[], None]) -> None:
-    """In a process of a bench: says that it is ready, then calls `do` at each turn, until stdin ends."""
-    answer(ready=True)
+def take_turns(do: Callable[[], object], **facts: object) -> None:
+    """In a process of a bench: says that it is ready, then calls `do` at each turn, until stdin ends.
+
+    Args:
+        do: this process's part of a round.
+        facts: that go along with the first answer.
+    """
+    answer(ready=True, **facts)
     for _ in sys.stdin:
         begin_s = time.perf_counter()
         do()

@@ -23,7 +23,12 @@ def main() -> None:
     with ps.connect() as worker:
         inner = optimizers.make(configuration["optimizer"], model, fused=False)
         optimizer = worker.wrap(inner, model, overlap=False)
-        take_turns(optimizer.step)
+
+        def turn() -> None:
+            optimizer.step()
+            worker.synchronize()
+
+        take_turns(turn)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from ps_lab.bench import limit
+from ps_lab.bench.carriers import BUILT_CARRIERS, CARRIERS
 from ps_lab.bench.figures import Round
 from ps_lab.bench.peers import PEERS
 from ps_lab.bench.roundtrip import PROJECT, Outcome, check_memory
-from ps_lab.bench.setup import BUILT_CARRIERS, CARRIERS, Setup, parse_peers
+from ps_lab.bench.setup import Setup, parse_peers
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
 
