@@ -1,63 +1,113 @@
 """`make bench`: every figure that has a target, measured now, with pass or miss.
 
-The row against MXNet needs PS_BENCH_MXNET_PYTHON (a python with mxnet==1.9.1 and numpy==1.23.5); without
-it the round is timed alone and the row says so. Ratios count, seconds do not: machines are shared and noisy.
+Few rounds, for a look; `--rounds 20` for figures to keep. Rows about what does not exist yet say "not built",
+rows whose peer is not installed (`make bench-peers`) say so. Ratios count, seconds do not: machines are
+shared and noisy.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+from peers import VARIABLES, find_python
 from rich.table import Table
+from targets import ROWS, Figures, Row
+
+from ps_lab.bench import usage
+from ps_lab.bench.carriers import BUILT_CARRIERS
+from ps_lab.cluster import Cluster, command_path
+from ps_lab.display import make_console, make_error_console
 
 HERE = Path(__file__).resolve().parent
-SLICES = 2  # one per worker
 
 
-def run(script: str, *arguments: str) -> dict[str, Any]:
-    """A script's JSON line."""
-    command = [sys.executable, str(HERE / script), *arguments]
-    outcome = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, text=True, check=True)
-    figures: dict[str, Any] = json.loads(outcome.stdout.strip().splitlines()[-1])
-    return figures
+class RunFailed(Exception):
+    """A benchmark ended with a failure, which it has described."""
+
+
+class Runs:
+    """See `targets.Runs`; each run is a process of its own, made once."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._console = make_error_console()
+        self.roundtrip = cache(self._roundtrip)
+        self.step = cache(self._step)
+        self.latency = cache(self._latency)
+        self.idle_server_bytes = cache(self._idle_server_bytes)
+
+    def _roundtrip(self, **options: str) -> Figures:
+        return self._figures([sys.executable, str(HERE / "roundtrip.py")], options)
+
+    def _step(self, **options: str) -> Figures:
+        return self._figures([command_path("ps-lab"), "bench", "step"], options)
+
+    def _latency(self) -> Figures:
+        lines = self._run([sys.executable, str(HERE / "control_latency.py")])
+        figures: Figures = json.loads(lines[-1])
+        return figures
+
+    def _idle_server_bytes(self) -> int:
+        with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:
+            found = usage.rss_bytes(cluster.servers[0].pid)
+        assert found is not None, "only Linux tells it"
+        return found
+
+    def _figures(self, command: Sequence[str], options: dict[str, str]) -> Figures:
+        words = [*command, "--rounds", str(self._rounds)]
+        for name, value in options.items():
+            words += [f"--{name.replace('_', '-')}", value]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "figures.json"
+            self._run([*words, "--json", str(path)])
+            figures: Figures = json.loads(path.read_text())
+        return figures
+
+    def _run(self, words: Sequence[str]) -> list[str]:
+        self._console.print(f"running {' '.join(Path(word).name for word in words[:8])} ...", style="dim")
+        outcome = subprocess.run(words, cwd=HERE, stdout=subprocess.PIPE, text=True, check=False)
+        if outcome.returncode == 130:
+            raise KeyboardInterrupt
+        if outcome.returncode != 0:
+            raise RunFailed(f"exit code {outcome.returncode}")
+        return outcome.stdout.strip().splitlines()
+
+
+def cells(row: Row, runs: Runs) -> tuple[str, str]:
+    """What was measured, and the verdict."""
+    if row.value is None or row.carrier not in BUILT_CARRIERS:
+        return "", "not built"
+    if row.peer in VARIABLES and find_python(row.peer) is None:
+        return "", f"no {row.peer} here"
+    try:
+        value = row.value(runs)
+    except RunFailed as error:
+        return str(error), "[red]failed"
+    return f"{value:.3g} {row.unit}", "[green]pass" if value <= row.target else "[red]miss"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    runs = Runs(parser.parse_args().rounds)
     table = Table("what", "measured", "target", "verdict")
-
-    def row(what: str, value: float, target: float, unit: str) -> None:
-        verdict = "[green]pass" if value <= target else "[red]miss"
-        table.add_row(what, f"{value:.3g} {unit}", f"<= {target:g} {unit}", verdict)
-
-    peer = ["--versus", "mxnet"] if os.environ.get("PS_BENCH_MXNET_PYTHON") else []
-    bsp = run("roundtrip.py", *peer)
-    if peer:
-        row(
-            "grpc, bsp, ResNet-50, 2 workers, against MXNet dist_sync",
-            bsp["peers"]["mxnet"]["ratio"],
-            1.5,
-            "x",
-        )
-    else:
-        table.add_row(
-            "grpc, bsp, ResNet-50, 2 workers", f"{bsp['round_s']['median']:.3f} s", "no peer here", ""
-        )
-    memory = max(bsp["server_peak_above_idle_over_weights"])
-    row("server's peak above idle / (weights + slices), SGD, bsp", memory / (1 + SLICES), 1.15, "x")
-    adam = run("roundtrip.py", "--optimizer", "Adam", "--consistency", "asp")
-    memory = max(adam["server_peak_above_idle_over_weights"])
-    row("the same / (weights + state + slices), Adam, asp", memory / (1 + 2 + SLICES), 1.15, "x")
-    latency = run("control_latency.py")
-    row("slowest health check while 3 GB are applied", latency["health_ms"]["max"], 100, "ms")
-    row("slowest status call meanwhile", latency["status_ms"]["max"], 100, "ms")
-    Console(width=130).print(table)
+    for row in ROWS:
+        measured, verdict = cells(row, runs)
+        table.add_row(row.what, measured, f"<= {row.target:g} {row.unit}", verdict)
+    make_console().print(table)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

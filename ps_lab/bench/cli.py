@@ -96,8 +96,8 @@ def step(
 ) -> None:
     """Time training steps: compute alone, the project, and DistributedDataParallel over gloo.
 
-    They take turns of four steps. Further values of --overlap and --bucket-mb are further rows. Exit codes: 0,
-    64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. Exit codes:
+    0, 64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
     """
     from ps_lab.bench.report import step_table  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.bench.step import StepSetup, measure, parse_variants  # noqa: PLC0415
