@@ -40,6 +40,7 @@ class Runs:
         self._console = make_error_console()
         self.roundtrip = cache(self._roundtrip)
         self.step = cache(self._step)
+        self.footprint = cache(self._footprint)
         self.latency = cache(self._latency)
         self.idle_server_bytes = cache(self._idle_server_bytes)
 
@@ -49,10 +50,11 @@ class Runs:
     def _step(self, **options: str) -> Figures:
         return self._figures([command_path("ps-lab"), "bench", "step"], options)
 
+    def _footprint(self, **options: str) -> Figures:
+        return self._line("footprint.py", options)
+
     def _latency(self) -> Figures:
-        lines = self._run([sys.executable, str(HERE / "control_latency.py")])
-        figures: Figures = json.loads(lines[-1])
-        return figures
+        return self._line("control_latency.py", {})
 
     def _idle_server_bytes(self) -> int:
         with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:
@@ -61,13 +63,15 @@ class Runs:
         return found
 
     def _figures(self, command: Sequence[str], options: dict[str, str]) -> Figures:
-        words = [*command, "--rounds", str(self._rounds)]
-        for name, value in options.items():
-            words += [f"--{name.replace('_', '-')}", value]
+        words = [*command, "--rounds", str(self._rounds), *typed(options)]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "figures.json"
             self._run([*words, "--json", str(path)])
             figures: Figures = json.loads(path.read_text())
+        return figures
+
+    def _line(self, script: str, options: dict[str, str]) -> Figures:
+        figures: Figures = json.loads(self._run([sys.executable, str(HERE / script), *typed(options)])[-1])
         return figures
 
     def _run(self, words: Sequence[str]) -> list[str]:
@@ -78,6 +82,11 @@ class Runs:
         if outcome.returncode != 0:
             raise RunFailed(f"exit code {outcome.returncode}")
         return outcome.stdout.strip().splitlines()
+
+
+def typed(options: dict[str, str]) -> list[str]:
+    """The options as a person types them."""
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
 def cells(row: Row, runs: Runs) -> tuple[str, str]:

@@ -22,6 +22,10 @@ class Runs(Protocol):
         """The JSON of `ps-lab bench step`."""
         ...
 
+    def footprint(self, **options: str) -> Figures:
+        """The JSON of `footprint.py`."""
+        ...
+
     def latency(self) -> Figures:
         """The JSON of `control_latency.py`."""
         ...
@@ -101,6 +105,22 @@ def _memory(slices: int, **options: str) -> Callable[[Runs], float]:
     return value
 
 
+def _pss_gib(runs: Runs) -> float:
+    figures = runs.footprint(carrier="shm", model="gpt2-xl", num_workers="1", rounds="2")
+    return float(figures["pss_bytes"]["project"] / 2**30)
+
+
+def _pss_ratio(runs: Runs) -> float:
+    figures = runs.footprint(
+        carrier="shm", model="gpt2", num_workers="4", optimizer="adam", versus="gloo", rounds="2"
+    )
+    return float(figures["pss_bytes"]["project"] / figures["pss_bytes"]["gloo"])
+
+
+def _rounds(key: str) -> Callable[[Runs], float]:
+    return lambda runs: float(runs.footprint(model="dlrm-dense", rounds="2000")[key])
+
+
 ROWS: tuple[Row, ...] = (
     Row(
         what="shm, bsp, against gloo, 2 ranks",
@@ -170,7 +190,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(what="a step beyond compute / DDP's, tcp, batch 64", target=1.0, value=_beyond("tcp"), carrier="tcp"),
     Row(
-        what="gpt2-xl, 1 worker, shm: PSS of all processes", target=20, value=None, carrier="shm", unit="GiB"
+        what="gpt2-xl, 1 worker, shm: PSS of all processes",
+        target=20,
+        value=_pss_gib,
+        carrier="shm",
+        unit="GiB",
     ),
     Row(what="shm, bsp, against the machine's limit", target=1.4, value=_limit("shm"), carrier="shm"),
     Row(what="uds, against the machine's limit", target=1.3, value=_limit("uds"), carrier="uds"),
@@ -193,8 +217,15 @@ ROWS: tuple[Row, ...] = (
         value=_memory(1, carrier="shm"),
         carrier="shm",
     ),
-    Row(what="gpt2, 4 workers, Adam, shm: PSS / DDP's", target=0.65, value=None, carrier="shm"),
-    Row(what="2,000 rounds: last 100 / first 100", target=1.05, value=None),
+    Row(what="gpt2, 4 workers, Adam, shm: PSS / DDP's", target=0.65, value=_pss_ratio, carrier="shm"),
+    Row(what="2,000 rounds: last 200 / first 200", target=1.05, value=_rounds("last_over_first")),
+    Row(
+        what="2,000 rounds: growth of resident memory",
+        target=8 << 20,
+        value=_rounds("rss_growth_bytes"),
+        unit="B",
+    ),
+    Row(what="2,000 rounds: growth of open files", target=0, value=_rounds("open_files_growth")),
     Row(
         what="slowest health check while 3 GB are applied",
         target=100,

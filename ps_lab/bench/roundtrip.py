@@ -6,16 +6,17 @@ ratios of medians that were taken in one run count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ps_lab.bench import limit, usage
 from ps_lab.bench.figures import Round, Summary, cpu_s_per_gb, summarize
-from ps_lab.bench.parties import WARM_UP_ROUNDS, Party, interleave
+from ps_lab.bench.parties import WARM_UP_ROUNDS, interleave
 from ps_lab.bench.peers import PEERS, Peer
-from ps_lab.bench.session import Session
+from ps_lab.bench.session import ProcessParty, Session
 from ps_lab.bench.setup import Setup
 from ps_lab.bench.watcher import Watcher
 from ps_lab.cluster import Job
@@ -84,8 +85,11 @@ class Outcome:
         }
 
 
-def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Outcome:
-    """Runs the bench. Call it in the main thread: it takes over the signals that stop a program.
+@contextmanager
+def started(
+    setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
+) -> Iterator[tuple[Session, list[ProcessParty]]]:
+    """All parties, ready for their first round: the project first, the limit last; they end with the block.
 
     Args:
         setup: who does rounds of what.
@@ -93,9 +97,9 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
         peers: those that `setup.peers` names.
 
     Raises:
-        BenchFailed: it does not fit into memory, or a process hangs.
-        ProcessFailed: a process ended before the end.
-        Interrupted: a signal came; everything has been ended.
+        BenchFailed: they do not fit into memory, or a process hangs.
+        ProcessFailed: a process ended.
+        Interrupted: a signal came.
     """
     check_memory(setup, peers, available_bytes=usage.available_bytes())
     watcher.phase("starting servers", 0)
@@ -106,7 +110,15 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
     )
     with session:
         watcher.phase("starting workers and peers", 0)
-        parties = _start(session, setup, peers)
+        yield session, _start(session, setup, peers)
+
+
+def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Outcome:
+    """Runs the bench. Call it in the main thread: it takes over the signals that stop a program.
+
+    Args and errors are those of `started`.
+    """
+    with started(setup, watcher, peers=peers) as (session, parties):
         watcher.phase("rounds", len(parties) * (WARM_UP_ROUNDS + setup.rounds))
         rounds = interleave(parties, setup.rounds, on_round=watcher.advance)
         peaks = [usage.peak_rss_bytes(server.pid) for server in session.cluster.servers]
@@ -149,11 +161,11 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f}"
 
 
-def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> list[Party]:
+def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> list[ProcessParty]:
     job = Job(name=JOB, consistency=setup.consistency, num_workers=setup.num_workers, script=SCRIPT)
     configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
     limit_s = setup.limit_s
-    parties: list[Party] = [session.start_workers(job, configuration, name=PROJECT, limit_s=limit_s)]
+    parties = [session.start_workers(job, configuration, name=PROJECT, limit_s=limit_s)]
     parties += [session.start(name, peers[name].plan(setup), limit_s=limit_s) for name in setup.peers]
     if setup.with_limit:
         parties.append(session.start(limit.NAME, limit.plan(setup), limit_s=limit_s))

@@ -63,7 +63,12 @@ class _Said:
 
 
 class ProcessParty:
-    """A `Party` of processes; see there."""
+    """A `Party` of processes; see there.
+
+    Attributes:
+        name: of the party.
+        pids: of all its processes.
+    """
 
     def __init__(
         self,
@@ -86,16 +91,16 @@ class ProcessParty:
         self.name = name
         self._session = session
         self._workers = tuple(workers)
-        self._pids = [child.pid for child in (*workers, *servers)]
+        self.pids = tuple(child.pid for child in (*workers, *servers))
         self._limit_s = limit_s
 
     def round(self) -> Round:
         """See `Party.round`."""
-        before_s = usage.cpu_s(self._pids)
+        before_s = usage.cpu_s(self.pids)
         for worker in self._workers:
             worker.tell(TURN)
         answers = self._session.answers(self._workers, limit_s=self._limit_s)
-        after_s = usage.cpu_s(self._pids)
+        after_s = usage.cpu_s(self.pids)
         return Round(
             seconds=max(said["end_s"] for said in answers) - min(said["begin_s"] for said in answers),
             cpu_s=None if before_s is None or after_s is None else after_s - before_s,

@@ -30,6 +30,20 @@ def rss_bytes(pid: int) -> int | None:
     return _field(Path(f"/proc/{pid}/status"), "VmRSS")
 
 
+def pss_bytes(pids: Iterable[int]) -> int | None:
+    """The memory of these processes together; a page that several share counts once."""
+    parts = [_field(Path(f"/proc/{pid}/smaps_rollup"), "Pss") for pid in pids]
+    return None if None in parts else sum(part or 0 for part in parts)
+
+
+def open_files(pid: int) -> int | None:
+    """The file descriptors that a process has open."""
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except OSError:
+        return None
+
+
 def available_bytes() -> int | None:
     """What the machine can still hand out without swapping."""
     return _field(Path("/proc/meminfo"), "MemAvailable")
