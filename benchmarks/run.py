@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,8 @@ def cells(row: Row, runs: Runs) -> tuple[str, str]:
         value = row.value(runs)
     except RunFailed as error:
         return str(error), "[red]failed"
+    if math.isnan(value):
+        return "", "[yellow]too noisy"
     return f"{value:.3g} {row.unit}", "[green]pass" if value <= row.target else "[red]miss"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -42,7 +43,7 @@ class Row:
     Attributes:
         what: for people.
         target: the value may be this, or less.
-        value: what is compared with it; None: nothing measures it yet.
+        value: what is compared with it, not a number where noise hides it; None: nothing measures it yet.
         carrier: that it is about; the row waits until it is built.
         peer: that has to be installed for it.
         unit: of value and target.
@@ -54,6 +55,11 @@ class Row:
     carrier: str = "grpc"
     peer: str | None = None
     unit: str = ""
+
+
+def _share(above: float, below: float) -> float:
+    """A quotient of times that are differences: not a number where noise makes one of them negative."""
+    return above / below if above > 0 and below > 0 else math.nan
 
 
 def _versus(peer: str, **options: str) -> Callable[[Runs], float]:
@@ -77,16 +83,20 @@ def _adam(runs: Runs) -> float:
     def added_s(key: Callable[[Figures], Figures]) -> float:
         return float(key(adam)["round_s"]["median"] - key(sgd)["round_s"]["median"])
 
-    return added_s(lambda figures: figures) / added_s(lambda figures: figures["limit"])
+    return _share(added_s(lambda figures: figures), added_s(lambda figures: figures["limit"]))
 
 
 def _beyond(carrier: str, **options: str) -> Callable[[Runs], float]:
-    return lambda runs: float(runs.step(carrier=carrier, **options)["project"]["ratio"])
+    def value(runs: Runs) -> float:
+        figures = runs.step(carrier=carrier, **options)
+        return _share(*(float(figures[party]["beyond_compute_s"]) for party in ("project", "ddp")))
+
+    return value
 
 
 def _small_tensors(runs: Runs) -> float:
     whole, split = runs.step(carrier="auto"), runs.step(carrier="auto", split="10")
-    return float(split["project"]["beyond_compute_s"] / whole["project"]["beyond_compute_s"])
+    return _share(*(float(figures["project"]["beyond_compute_s"]) for figures in (split, whole)))
 
 
 def _two_servers(runs: Runs) -> float:
