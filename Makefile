@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
 
-.PHONY: install demo test check bench bench-peers protos clean
+.PHONY: install demo test check bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -26,6 +26,9 @@ bench-peers: .venv-mxnet/installed .venv-tensorflow/installed
 
 protos: $(VENV)/installed-test
 	$(PY) protos/generate.py
+
+api: $(VENV)/installed-test
+	$(PY) docs/generate.py
 
 clean:
 	rm -rf $(VENV) .venv-mxnet .venv-tensorflow build *.egg-info

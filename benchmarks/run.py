@@ -43,6 +43,7 @@ class Runs:
         self.step = cache(self._step)
         self.footprint = cache(self._footprint)
         self.latency = cache(self._latency)
+        self.worker_cost = cache(self._worker_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
 
     def _roundtrip(self, **options: str) -> Figures:
@@ -56,6 +57,9 @@ class Runs:
 
     def _latency(self) -> Figures:
         return self._line("control_latency.py", {})
+
+    def _worker_cost(self) -> Figures:
+        return self._line("worker_cost.py", {})
 
     def _idle_server_bytes(self) -> int:
         with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:

@@ -31,6 +31,10 @@ class Runs(Protocol):
         """The JSON of `control_latency.py`."""
         ...
 
+    def worker_cost(self) -> Figures:
+        """The JSON of `worker_cost.py`."""
+        ...
+
     def idle_server_bytes(self) -> int:
         """Resident memory of a server without a job."""
         ...
@@ -247,5 +251,23 @@ ROWS: tuple[Row, ...] = (
         target=100,
         value=lambda runs: float(runs.latency()["status_ms"]["max"]),
         unit="ms",
+    ),
+    Row(
+        what="wrap of 5,000 parameters",
+        target=300,
+        value=lambda runs: float(runs.worker_cost()["wrap"]["wall_ms"]),
+        unit="ms",
+    ),
+    Row(
+        what="their step, the training thread beyond the bytes",
+        target=5,
+        value=lambda runs: float(runs.worker_cost()["steps"]["16"]["beyond"]["cpu_ms"]),
+        unit="ms",
+    ),
+    Row(
+        what="checks of a step, 50 M parameters, of plain torch's step",
+        target=1,
+        value=lambda runs: 100 * float(runs.worker_cost()["checks_share"]["cpu"]),
+        unit="%",
     ),
 )

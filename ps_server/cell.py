@@ -11,40 +11,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ps_server.average import Scratch, mean
 from ps_server.clipping import Clipping
+from ps_server.cut_table import CutCell
+from ps_server.gradient import Gradient
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
-from ps_wire import frame as wire
+from ps_server.splitter import Splitter
 from ps_wire.carrier import Outlet
 from ps_wire.errors import HyperparametersDiffer, JobUnknown, PsError
-from ps_wire.messages import refused_to_proto
 from ps_wire.plan import Piece
 from ps_wire.table import Group, Hyperparameters
-
-_CLOCK_BYTES = 12  # per member, in the meta of PULLED: worker u32, clock u64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
-    """The payload of a contribution.
-
-    Attributes:
-        values: shape (E,); read-only memory of the received message. All zeros where no piece is present.
-        present: P flags: which pieces had a gradient. Pieces without one hold zeros.
-        hyper: what its worker's `param_groups` said at that step.
-        strict: whether the worker gets an error where its step takes other ones.
-    """
-
-    values: torch.Tensor
-    present: tuple[bool, ...]
-    hyper: Hyperparameters
-    strict: bool = False
 
 
 class Cell:
@@ -64,18 +48,21 @@ class Cell:
         clipping: Clipping | None = None,
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # what was kept during a cut is given again under it
         self.machine = machine
+        self.cut = CutCell(machine, pulled=lambda step: self._pulled(step, machine.version, machine.clocks))
         self.group = group
         self.weights = weights
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
+        self._split = Splitter(self.pieces, weights.numel())
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
         self.hyper_mismatches = 0
         self._table = table
         self._index = index
+        self._replies = Replies(table, index)
         self._make_optimizer = optimizer
         self._optimizer = self._fresh_optimizer()
         self._outlets: dict[int, Outlet] = {}
@@ -84,20 +71,16 @@ class Cell:
         self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
-    @staticmethod
-    def _of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
-        return values[piece.offset : piece.offset + piece.numel]
-
     def _fresh_optimizer(self) -> PieceOptimizer | None:
-        pieces = [self._of(self.weights, piece) for piece in self.pieces]
-        return self._make_optimizer(pieces) if pieces else None
+        return self._make_optimizer(self._split(self.weights)) if self.pieces else None
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
-            self._optimizer = self._fresh_optimizer()
+            if self.optimizer_bytes():
+                self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
             self.bytes_in += values.nbytes
             self.loaded = True
@@ -111,6 +94,9 @@ class Cell:
             FrameRefused: as `Partition.push`.
         """
         with self.lock:
+            again = partial(self.push, contribution, outlet, now_s, scratch)
+            if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
+                return
             self._check_failed(contribution.worker, contribution.incarnation, contribution.step)
             gradient, found = contribution.payload, None
             if gradient is not None and not self.machine.gate.aggregates:
@@ -128,6 +114,9 @@ class Cell:
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
         with self.lock:
+            again = partial(self.pull, pull, outlet, scratch)
+            if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
+                return
             self._require_loaded()
             self._outlets[pull.worker] = outlet
             self._carry_out(self.machine.pull(pull), pull.asked_s, scratch)
@@ -147,11 +136,13 @@ class Cell:
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
         with self.lock:
+            self.cut.leave(worker)
             self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
 
     def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.leave`; returns the newest clock seen here."""
         with self.lock:
+            self.cut.leave(worker)
             self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s, scratch)
             return self.machine.newest_clock
 
@@ -168,6 +159,21 @@ class Cell:
         with self.lock:
             for worker in [key for key, known in self._outlets.items() if known is outlet]:
                 del self._outlets[worker]
+            self.cut.forget(outlet)
+
+    def _keeps(
+        self, worker: int, step: int, again: Callable[[], None], outlet: Outlet, *, pushes: bool
+    ) -> bool:
+        def refuse(error: PsError) -> None:
+            outlet.send(self._replies.refusal(worker, step, error))
+
+        return self.cut.keeps(worker, step, again, refuse, pushes=pushes)
+
+    def await_cut(self, reader: int, number: int, outlet: Outlet) -> None:
+        """The weights go there at the moment of this cut."""
+        with self.lock:
+            self._require_loaded()
+            self.cut.wait_for(reader, number, outlet)
 
     def export_state(self) -> list[State]:
         """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
@@ -199,11 +205,12 @@ class Cell:
                 case Apply():
                     self._apply(action, scratch, average)
                 case Ack(worker=worker, step=step):
-                    self._send(worker, self._frame(wire.Kind.ACK, worker=worker, step=step))
+                    self._send(worker, self._replies.ack(worker, step))
                 case Answer():
                     self._answer(action)
                 case Complete():
                     self._close(action, now_s, scratch)
+        self.cut.go_on()
 
     def _close(self, complete: Complete, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
@@ -278,11 +285,9 @@ class Cell:
             average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
+        present = map(any, zip(*[gradient.present for gradient in gradients], strict=True))
         self._optimizer.step(
-            [
-                self._of(average, piece) if any(gradient.present[place] for gradient in gradients) else None
-                for place, piece in enumerate(self.pieces)
-            ],
+            [values if there else None for values, there in zip(self._split(average), present, strict=True)],
             self._group_of(hyper),
         )
 
@@ -308,24 +313,12 @@ class Cell:
             for pull in action.pulls:
                 if pull.clock == step:
                     error = self._error_of(pull.worker, pull.incarnation)
-                    self._send(pull.worker, message if error is None else self._refusal(pull, error))
+                    refused = None if error is None else self._replies.refusal(pull.worker, step, error)
+                    self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> bytes:
-        meta = b"".join(
-            worker.to_bytes(4, "little") + clock.to_bytes(_CLOCK_BYTES - 4, "little")
-            for worker, clock in clocks
-        )
         self.bytes_out += self.weights.nbytes
-        payload = self.weights.numpy().data.cast("B")
-        return self._frame(wire.Kind.PULLED, step=step, version=version, meta=meta, payload=payload)
-
-    def _refusal(self, pull: Pull, error: PsError) -> bytes:
-        meta = refused_to_proto(error).SerializeToString()
-        return self._frame(wire.Kind.REFUSE, step=pull.clock, worker=pull.worker, meta=meta)
-
-    def _frame(self, kind: wire.Kind, **fields: int | bytes | memoryview) -> bytes:
-        frame = wire.Frame(kind=kind, table=self._table, partition=self._index, **fields)  # type: ignore[arg-type]
-        return wire.encode(frame)
+        return self._replies.pulled(step, version, clocks, self.weights)
 
     def _send(self, worker: int, message: bytes) -> None:
         outlet = self._outlets.get(worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from typing import Annotated
 
@@ -51,7 +52,7 @@ def serve(
     ] = False,
 ) -> None:
     """Starts one shard of the parameter server; shard 0 is also the coordinator."""
-    from ps_server import log  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
+    from ps_server import log, optimizers  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
     from ps_server.process import Server, ServerOptions  # noqa: PLC0415
 
     index, num_shards = parse_shard(shard)
@@ -67,6 +68,8 @@ def serve(
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
     )
     log.set_up(index, num_shards)
+    optimizers.warm_up()
+    gc.freeze()  # else a full collection, as a large table brings it about, looks through all of torch: 0.2 s
     raise SystemExit(asyncio.run(Server(options).run()))
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -16,6 +17,7 @@ from ps_server import member as members
 from ps_server.log import logger
 from ps_server.membership import Job
 from ps_server.orders import Shards, norm_from_proto
+from ps_server.readers import Readers
 from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_wire import consistency, nonfinite
@@ -49,6 +51,7 @@ class Coordinator(rpc.CoordinatorServicer):
         self._shards = shards
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
+        self._readers = Readers(shards, self._rooms, self._states)
         shards.on_lost_state = self._lost_state
 
     def stop(self) -> None:
@@ -158,22 +161,27 @@ class Coordinator(rpc.CoordinatorServicer):
                 room.do(job.make_table(member, table_from_proto(message.make_table.table)))
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
+            case "uploaded" if message.uploaded.live:
+                self._readers.uploaded(job.name, member, message.uploaded.step)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
             case "finish":
                 room.heard(member, _bounded(message.finish.progress))
                 room.do(job.finish(member))
+                self._readers.gone(job.name, member)
             case "leave":
                 room.heard(member, _bounded(message.leave.progress))
                 reason = message.leave.reason[:500]
                 logger.info("job %s: %s leaves: %s", job.name, member.holder, reason or "done")
                 room.do(job.leave(member, reason))
+                self._readers.gone(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
     def _gone(self, room: Room, member: members.Member) -> None:
         if room.job.roster.members.get(member.worker) is member and member.present:
             room.do(room.job.lost(member))
+        self._readers.gone(room.job.name, member)
 
     def _forget(self, room: Room) -> None:
         if self._rooms.get(room.job.name) is room:
@@ -188,6 +196,14 @@ class Coordinator(rpc.CoordinatorServicer):
                 shard=shard,
             )
             room.do([*room.job.tell_all(error), *room.job.drop()])
+
+    async def Read(
+        self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ReadReply]:
+        """A reader's stream."""
+        async with aclosing(self._readers.serve(request_iterator)) as replies:
+            async for reply in replies:
+                yield reply
 
     # -- shards ----------------------------------------------------------------------------------------
 

@@ -35,9 +35,13 @@ class Decisions:
     num_shards: int
     _openings: dict[tuple[str, int], _Opening] = field(default_factory=dict)
 
+    def reopened(self, job: str, table: int) -> None:
+        """The shards are told to open a table: what was known of one before it is void."""
+        self._openings.pop((job, table), None)
+
     def opened(self, job: str, spec: TableSpec, opening: int) -> None:
-        """The shards are told to open a table; what was known of one before it is void."""
-        self._openings.pop((job, spec.number), None)
+        """The shards are told to open a table."""
+        self.reopened(job, spec.number)
         if spec.clip_grad_norm is not None:
             shards = holders(Plan(spec, self.num_shards))
             self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)

@@ -44,9 +44,8 @@ class LocalService:
         service = ShardService(shard, generation=GENERATION)
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
-        self.coordinator = _Calls(
-            Coordinator(Shards(shard, ADDRESS, self._loop)), services[0]["Coordinator"], self._loop
-        )
+        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop))
+        self.coordinator = _Calls(coordinator, services[0]["Coordinator"], self._loop)
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard
         self._thread.start()

@@ -21,6 +21,7 @@ from ps_wire.errors import OptimizerUnsupported, PayloadMismatch
 from ps_wire.table import Group, OptimizerSpec, Value
 
 State: TypeAlias = Mapping[str, torch.Tensor]  # of one piece or parameter, by torch's names
+WithGradient: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # a piece and its gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +161,27 @@ class PieceOptimizer:
             for own in self._torch.param_groups:
                 own.update(group)
             self._group = group
-        for piece, gradient in zip(self._pieces, gradients, strict=True):
-            piece.grad = gradient
-        self._torch.step()
-        for piece in self._pieces:
-            piece.grad = None
+        there = [
+            (piece, gradient)
+            for piece, gradient in zip(self._pieces, gradients, strict=True)
+            if gradient is not None
+        ]
+        for batch in self._batches(there):
+            for piece, gradient in batch:
+                piece.grad = gradient
+            self._torch.step()
+            for piece, _ in batch:
+                piece.grad = None
+
+    def _batches(self, there: list[WithGradient]) -> list[list[WithGradient]]:
+        """What one step of torch takes: its fused SGD cannot have momentum for some of its pieces only."""
+        if self._name != "SGD":
+            return [there]
+        state = self._torch.state
+        old = [item for item in there if state.get(item[0])]
+        if not old or len(old) == len(there):
+            return [there]
+        return [old, [item for item in there if not state.get(item[0])]]
 
     def export_state(self) -> list[State]:
         """P states, copied, as torch has them: tensors of the piece's size, scalars of no dimension.
@@ -260,17 +277,12 @@ def _kind(value: Value) -> str:
     return f"{len(value)} numbers" if isinstance(value, tuple) else type(value).__name__
 
 
-def _grouped(name: str, pieces: Sequence[torch.Tensor]) -> list[Any]:
-    """Pieces as torch wants them; torch's fused SGD cannot have momentum for some of a group only."""
-    return [{"params": [piece]} for piece in pieces] if name == "SGD" else list(pieces)
-
-
 def _make(entry: Known, name: str, pieces: Sequence[torch.Tensor], group: Group) -> torch.optim.Optimizer:
     accepted = inspect.signature(entry.cls).parameters
     keywords: dict[str, Any] = {key: value for key, value in group if key in accepted}
     keywords |= {"fused": True} if entry.fused else {"foreach": False}
     try:
-        optimizer = entry.cls(_grouped(name, pieces), **keywords)
+        optimizer = entry.cls(list(pieces), **keywords)
     except (TypeError, ValueError) as error:
         raise OptimizerUnsupported(f"torch refuses {name} with {dict(group)}: {error}") from None
     unknown = [key for key, _ in group if key not in optimizer.param_groups[0]]

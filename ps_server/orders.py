@@ -68,6 +68,15 @@ def _dispatch(shard: Shard, order: pb.Order) -> dict[int, int]:
                 step=order.decide.step,
                 scale=order.decide.scale,
             )
+        case "hold_cut":
+            cut = order.hold_cut
+            return shard.table(cut.job, cut.table).cut.hold((cut.reader, cut.number))
+        case "arm_cut":
+            cut = order.arm_cut
+            shard.table(cut.job, cut.table).cut.arm((cut.reader, cut.number), dict(cut.clocks))
+        case "end_cut":
+            cut = order.end_cut
+            return {cut.table: shard.table(cut.job, cut.table).cut.end((cut.reader, cut.number))}
         case unknown:
             raise InternalError(f"unknown order {unknown}")
     return {}
@@ -113,6 +122,11 @@ class Shards:
         self._loop = loop
         own.on_norm = self._report_own
         self.on_lost_state: Callable[[int], Awaitable[None]] | None = None
+
+    @property
+    def own(self) -> Shard:
+        """Shard 0, in this process."""
+        return self._own
 
     @property
     def addresses(self) -> list[str]:
@@ -194,14 +208,19 @@ class Shards:
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
 
-    async def order(self, order: pb.Order) -> dict[int, int]:
-        """Sends an order to every shard and waits for all; returns the newest clocks by table.
+    async def order(self, order: pb.Order, *, absent_ok: bool = False) -> dict[int, int]:
+        """Sends an order to every shard and waits for all; returns the largest figures that they answer.
+
+        Args:
+            order: its number is set here.
+            absent_ok: also if a shard is not registered.
 
         Raises:
             PsError: what the first shard that refused has said; the others may have carried it out.
             ServerNotReady: a shard is not registered, or did not answer within `ORDER_LIMIT_S`.
         """
-        self.check_ready()
+        if not absent_ok:
+            self.check_ready()
         message = pb.Order()
         message.CopyFrom(order)
         message.number = next(self._numbers)
@@ -220,8 +239,10 @@ class Shards:
     def _note(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):
             case "open_table":
-                spec = table_from_proto(order.open_table.table)
-                self._decisions.opened(order.open_table.job, spec, order.number)
+                table = order.open_table.table
+                self._decisions.reopened(order.open_table.job, table.number)
+                if table.HasField("clip_grad_norm"):
+                    self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
 

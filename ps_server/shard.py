@@ -21,6 +21,7 @@ from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.carrier import Outlet
 from ps_wire.errors import ConfigurationRefused, JobUnknown, MemoryLimitExceeded, StrangerRefused
+from ps_wire.frame import FIRST_READER
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
@@ -92,6 +93,8 @@ class Shard:
     ) -> None:
         """A worker may connect; unless it only reads, it is a member from its clocks on."""
         with self._lock:
+            if worker >= FIRST_READER:
+                self._job(job)  # it comes to one that is there, or not at all
             entry = self._jobs.setdefault(
                 job,
                 ShardJob(
@@ -112,12 +115,19 @@ class Shard:
                 table.join(worker, incarnation, clocks.get(table.spec.number, 0))
 
     def remove(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
-        """A worker stops being a member; returns the newest clock by table."""
+        """A worker stops being a member, or a reader goes; returns the newest clock by table."""
         with self._lock:
             entry = self._job(job)
             if entry.members.get(worker, (None,))[0] == incarnation:
                 del entry.members[worker]
+            session = None
+            if worker >= FIRST_READER:
+                entry.known.pop(worker, None)
+                entry.tokens.pop((worker, incarnation), None)
+                session = entry.sessions.pop(worker, None)
             tables = list(entry.tables.values())
+        if session is not None:
+            session.retire()
         return {table.spec.number: table.leave(worker, incarnation) for table in tables}
 
     def open_table(self, job: str, spec: TableSpec, opening: int = 0) -> None:
@@ -132,12 +142,13 @@ class Shard:
         with self._lock:
             entry = self._job(job)
             _check_clips(spec, entry.consistency)
+            plan = Plan(spec, self.num_shards)
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
             if before is not None:
                 assert not before.started, (job, spec.number)
-                entry.memory_bytes -= self._needed_bytes(before.spec, entry.num_workers)
+                entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry.num_workers)
                 del entry.tables[spec.number]
-            need = self._needed_bytes(spec, entry.num_workers)
+            need = self._needed_bytes(spec, plan, entry.num_workers)
             used = sum(other.memory_bytes for other in self._jobs.values())
             limit = self.memory_limit_bytes
             if limit is not None and used + need > limit:
@@ -155,7 +166,7 @@ class Shard:
         table = ShardTable(
             job=job,
             spec=spec,
-            num_shards=self.num_shards,
+            plan=plan,
             shard=self.index,
             gate=gate_of(entry.consistency),
             nonfinite=entry.nonfinite,
@@ -312,8 +323,7 @@ class Shard:
                 incarnation=incarnation,
             )
 
-    def _needed_bytes(self, spec: TableSpec, num_workers: int) -> int:
-        plan = Plan(spec, self.num_shards)
+    def _needed_bytes(self, spec: TableSpec, plan: Plan, num_workers: int) -> int:
         total = 0
         for bucket in plan.buckets:
             start, end = bucket.slice_bounds(self.index)

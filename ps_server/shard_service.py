@@ -10,7 +10,7 @@ import grpc.aio
 from ps_server import state_stream
 from ps_server.shard import Shard, ShardJob
 from ps_server.shard_table import ShardTable
-from ps_wire.frame import PROTOCOL
+from ps_wire.frame import FIRST_READER, PROTOCOL
 from ps_wire.v1 import shard_pb2 as pb
 from ps_wire.v1 import shard_pb2_grpc as rpc
 
@@ -94,7 +94,9 @@ def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
         tau=dict(table.tau()),
         weight_bytes=sum(cell.weights.nbytes for cell in cells),
         optimizer_bytes=sum(cell.optimizer_bytes() for cell in cells),
-        workers=[_worker_figures(job, table, worker) for worker in sorted(job.known)],
+        workers=[
+            _worker_figures(job, table, worker) for worker in sorted(job.known) if worker < FIRST_READER
+        ],
     )
 
 

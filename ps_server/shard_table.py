@@ -7,9 +7,8 @@ connections beyond their `Outlet`, nor the coordinator.
 from __future__ import annotations
 
 import struct
-import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -17,34 +16,35 @@ import torch
 
 from ps_server import optimizers
 from ps_server.average import Scratch
-from ps_server.cell import Cell, Gradient
+from ps_server.cell import Cell
 from ps_server.clipping import Clipping, Norm, coefficient, holders
+from ps_server.cut_table import CutTable
 from ps_server.gate import Gate
+from ps_server.gradient import Gradient
+from ps_server.kept_hyperparameters import KeptHyperparameters
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_server.screen import Screen
 from ps_wire import frame as wire
 from ps_wire.buffer import as_tensor
 from ps_wire.carrier import Outlet
-from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch
+from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch, StrangerRefused
 from ps_wire.messages import hyperparameters_from_proto, parse_message
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
-KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
-
 
 class ShardTable:
-    """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards the rest."""
+    """See the module's docstring. Thread-safe: each cell has its lock."""
 
     def __init__(
         self,
         *,
         job: str,
         spec: TableSpec,
-        num_shards: int,
+        plan: Plan,
         shard: int,
         gate: Gate,
         nonfinite: NonFinite = NonFinite.ERROR,
@@ -56,7 +56,7 @@ class ShardTable:
         Args:
             job: name.
             spec: the table.
-            num_shards: of the service.
+            plan: of it.
             shard: number of this one.
             gate: of the job.
             nonfinite: of the job.
@@ -65,13 +65,12 @@ class ShardTable:
                 other shards hold parts, too.
         """
         self.spec = spec
-        self.plan = Plan(spec, num_shards)
+        self.plan = plan
         self.opening = opening
         self.started = False
         self._job = job
-        self._lock = threading.Lock()
         self._scratch = Scratch()
-        self._hyper: dict[int, OrderedDict[int, Hyperparameters]] = {}
+        self._hyper = KeptHyperparameters()
         self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
         partitions = list(self.plan.partitions_of_shard(shard))
@@ -93,6 +92,7 @@ class ShardTable:
                 screen=screen,
                 clipping=self._clipping,
             )
+        self.cut = CutTable(self._cells.values(), settle=self._close_clipped)
 
     # -- members ---------------------------------------------------------------------------------------
 
@@ -156,6 +156,8 @@ class ShardTable:
             FrameRefused: the frame does not fit; nothing of it was taken.
             JobUnknown: the table has not started, or has no weights.
         """
+        if frame.worker >= wire.FIRST_READER and frame.kind is not wire.Kind.PULL:
+            raise StrangerRefused(f"a reader only reads: a {frame.kind.name} frame is a member's")
         handler = self._HANDLERS.get(frame.kind)
         if handler is None:
             raise FrameMalformed(f"a {frame.kind.name} frame does not go to a shard")
@@ -173,11 +175,7 @@ class ShardTable:
         hyper = hyperparameters_from_proto(message)
         optimizer = self.spec.optimizer
         optimizers.check_hyperparameters(optimizer.name, optimizer.hyperparameters.groups, hyper.groups)
-        with self._lock:
-            kept = self._hyper.setdefault(frame.worker, OrderedDict())
-            kept[frame.hyper] = hyper
-            while len(kept) > KEPT_HYPERPARAMETERS:
-                kept.popitem(last=False)
+        self._hyper.keep(frame.worker, frame.hyper, hyper)
 
     def _take_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
@@ -201,6 +199,9 @@ class ShardTable:
 
     def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
         cells = list(self._listed(frame))
+        if frame.flags & wire.CUT:
+            self._await_cut(frame, cells, outlet)
+            return
         if frame.flags & wire.READ or not member:
             for cell in cells:
                 cell.read(frame.worker, frame.incarnation, outlet, frame.step)
@@ -214,6 +215,13 @@ class ShardTable:
                 asked_s=time.monotonic(),
             )
             cell.pull(pull, outlet, self._scratch)
+
+    def _await_cut(self, frame: wire.Frame, cells: list[Cell], outlet: Outlet) -> None:
+        self._require_started()
+        for cell in cells:
+            cell.await_cut(frame.worker, frame.step, outlet)
+        ack = wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition, step=frame.step)
+        outlet.send(wire.encode(ack))
 
     _HANDLERS: Mapping[wire.Kind, Callable[[ShardTable, wire.Frame, Outlet, bool], None]] = {
         wire.Kind.LOAD: _take_load,
@@ -282,9 +290,7 @@ class ShardTable:
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:
             return self.spec.optimizer.hyperparameters
-        with self._lock:
-            kept = self._hyper.get(frame.worker)
-            hyper = kept.get(frame.hyper) if kept is not None else None
+        hyper = self._hyper.get(frame.worker, frame.hyper)
         if hyper is None:
             raise PayloadMismatch(f"worker {frame.worker} has sent no hyper-parameters {frame.hyper}")
         return hyper

@@ -47,6 +47,16 @@ class StateStore:
             raise JobUnknown(f"job {job} keeps no state {name!r}", job=job, name=name)
         return blob
 
+    def take(self, job: str, name: str) -> bytes:
+        """What was put, which is not kept any more.
+
+        Raises:
+            JobUnknown: nothing was.
+        """
+        blob = self.get(job, name)
+        del self._blobs[job][name]
+        return blob
+
     def drop(self, job: str) -> None:
         """Forgets a job."""
         self._blobs.pop(job, None)

@@ -8,7 +8,8 @@
     │   ├── ServerUnreachable
     │   ├── ServerNotReady
     │   ├── StartLimitExceeded
-    │   └── ConnectionLost
+    │   ├── ConnectionLost
+    │   └── CutAborted
     ├── ConfigurationRefused (78)      two parties that do not fit together
     │   ├── ProtocolMismatch
     │   ├── ShardMismatch
@@ -53,7 +54,7 @@ class PsError(Exception):
     Attributes:
         facts: what the message is made of, for programs: names, numbers, addresses.
         retryable: whether the same call may succeed later.
-        exit_code: what a command ends with (`architecture.md`, section 6).
+        exit_code: what a command ends with.
     """
 
     retryable: ClassVar[bool] = False
@@ -104,6 +105,10 @@ class StartLimitExceeded(Unavailable):
 
 class ConnectionLost(Unavailable):
     """A connection broke and could not be made again within the retry limit."""
+
+
+class CutAborted(Unavailable):
+    """A reader's consistent cut did not come about in time; the job goes on."""
 
 
 class ConfigurationRefused(PsError):
@@ -217,6 +222,7 @@ STATUS: dict[type[PsError], str] = {
     ServerNotReady: "UNAVAILABLE",
     StartLimitExceeded: "DEADLINE_EXCEEDED",
     ConnectionLost: "UNAVAILABLE",
+    CutAborted: "UNAVAILABLE",
     ConfigurationRefused: "FAILED_PRECONDITION",
     ProtocolMismatch: "FAILED_PRECONDITION",
     ShardMismatch: "FAILED_PRECONDITION",

@@ -18,7 +18,9 @@ HEADER_BYTES = 64
 MAX_PAYLOAD_BYTES = 4 << 20
 MAX_META_BYTES = (4 << 20) - HEADER_BYTES
 READ = 1  # flag of a PULL: answered at once, past the gate; for one who is no member
+CUT = 2  # flag of a PULL: acknowledged at once, answered at the cut of that number (its step); for a reader
 STRICT = 2  # flag of a PUSH: its hyper-parameters are those of its step, or its worker gets an error
+FIRST_READER = 1 << 31  # readers' numbers begin here, workers' end below
 META_ALIGNMENT = 16  # the payload behind it stays aligned for every dtype
 
 _HEADER = struct.Struct("<IBBBBIHHQQIIIIIfII")
@@ -50,7 +52,7 @@ class Frame:
     Attributes:
         kind: what it is.
         codec: how the payload is encoded; 0 is the partition's dtype as it is.
-        flags: of a PULL: `READ`; of a PUSH: `STRICT`.
+        flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`.
         partition: number in the table's plan.
         table: number of the table in its job.
         rank: which rank of a worker group sent it.

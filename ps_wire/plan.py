@@ -19,15 +19,18 @@ partitions are computed when asked for, so a plan of 10^12 elements is as cheap 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ps_wire.dtypes import item_bytes
 from ps_wire.table import PAGE_BYTES, ParameterSpec, TableSpec
 
 CUT_ELEMENTS = 16
 PARAMETER_BYTES = 64
+
+_offset_of = attrgetter("offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,26 +160,33 @@ class Plan:
 
     def pieces(self, partition: Partition) -> tuple[Piece, ...]:
         """The parts of parameters in a partition, by offset; padding belongs to none."""
-        bucket = self.buckets[partition.bucket]
-        placements = bucket.placements
-        end = partition.offset + partition.numel
-        at = bisect_right(placements, partition.offset, key=lambda place: place.offset)
+        start, end = partition.offset, partition.offset + partition.numel
         pieces = []
-        for placement in placements[max(at - 1, 0) :]:
-            if placement.offset >= end:
-                break
-            low = max(placement.offset, partition.offset)
+        for placement in self.placements(partition):
+            low = max(placement.offset, start)
             high = min(placement.offset + placement.numel, end)
-            if low < high:
-                pieces.append(
-                    Piece(
-                        parameter=placement.parameter,
-                        offset=low - partition.offset,
-                        parameter_offset=low - placement.offset,
-                        numel=high - low,
-                    )
+            pieces.append(
+                Piece(
+                    parameter=placement.parameter,
+                    offset=low - start,
+                    parameter_offset=low - placement.offset,
+                    numel=high - low,
                 )
+            )
         return tuple(pieces)
+
+    def placements(self, partition: Partition) -> tuple[Placement, ...]:
+        """The parameters that have elements in a partition, by offset: one for each of its pieces."""
+        placements = self.buckets[partition.bucket].placements
+        first = bisect_right(placements, partition.offset, key=_offset_of) - 1
+        end = bisect_left(placements, partition.offset + partition.numel, key=_offset_of)
+        return tuple(
+            [
+                placement
+                for placement in placements[max(first, 0) : end]
+                if placement.numel and placement.offset + placement.numel > partition.offset
+            ]
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 over everything that two ends must agree on to exchange partitions, in hex."""

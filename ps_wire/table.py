@@ -43,7 +43,7 @@ class ParameterSpec:
 
     def __post_init__(self) -> None:
         item_bytes(self.dtype, self.name)
-        if any(size < 0 for size in self.shape) or len(self.shape) > 64:
+        if min(self.shape, default=0) < 0 or len(self.shape) > 64:
             raise ParameterUnsupported(f"parameter {self.name!r} has shape {self.shape}")
         if self.stride and len(self.stride) != len(self.shape):
             raise ParameterUnsupported(

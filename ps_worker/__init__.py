@@ -18,6 +18,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 from ps_wire.errors import (
     ConfigurationRefused,
     ConnectionLost,
+    CutAborted,
     GradientChanged,
     HyperparametersDiffer,
     NonFiniteGradient,
@@ -46,6 +47,7 @@ from ps_worker.hyperparameters import (
     Rprop,
 )
 from ps_worker.loader import Loader
+from ps_worker.reader import Cut, Reader
 from ps_worker.stats import Stats
 from ps_worker.table import Pulled, Table
 from ps_worker.worker import Worker
@@ -56,6 +58,8 @@ __all__ = [
     "Worker",
     "WrappedOptimizer",
     "Loader",
+    "Reader",
+    "Cut",
     "Table",
     "Pulled",
     "Stats",
@@ -79,6 +83,7 @@ __all__ = [
     "ServerUnreachable",
     "StartLimitExceeded",
     "ConnectionLost",
+    "CutAborted",
     "WorkerLost",
     "GradientChanged",
     "HyperparametersDiffer",

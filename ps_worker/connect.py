@@ -1,16 +1,45 @@
-"""`connect`: from settings to a worker."""
+"""`connect`: from settings to a worker, or to a reader."""
 
 from __future__ import annotations
 
 import multiprocessing
 import weakref
+from typing import Any, Literal, overload
 
 from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
 from ps_worker.forked import check_not_forked
+from ps_worker.reader import Reader
 from ps_worker.worker import Worker
 
 _made: weakref.WeakSet[Worker] = weakref.WeakSet()  # by this process; those who live may be in the way
+
+
+@overload
+def connect(
+    *,
+    role: Literal["reader"],
+    servers: str | None = None,
+    job: str | None = None,
+    connect_limit: float | None = None,
+    retry_limit: float | None = None,
+) -> Reader: ...
+
+
+@overload
+def connect(
+    *,
+    servers: str | None = None,
+    job: str | None = None,
+    consistency: str | None = None,
+    num_workers: int | None = None,
+    worker: int | None = None,
+    nonfinite: str | None = None,
+    role: Literal["worker"] | None = None,
+    connect_limit: float | None = None,
+    start_limit: float | None = None,
+    retry_limit: float | None = None,
+) -> Worker: ...
 
 
 def connect(
@@ -24,7 +53,8 @@ def connect(
     connect_limit: float | None = None,
     start_limit: float | None = None,
     retry_limit: float | None = None,
-) -> Worker:
+    role: str | None = None,
+) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
     Args:
@@ -39,9 +69,11 @@ def connect(
         connect_limit: seconds that a server may take to answer at the start.
         start_limit: seconds that the job may take to start.
         retry_limit: seconds that a broken data connection is tried again.
+        role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
+            A reader takes servers, job, connect_limit and retry_limit only. Default: worker.
 
     Returns:
-        The worker; use it in a `with` block, so that it leaves when the block ends.
+        The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
 
     Raises:
         UsageError: a setting is missing or makes no sense.
@@ -55,6 +87,7 @@ def connect(
             'if __name__ == "__main__":'
         )
     chosen = settings.read(
+        role=role,
         servers=servers,
         job=job,
         consistency=consistency,
@@ -65,6 +98,8 @@ def connect(
         start_limit=start_limit,
         retry_limit=retry_limit,
     )
+    if chosen.role == "reader":
+        return Reader(chosen)
     try:
         made = Worker(chosen)
     except (JobFull, WorkerNumberTaken) as error:

@@ -142,17 +142,18 @@ class Exchange:
             )
             self._send_noted(partition, frame)
 
-    def pull(self, *, step: int, read: bool = False) -> None:
+    def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
 
         Args:
             step: the worker's clock, after its pushes.
             read: at once, past the gate (for one who is no member).
+            cut: at the cut of that number, which is `step` (for a reader).
         """
         with self._changed:
             self._raise_failed()
             self._unpulled = OrderedDict.fromkeys(range(self.plan.num_partitions - 1, -1, -1))
-            self._pull_step, self._pull_flags = step, wire.READ if read else 0
+            self._pull_step, self._pull_flags = step, wire.READ * read | wire.CUT * cut
         for shard, connection in enumerate(self._connections):
             for frame in self._pulls(shard):
                 connection.send(frame)
@@ -288,6 +289,8 @@ class Exchange:
             return
         weights.copy_(as_tensor(frame.payload, weights.dtype))
         with self._changed:
+            if frame.step != self._pull_step:
+                return  # something else was asked for meanwhile
             self.versions[index] = frame.version
             for worker, clock in _CLOCK.iter_unpack(frame.meta):
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))

@@ -8,11 +8,17 @@ to. Who may write when is `exchange`'s and `wrapped`'s affair; see docs/architec
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ps_wire.plan import Partition, Plan
 from ps_wire.table import ParameterSpec
 from ps_worker.memory import private_memory
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 class FlatBuckets:
@@ -31,9 +37,10 @@ class FlatBuckets:
         ]
         self.views: list[torch.Tensor] = [torch.empty(0)] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
+            flat = tensor.numpy()
             for place in bucket.placements:
-                flat = piece_of(tensor, place.offset, place.numel)
-                self.views[place.parameter] = shaped(flat, plan.parameters[place.parameter])
+                piece = flat[place.offset : place.offset + place.numel]
+                self.views[place.parameter] = tensor_of(piece, plan.parameters[place.parameter])
 
     def partition(self, partition: Partition) -> torch.Tensor:
         """A partition's elements, a view."""
@@ -48,20 +55,21 @@ def _zeros(numel: int, dtype: torch.dtype, *, private: bool) -> torch.Tensor:
     return private_memory(numel * dtype.itemsize, dtype) if private else torch.zeros(numel, dtype=dtype)
 
 
-def piece_of(tensor: torch.Tensor, start: int, numel: int) -> torch.Tensor:
-    """Elements of a flat CPU tensor, shape (numel,): the same memory, with a storage of its own.
+def tensor_of(piece: Array, spec: ParameterSpec) -> torch.Tensor:
+    """A piece of flat memory as the parameter: its shape, its strides, and a storage of its own.
 
     For whoever saves or copies a model looks at storages. Of tensors that share one, Accelerate drops all but
     one, safetensors refuses them, and torch.save and deepcopy take the whole storage for each.
     """
-    if numel == 0:
-        return tensor.new_empty(0)
-    offset = start * tensor.itemsize
-    return torch.frombuffer(tensor.numpy(), dtype=tensor.dtype, count=numel, offset=offset)
+    if not piece.size:
+        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    if spec.stride:
+        return torch.from_numpy(piece).as_strided(spec.shape, spec.stride)
+    return torch.from_numpy(piece.reshape(spec.shape))
 
 
 def shaped(flat: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
-    """A flat piece of memory seen as the parameter: its shape, and its strides where it has its own."""
+    """A flat tensor seen as the parameter: its shape, and its strides where it has its own."""
     if spec.stride:
         return flat.as_strided(spec.shape, spec.stride)
     return flat.view(spec.shape)

@@ -25,6 +25,7 @@ from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
 from ps_worker.reach import reach
+from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
 
@@ -57,7 +58,7 @@ class Link:
             settings, self._service, progress=progress, on_failure=self.fail, log=say
         )
         try:
-            self._membership.check_servers()
+            check_servers(self._service, settings.connect_limit_s)
             joined = self._join()
         except BaseException:
             self._service.close()
@@ -120,8 +121,8 @@ class Link:
         """
         if self.resumed:
             self._state.count_anew(spec.number)
-        upload = self._membership.make_table(spec)
-        exchange = Exchange(
+        self._membership.make_table(spec)
+        exchange = Exchange(  # while the shards open it
             table=spec.number,
             plan=Plan(spec, len(self._connections)),
             worker=self.rank,
@@ -130,6 +131,7 @@ class Link:
             strict=strict,
         )
         exchange.connect(self._connections)
+        upload = self._membership.wait_made(spec.number)
         with self._lock:
             self._exchanges[spec.number] = exchange
         self._outside[spec.number] = outside
@@ -146,8 +148,8 @@ class Link:
         values: Iterable[torch.Tensor],
         states: Sequence[Mapping[str, Any]],
     ) -> None:
-        for view, value in zip(exchange.weights.views, values, strict=True):
-            view.copy_(value.detach())
+        with torch.no_grad():
+            torch._foreach_copy_(exchange.weights.views, list(values))
         for partition in exchange.partitions:
             exchange.load(partition)
         exchange.wait_acked()
@@ -178,6 +180,18 @@ class Link:
         else:
             prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
             model_spec.unpack_into(blob, prefixed)
+
+    def at_step_boundary(self, step: int) -> None:
+        """To be called between steps by the thread that trains: uploads what a reader has asked for.
+
+        Args:
+            step: that this worker has taken.
+        """
+        if self._membership.live_wanted:
+            try:
+                self._membership.put_live(self._final_state(), step)
+            except PsError as error:  # a reader's trouble: this worker trains on
+                self._say(f"a reader does not get this worker's buffers: {error}")
 
     # -- optimizer state -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A worker's membership of a job: the servers' check, the join, tables, heartbeats, the end.
+"""A worker's membership of a job: the join, tables, heartbeats, the end.
 
 One bidirectional stream to the coordinator. A thread takes its replies; the user's thread waits for the one
 it needs. A failure is kept and handed to `on_failure` once.
@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ps_wire.errors import ConnectionLost, PsError, ServerNotReady, ShardMismatch, StartLimitExceeded
-from ps_wire.frame import PROTOCOL, check_protocol
+from ps_wire.errors import ConnectionLost, PsError, ServerNotReady, StartLimitExceeded
+from ps_wire.frame import PROTOCOL
 from ps_wire.messages import refused_from_proto, table_to_proto
 from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import shard_pb2, spec_pb2
+from ps_wire.v1 import spec_pb2
 from ps_worker.settings import Settings
 
 HEARTBEAT_S = 1.0
@@ -57,52 +57,13 @@ class Membership:
         self._error: PsError | None = None
         self._waiting_call: Any = None
         self._leaving = False
+        self.live_wanted = False  # a reader wants what lies outside tables, at the next step
         self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.joined = pb.Joined()
 
     # -- joining ---------------------------------------------------------------------------------------
-
-    def check_servers(self) -> None:
-        """Asks every server which shard it is.
-
-        Raises:
-            ServerUnreachable: one does not answer within the connect limit; its address is named.
-            ShardMismatch: the list has another length or order than the shards.
-            ProtocolMismatch: one speaks another version.
-        """
-        until_s = time.monotonic() + self._settings.connect_limit_s
-        servers = self._service.addresses
-        for position, address in enumerate(servers):
-            described = self._describe(position, until_s)
-            check_protocol(described.protocol)
-            if described.num_shards != len(servers):
-                raise ShardMismatch(
-                    f"--servers lists {len(servers)} address{'es' * (len(servers) > 1)}; {address} is one of "
-                    f"{described.num_shards} shards",
-                    expected=described.num_shards,
-                    got=len(servers),
-                )
-            if described.shard != position:
-                raise ShardMismatch(
-                    f"--servers lists {address} in place {position}; it is shard {described.shard}: "
-                    "list the servers in shard order",
-                    expected=described.shard,
-                    got=position,
-                )
-
-    def _describe(self, shard: int, until_s: float) -> shard_pb2.DescribeReply:
-        left_s = max(until_s - time.monotonic(), 0.1)
-        try:
-            reply: shard_pb2.DescribeReply = self._service.shard(shard).Describe(
-                shard_pb2.DescribeRequest(), timeout=left_s, wait_for_ready=True
-            )
-        except PsError as error:
-            limit_s = self._settings.connect_limit_s
-            error.args = (f"{error.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)
-            raise
-        return reply
 
     def join(self) -> pb.Joined:
         """Joins the job and starts the heartbeats.
@@ -147,11 +108,14 @@ class Membership:
 
     # -- tables ----------------------------------------------------------------------------------------
 
-    def make_table(self, spec: TableSpec) -> bool:
-        """Makes a table; returns whether this worker's weights start it."""
+    def make_table(self, spec: TableSpec) -> None:
+        """Says that this worker makes a table; does not wait."""
         self._send(make_table=pb.MakeTable(table=table_to_proto(spec)))
-        self._wait_for(lambda: spec.number in self._made, self._settings.start_limit_s)
-        return self._made[spec.number]
+
+    def wait_made(self, table: int) -> bool:
+        """Waits until the shards have a table; returns whether this worker's weights start it."""
+        self._wait_for(lambda: table in self._made, self._settings.start_limit_s)
+        return self._made[table]
 
     def uploaded(self, table: int) -> None:
         """Says that the starter's weights are on the shards."""
@@ -178,6 +142,12 @@ class Membership:
                 yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
         self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
+
+    def put_live(self, blob: bytes, step: int) -> None:
+        """What a reader has asked for: the state outside tables, as it is at this step."""
+        self.live_wanted = False
+        self.put_state("live", blob)
+        self._send(uploaded=pb.Uploaded(live=True, step=step))
 
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
@@ -294,6 +264,8 @@ class Membership:
                     self._log(f"waiting for {self._waiting_for}")
                 case "notice":
                     self._log(reply.notice.text)
+                case "upload_live":
+                    self.live_wanted = True
                 case "joined" | "upload_final" | "ended" | "left":
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()

@@ -7,6 +7,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch.nn.parameter import is_lazy
 
 from ps_wire.errors import ModelUnsupported, ParameterUnsupported, UsageError
 from ps_wire.table import BucketOptions, OptimizerSpec, ParameterSpec, TableSpec
@@ -27,9 +28,14 @@ def parameters_of(
         UsageError: the groups hold a parameter that the model does not have, or none that it has.
         ModelUnsupported: the model is split or replicated by something else already.
     """
-    _check_whole(model)
+    _check_modules(model)
     grouped = {id(parameter) for group in groups for parameter in group["params"]}
-    named = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in grouped}
+    named = {}
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not torch.nn.Parameter and type(parameter.data).__name__ == "DTensor":
+            raise ModelUnsupported(f"parameter {name!r} is a DTensor, a part of one: wrap the bare module")
+        if id(parameter) in grouped:
+            named[name] = parameter
     strangers = len(grouped) - len(named)
     if strangers:
         raise UsageError(
@@ -39,19 +45,19 @@ def parameters_of(
     return named
 
 
-def _check_whole(model: torch.nn.Module) -> None:
+def _check_modules(model: torch.nn.Module) -> None:
     """Refuses a model whose gradients something else averages or whose parameters it splits."""
+    first_of: dict[type, str] = {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        if kind in REPLICATED or any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
+        first_of.setdefault(type(module), name)
+    for cls, name in first_of.items():
+        kind = cls.__name__
+        if kind in REPLICATED or any(base.__name__ == "FSDPModule" for base in cls.__mro__):
             where = f"its module {name!r}" if name else "the model"
             raise ModelUnsupported(
                 f"{where} is wrapped by {kind}: the servers take its part (averaging gradients, holding "
                 "the optimizer's state). Wrap the bare module instead"
             )
-    for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor":
-            raise ModelUnsupported(f"parameter {name!r} is a DTensor, a part of one: wrap the bare module")
 
 
 def table_of(
@@ -133,10 +139,18 @@ def model_table(
 
 
 def outside_of(model: torch.nn.Module, inside: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All that a model is made of beside a table: its buffers, and parameters without an optimizer."""
+    """All that a model is made of beside a table: its buffers, and parameters without an optimizer.
+
+    Raises:
+        ParameterUnsupported: one is lazy.
+    """
     known = {id(tensor) for tensor in inside}
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor for name, tensor in named if id(tensor) not in known}
+    outside = {name: tensor for name, tensor in named if id(tensor) not in known}
+    for name, tensor in outside.items():
+        if is_lazy(tensor):
+            raise ParameterUnsupported(f"{name!r} is lazy: run the model once before wrap")
+    return outside
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -148,12 +162,16 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def unpack_into(blob: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies packed tensors into those of the same name.
+    """Copies packed tensors into those of the same name. Raises what `copy_into` raises."""
+    copy_into(safetensors.torch.load(blob), tensors)
+
+
+def copy_into(loaded: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copies tensors into those of the same name.
 
     Raises:
         UsageError: a name or shape differs; nothing was copied.
     """
-    loaded = safetensors.torch.load(blob)
     for name, tensor in tensors.items():
         got = loaded.get(name)
         if got is None or got.shape != tensor.shape:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, is_
 
 import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s
@@ -25,7 +25,11 @@ from ps_wire.errors import ParameterUnsupported, UsageError
 from ps_wire.plan import Bucket
 from ps_worker.exchange import Exchange
 
+MANY = 1000  # hooks in a bucket that together take a millisecond
+HOOK_BYTES = 1 << 10
+
 _version_of = attrgetter("_version")
+_gradient_of = attrgetter("grad")
 
 Handle = torch.utils.hooks.RemovableHandle
 
@@ -59,15 +63,18 @@ class Outgoing:
         self.partitions = exchange.partitions[first : first + count]
         place_of = {index: place for place, index in enumerate(mine)}
         self._pieces = [
-            [place_of[piece.parameter] for piece in exchange.plan.pieces(partition)]
+            [place_of[placement.parameter] for placement in exchange.plan.placements(partition)]
             for partition in self.partitions
         ]
         self._all = [(True,) * len(pieces) for pieces in self._pieces]
         self._zeros = set(range(len(mine)))  # places whose flat memory holds zeros
         self._absent: list[int] = []
         self._sent: list[torch.Tensor | None] = []
+        self._sent_there: list[torch.Tensor] = []
         self._sent_versions: list[int] = []
         self._sent_arrivals = 0
+        # A hook takes as long as 1 KiB takes to travel: many small parameters leave sooner without.
+        self._overlaps = len(mine) < MANY or bucket.numel * bucket.item_bytes >= len(mine) * HOOK_BYTES
         self._hooked = [False] * len(mine)
         self._handles: list[Handle] = []
         self._trigger = len(mine) - 1
@@ -78,11 +85,15 @@ class Outgoing:
 
     def watch(self, on_note: Callable[[], None]) -> None:
         """Hooks that copy each gradient as it is complete, for `changed_since_noted`."""
+        if not self._overlaps:
+            return
         for place, parameter in self._unhooked():
             self._hook(parameter, place, partial(self._note, place, on_note))
 
     def overlap(self, on_complete: Callable[[Outgoing], None]) -> None:
         """Hooks that call back once the gradients of all parameters that require one are there."""
+        if not self._overlaps:
+            return
         if self._late and self.arrived and self._distinct() == self._awaited():
             trigger = self._place_of(self.arrived[-1])
             if trigger != self._trigger:
@@ -148,6 +159,7 @@ class Outgoing:
         self.arrived.clear()
         self._noted.clear()
         self._sent = []
+        self._sent_there = []
 
     def forget_arrivals(self) -> None:
         """What has arrived so far was only accumulated."""
@@ -187,19 +199,24 @@ class Outgoing:
                 raise
             if scale is not None:
                 self._exchange.gradients.tensors[self.bucket.index].div_(scale)
-        self._sent = gradients
+        self._sent, self._sent_there = gradients, there
 
     def push(self, *, step: int, weight: float, late: bool) -> None:
         """Sends what `copy` has copied; `late` where backward is over."""
         self.left, self._late = True, late
-        self._sent_versions = list(map(_version_of, filter(_is_there, self._sent)))
-        self._sent_arrivals = len(self.arrived)
+        if not late:
+            self.keep()
         absent = set(self._absent)
         for partition, pieces, whole in zip(self.partitions, self._pieces, self._all, strict=True):
             present = [place not in absent for place in pieces] if absent else whole
             self._exchange.push(partition, step=step, weight=weight, present=present)
 
     # -- checks ----------------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Notes what `changed_since_left` compares with."""
+        self._sent_versions = list(map(_version_of, self._sent_there))
+        self._sent_arrivals = len(self.arrived)
 
     def changed_since_noted(self) -> str | None:
         """What happened to a gradient between its hook and now, exactly, or None."""
@@ -220,19 +237,20 @@ class Outgoing:
             sample: places whose bytes are compared: one row of each.
             turn: chooses the row.
         """
-        for place, (parameter, gradient) in enumerate(zip(self.parameters, self._sent, strict=True)):
-            if parameter.grad is not gradient:
-                return _replaced(self._names[place])
+        same = list(map(is_, map(_gradient_of, self.parameters), self._sent))
+        if not all(same):
+            return _replaced(self._names[same.index(False)])
         if len(self.arrived) != self._sent_arrivals:
             place = self._place_of(self.arrived[-1])
             return f"a second backward added to the gradient of {self._names[place]!r}"
-        there = [(place, gradient) for place, gradient in enumerate(self._sent) if gradient is not None]
-        versions = [gradient._version for _, gradient in there]
+        places: Sequence[int] = range(len(self._sent))
+        if self._absent:
+            places = [place for place in places if self._sent[place] is not None]
+        versions = list(map(_version_of, self._sent_there))
         if versions != self._sent_versions:
-            pairs = zip(versions, self._sent_versions, there, strict=True)
-            place = next(place for now, then, (place, _) in pairs if now != then)
-            return _changed(self._names[place])
-        for place, gradient in there[sample]:
+            pairs = zip(versions, self._sent_versions, places, strict=True)
+            return _changed(self._names[next(place for now, then, place in pairs if now != then)])
+        for place, gradient in zip(places[sample], self._sent_there[sample], strict=True):
             now, sent = gradient.detach(), self._views[place]
             if now.dim():
                 if not now.numel():
@@ -263,10 +281,6 @@ class Outgoing:
                 f"the gradient of {self._names[place]!r} has shape {tuple(gradient.shape)}; the parameter "
                 f"had {tuple(view.shape)} when it was wrapped"
             )
-
-
-def _is_there(gradient: torch.Tensor | None) -> bool:
-    return gradient is not None
 
 
 def _replaced(name: str) -> str:

@@ -13,6 +13,7 @@ from ps_wire.errors import UsageError
 
 Parsed = TypeVar("Parsed")
 
+ROLES = ("worker", "reader")
 ALONE = "none"  # instead of addresses: a server inside this process
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
@@ -33,6 +34,7 @@ class Settings:
         connect_limit_s: how long a server may take to answer at the start.
         start_limit_s: how long the job may take to start.
         retry_limit_s: how long a broken data connection is tried again.
+        role: "worker", or "reader".
     """
 
     servers: tuple[str, ...]
@@ -44,6 +46,7 @@ class Settings:
     connect_limit_s: float = CONNECT_LIMIT_S
     start_limit_s: float = START_LIMIT_S
     retry_limit_s: float = RETRY_LIMIT_S
+    role: str = "worker"
 
 
 def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
@@ -70,7 +73,10 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
+        role=value("role", ROLES[0]),
     )
+    if made.role not in ROLES:
+        raise UsageError(f"role (PS_ROLE) is one of {', '.join(ROLES)}, got {made.role!r}")
     if not made.servers:
         _check_alone(made)
     return made
@@ -78,6 +84,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
 
 def _check_alone(made: Settings) -> None:
     """Refuses what needs other processes."""
+    if made.role == "reader":
+        raise UsageError("a reader needs servers to read from: set PS_SERVERS, or give servers to connect()")
     for name, number in (("num_workers", made.num_workers - 1), ("worker", made.worker or 0)):
         if number > 0:
             raise UsageError(

@@ -7,7 +7,7 @@ values = table.pull().result().values
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Pulled:
 
 
 class Table:
-    """See the module's docstring. Not thread-safe.
+    """Made by `Worker.table`: tensors on the servers, without autograd. Not thread-safe.
 
     A push takes one step of this worker's clock. One push and one pull are under way at most: the next one
     waits for the one before. Futures are done on a connection's thread.
@@ -46,8 +46,15 @@ class Table:
         step: this worker's clock: the number of its next push.
     """
 
-    def __init__(self, exchange: Exchange, names: tuple[str, ...], step: int) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        names: tuple[str, ...],
+        step: int,
+        at_step: Callable[[int], None] = lambda _step: None,
+    ) -> None:
         self.step = step
+        self._at_step = at_step
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
 
@@ -80,6 +87,7 @@ class Table:
             flags = [piece.parameter in present for piece in pieces]
             exchange.push(partition, step=self.step, weight=weight, present=flags)
         self.step += 1
+        self._at_step(self.step)
         return self._acknowledged()
 
     def abstain(self) -> Future[None]:
@@ -88,6 +96,7 @@ class Table:
         exchange.wait_acked()
         exchange.abstain(exchange.partitions, step=self.step)
         self.step += 1
+        self._at_step(self.step)
         return self._acknowledged()
 
     def pull(self, out: Mapping[str, torch.Tensor] | None = None) -> Future[Pulled]:

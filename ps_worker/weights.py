@@ -39,10 +39,11 @@ class Weights:
         self._window = torch.empty(0)
         self._kept = torch.empty(0)
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
-            if parameter.device.type == "cpu" and parameter.dtype == view.dtype:
+            if parameter.is_cpu and parameter.dtype is view.dtype:
                 parameter.data = view
             else:
                 self._copied.append(index)
+        self._note_pointers()
         self.refresh()
 
     @torch.no_grad()
@@ -53,7 +54,6 @@ class Weights:
             torch._foreach_copy_(targets, [self._flat.views[index] for index in self._copied])
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = list(map(_version_of, self._parameters))
-        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
         self._next_window()
 
     def check(self) -> None:
@@ -89,6 +89,10 @@ class Weights:
                 raise _changed(f"parameter {name!r}")
             if index not in self._copied:
                 self._copied.append(index)
+        self._note_pointers()
+
+    def _note_pointers(self) -> None:
+        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
 
     def _next_window(self) -> None:
         """Keeps the bytes of another part of the flat weights."""

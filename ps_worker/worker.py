@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
-import numpy as np
 import torch
 
 from ps_wire.allocator import keep_large_blocks
@@ -21,6 +20,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
 from ps_worker.hyperparameters import OptimizerChoice, spec_of
 from ps_worker.link import Link
+from ps_worker.metric import number_of
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
@@ -30,7 +30,6 @@ from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 SETTLE_LIMIT_S = 5.0
-_ARRAYS = (torch.Tensor, np.ndarray)
 
 
 class Worker(WorkerData):
@@ -148,6 +147,7 @@ class Worker(WorkerData):
             weight=self._sample_weight() if weight == "samples" else _one,
             closed=self._closed,
             log=self._say,
+            at_step=self._link.at_step_boundary,
         )
         self._optimizers.append(wrapped)
         return wrapped
@@ -182,7 +182,7 @@ class Worker(WorkerData):
         )
         exchange, step = self._link.start_table(spec, tensors.values(), {})
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(exchange, tuple(tensors), step)
+        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary)
         self._tables.append(made)
         return made
 
@@ -204,10 +204,7 @@ class Worker(WorkerData):
             UsageError: a value is not a number.
         """
         for name, value in metrics.items():
-            try:
-                self._metrics[name] = float(value.item() if isinstance(value, _ARRAYS) else value)
-            except (TypeError, ValueError, RuntimeError):
-                raise UsageError(f"log({name}=...) takes a number, got {_described(value)}") from None
+            self._metrics[name] = number_of(name, value)
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.
@@ -332,12 +329,6 @@ class Worker(WorkerData):
             logger.setLevel(logging.INFO)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
-
-
-def _described(value: object) -> str:
-    if isinstance(value, _ARRAYS):
-        return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
-    return repr(value)[:200]
 
 
 def _one() -> float:

@@ -26,6 +26,11 @@ from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAcce
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
+HOOKS = tuple(
+    f"_optimizer_{call}_{when}_hooks"
+    for call in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+)
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
@@ -54,6 +59,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         weight: Callable[[], float],
         closed: Callable[[], str | None],
         log: Callable[[str], None],
+        at_step: Callable[[int], None] = lambda _step: None,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -67,12 +73,14 @@ class WrappedOptimizer(RemoteStateOptimizer):
             weight: of a step's pushes in a BSP mean; called once a step.
             closed: why no step can be taken any more, or None.
             log: says something to the person at the terminal.
+            at_step: called at the end of each step, with the number of steps taken.
         """
         self._open = False
+        self._at_step = at_step
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
-        self._optimizer_step_pre_hooks = inner._optimizer_step_pre_hooks
-        self._optimizer_step_post_hooks = inner._optimizer_step_post_hooks
+        for name in HOOKS:
+            setattr(self, name, getattr(inner, name))
         inner.param_groups = self.param_groups
         inner.step = MethodType(_refuse_step, inner)  # type: ignore[method-assign]
         self.step_number = 0
@@ -143,6 +151,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._waiting = True
         self.settle()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
+        self._at_step(self.step_number)
         return loss
 
     def settle(self) -> None:

@@ -44,12 +44,16 @@ class MakeTable(_message.Message):
     def __init__(self, table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Uploaded(_message.Message):
-    __slots__ = ("table", "final")
+    __slots__ = ("table", "final", "live", "step")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     table: int
     final: bool
-    def __init__(self, table: _Optional[int] = ..., final: bool = ...) -> None: ...
+    live: bool
+    step: int
+    def __init__(self, table: _Optional[int] = ..., final: bool = ..., live: bool = ..., step: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("number", "progress")
@@ -93,7 +97,7 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class MemberReply(_message.Message):
-    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "notice")
+    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "notice", "upload_live")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_MADE_FIELD_NUMBER: _ClassVar[int]
     TABLE_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +108,7 @@ class MemberReply(_message.Message):
     LEFT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_LIVE_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     table_made: TableMade
     table_started: TableStarted
@@ -114,7 +119,8 @@ class MemberReply(_message.Message):
     left: Left
     refused: Refused
     notice: Notice
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    upload_live: UploadLive
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed")
@@ -159,6 +165,10 @@ class HeartbeatReply(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class UploadFinal(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UploadLive(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -244,7 +254,7 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +262,9 @@ class Order(_message.Message):
     START_TABLE_FIELD_NUMBER: _ClassVar[int]
     DROP_JOB_FIELD_NUMBER: _ClassVar[int]
     DECIDE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_CUT_FIELD_NUMBER: _ClassVar[int]
+    ARM_CUT_FIELD_NUMBER: _ClassVar[int]
+    END_CUT_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
@@ -259,7 +272,10 @@ class Order(_message.Message):
     start_table: StartTable
     drop_job: DropJob
     decide: Decide
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ...) -> None: ...
+    hold_cut: Cut
+    arm_cut: Cut
+    end_cut: Cut
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "clocks", "reader")
@@ -313,6 +329,89 @@ class DropJob(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ("job", "table", "reader", "number", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    reader: int
+    number: int
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("number", "join", "table", "cut", "done", "state")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    join: ReadJoin
+    table: int
+    cut: int
+    done: int
+    state: int
+    def __init__(self, number: _Optional[int] = ..., join: _Optional[_Union[ReadJoin, _Mapping]] = ..., table: _Optional[int] = ..., cut: _Optional[int] = ..., done: _Optional[int] = ..., state: _Optional[int] = ...) -> None: ...
+
+class ReadJoin(_message.Message):
+    __slots__ = ("protocol", "job", "host", "pid")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job: str
+    host: str
+    pid: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("number", "joined", "table", "cut", "later", "state", "refused")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    joined: Joined
+    table: _spec_pb2.Table
+    cut: Cut
+    later: Later
+    state: OutsideState
+    refused: Refused
+    def __init__(self, number: _Optional[int] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., later: _Optional[_Union[Later, _Mapping]] = ..., state: _Optional[_Union[OutsideState, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class Later(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OutsideState(_message.Message):
+    __slots__ = ("data", "last", "origin", "step")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    last: bool
+    origin: str
+    step: int
+    def __init__(self, data: _Optional[bytes] = ..., last: bool = ..., origin: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Decide(_message.Message):
     __slots__ = ("job", "table", "opening", "step", "scale")

@@ -39,6 +39,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.MemberRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.MemberReply.FromString,
                 _registered_method=True)
+        self.Read = channel.stream_stream(
+                '/ps_wire.v1.Coordinator/Read',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ReadRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ReadReply.FromString,
+                _registered_method=True)
         self.Follow = channel.stream_stream(
                 '/ps_wire.v1.Coordinator/Follow',
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.FollowRequest.SerializeToString,
@@ -66,6 +71,13 @@ class CoordinatorServicer(object):
 
     def Member(self, request_iterator, context):
         """A worker's membership: its join, its tables, its heartbeats, its end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request_iterator, context):
+        """One who reads consistent cuts of a job's tables and is no member of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,6 +116,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Member,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.MemberRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.MemberReply.SerializeToString,
+            ),
+            'Read': grpc.stream_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ReadRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ReadReply.SerializeToString,
             ),
             'Follow': grpc.stream_stream_rpc_method_handler(
                     servicer.Follow,
@@ -153,6 +170,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/Member',
             ps__wire_dot_v1_dot_coordinator__pb2.MemberRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.MemberReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_wire.v1.Coordinator/Read',
+            ps__wire_dot_v1_dot_coordinator__pb2.ReadRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.ReadReply.FromString,
             options,
             channel_credentials,
             insecure,

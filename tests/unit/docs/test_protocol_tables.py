@@ -6,7 +6,17 @@ import struct
 
 import pytest
 
-from ps_server import coordinator, data_stream, job_tables, member, shard, shard_table, state_store
+from ps_server import (
+    coordinator,
+    cut_table,
+    data_stream,
+    job_tables,
+    kept_hyperparameters,
+    member,
+    readers,
+    shard,
+    state_store,
+)
 from ps_wire import address, channel, errors, frame, state_messages, table
 
 from .pages import table as rows_of
@@ -112,6 +122,7 @@ def test_the_readme_has_every_exit_code():
             [coordinator.MAX_WORKERS, coordinator.MAX_JOBS, address.MAX_SERVERS],
         ),
         ("state outside tables, per job", [state_store.MAX_JOB_BYTES >> 30, state_store.MAX_NAMES]),
+        ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
         ("metrics of a worker", [coordinator.MAX_METRICS, 64]),
         ("reason in a notice", [member.MAX_REASON]),
     ],
@@ -129,4 +140,7 @@ def test_other_numbers_in_the_text():
     assert f"`0x{frame.MAGIC:08x}`" in text
     assert f"a token of {shard.TOKEN_BYTES} random bytes" in text
     assert f"at most {shard.MAX_TOKENS} unused tokens" in text
-    assert f"a worker's last {shard_table.KEPT_HYPERPARAMETERS} per table" in text
+    assert f"a number of {frame.FIRST_READER} or more" in text
+    assert f"It did not come about within {readers.CUT_LIMIT_S:g} seconds".lower() in text
+    assert f"gives a hold up after {cut_table.CUT_LIMIT_S:g}" in text
+    assert f"a worker's last {kept_hyperparameters.KEPT_HYPERPARAMETERS} per table" in text

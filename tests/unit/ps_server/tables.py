@@ -120,7 +120,7 @@ class Servers:
             ShardTable(
                 job="j",
                 spec=spec,
-                num_shards=num_shards,
+                plan=self.plan,
                 shard=shard,
                 gate=gate_of(consistency),
                 nonfinite=nonfinite,

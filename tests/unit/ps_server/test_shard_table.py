@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ps_server.gate import gate_of
-from ps_server.shard_table import KEPT_HYPERPARAMETERS, ShardTable
+from ps_server.kept_hyperparameters import KEPT_HYPERPARAMETERS
+from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.consistency import ASP, BSP
 from ps_wire.errors import (
@@ -24,6 +25,7 @@ from ps_wire.errors import (
 )
 from ps_wire.frame import Kind
 from ps_wire.messages import hyperparameters_to_proto
+from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters
 
 from .tables import Kept, bitmap, group, table_spec
@@ -38,7 +40,9 @@ class Table:
     """A started table on one shard with members 0 and 1, and what it sends to each."""
 
     def __init__(self, *, consistency=BSP(), start=True, spec=SPEC, num_shards=1):  # noqa: B008
-        self.table = ShardTable(job="j", spec=spec, num_shards=num_shards, shard=0, gate=gate_of(consistency))
+        self.table = ShardTable(
+            job="j", spec=spec, plan=Plan(spec, num_shards), shard=0, gate=gate_of(consistency)
+        )
         self.outlets = [Kept(), Kept()]
         for worker in range(2):
             self.table.join(worker, 1, 0)

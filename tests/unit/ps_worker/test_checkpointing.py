@@ -216,3 +216,27 @@ def test_with_overlap_the_backward_of_another_optimizer_is_an_error(cluster: Clu
             gan(worker.rank, pair, first, second)
 
     run_workers(cluster, body)
+
+
+def test_auto_does_not_see_in_its_first_step_what_another_optimizers_backward_does(cluster: Cluster):
+    """The judge has one backward a step; when the maker's comes, its first step is over and was clean."""
+
+    def body(worker: ps.Worker) -> None:
+        maker, judge = make_pair()
+        first = worker.wrap(adam(judge), judge)
+        second = worker.wrap(adam(maker), maker)
+
+        def step(number: int) -> None:
+            first.zero_grad()
+            fake = maker(batch(0, number, 4, 13))
+            judge(torch.cat([batch(1, number, 4, 6), fake.detach()])).square().mean().backward()
+            first.step()
+            second.zero_grad()
+            judge(fake).sub(1).square().mean().backward()
+            second.step()
+
+        step(0)
+        with pytest.raises(ps.GradientChanged, match="overlap=False"):
+            step(1)
+
+    run_workers(cluster, body)

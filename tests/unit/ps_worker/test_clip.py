@@ -8,7 +8,8 @@ import torch
 import ps_worker as ps
 from ps_wire.errors import ConfigurationRefused, TableMismatch, UsageError
 
-from .reference import batch
+from .models import Mlp, loss_of
+from .reference import batch, seeded
 from .service import Cluster, LoopThread, fresh_name, run_workers
 
 SHAPES = {"a": (300, 50), "b": (5000,), "c": (7,)}
@@ -62,6 +63,33 @@ def test_a_clipped_table_is_one_process_that_clips(
         torch.testing.assert_close(first[name], value, rtol=1e-6, atol=1e-6)
         assert all(torch.equal(other[name], first[name]) for other in others)
     assert not torch.allclose(expected["b"], alone(3, 1e6)["b"], rtol=1e-3)
+
+
+def test_a_wrapped_model_is_clipped_on_the_servers_and_overlaps(cluster: Cluster) -> None:
+    """As one process that averages two replicas' gradients and clips the mean, to 1e-6."""
+    expected, replicas = seeded(Mlp), [seeded(Mlp) for _ in range(2)]
+    options = {"lr": 0.1, "momentum": 0.9}
+
+    def body(worker: ps.Worker) -> bool:
+        model = replicas[worker.rank]
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), **options), model, clip_grad_norm=1e-2)
+        for step in range(STEPS):
+            loss_of(model, worker.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        worker.finish()
+        return optimizer.overlaps
+
+    assert run_workers(cluster, body, num_workers=2) == [True, True]
+    plain = torch.optim.SGD(expected.parameters(), **options)
+    for step in range(STEPS):
+        (sum(loss_of(expected, rank, step) for rank in range(2)) / 2).backward()
+        assert torch.nn.utils.clip_grad_norm_(expected.parameters(), 1e-2) > 1e-2
+        plain.step()
+        plain.zero_grad()
+    for got in replicas:
+        for one, other in zip(got.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
 def test_a_worker_that_leaves_holds_no_clipped_step_up(cluster: Cluster) -> None:

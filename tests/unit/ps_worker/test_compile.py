@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, nop
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import ps_worker as ps
@@ -221,6 +223,64 @@ def test_a_closure_over_a_compiled_model(cluster: Cluster):
             assert optimizer.step(lambda step=step: closure(step)) is not None
 
     check(cluster, script, seeded(Mlp), adam)
+
+
+def test_alone_a_compiled_model_gives_the_bytes_of_plain_torch():
+    """Over the in-memory carrier, and nothing compiles after step 2 there either."""
+    expected, got = seeded(Stack), seeded(Stack)
+    with ps.connect(servers="none") as worker:
+        optimizer = worker.wrap(adam(got), got)
+        forward = whole(got, "aot_eager")
+        graphs = []
+        for step in range(STEPS):
+            forward(batch(0, step, 4, 13)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            graphs.append(counters["stats"]["unique_graphs"])
+        worker.finish()
+    assert set(graphs[1:]) == {graphs[1]}
+    assert_same(got, alone(loop(whole, "aot_eager"), expected, adam))
+
+
+def test_nothing_leaves_while_a_compiled_backward_is_running(cluster: Cluster):
+    """It is one node of autograd's graph, which gives all gradients when it is done; then buckets leave."""
+    seen: list[int] = []
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(adam(model), model, overlap=True, buckets=EACH)
+        exchange = optimizer._tables[0].exchange
+
+        def backward_of(graph: torch.fx.GraphModule, _: Any) -> Any:
+            def run(*inputs: Any) -> Any:
+                gradients = graph(*inputs)
+                seen.append(exchange.bytes_pushed)
+                return gradients
+
+            return make_boxed_func(run)
+
+        backend = aot_autograd(fw_compiler=nop, bw_compiler=backward_of)
+        torch.compile(model, backend=backend)(batch(0, 0, 4, 13)).square().mean().backward()
+        seen.append(exchange.bytes_pushed)
+        optimizer.step()
+        assert exchange.bytes_pushed == seen[-1]
+
+    run_workers(cluster, body)
+    assert seen[0] == 0 < seen[1]
+
+
+def test_a_compiled_model_has_other_names_than_the_model(cluster: Cluster):
+    """Wrapped on one worker, and the model itself on the other, they do not fit: wrap the same on all."""
+
+    def body(worker: ps.Worker) -> ps.PsError:
+        model = whole(seeded(Mlp), "eager") if worker.rank else seeded(Mlp)
+        with pytest.raises(ps.PsError) as caught:
+            worker.wrap(adam(model), model)
+        return caught.value
+
+    errors = run_workers(cluster, body, num_workers=2, start_limit=0.5)
+    (refused,) = [error for error in errors if isinstance(error, ps.ConfigurationRefused)]
+    assert "_orig_mod.first.weight" in refused.message
 
 
 @pytest.mark.integration  # imports and a C++ compiler: 10 to 25 s

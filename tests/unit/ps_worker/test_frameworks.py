@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from safetensors.torch import load_file
@@ -125,6 +125,19 @@ def test_weights_that_load_state_writes_after_wrap_are_a_named_error(
         else:
             with pytest.raises(ps.WeightsChanged, match="load weights before wrap"):
                 optimizer.step()
+
+    run_workers(cluster, body)
+
+
+def test_batches_are_skipped_by_the_loader_and_not_by_accelerate(cluster: Cluster) -> None:
+    """As the Trainer does it when it goes on inside an epoch; `ignore_data_skip` leaves it to the loader."""
+
+    def body(worker: ps.Worker) -> None:
+        loader, whole = (worker.loader(torch.arange(12), batch_size=4) for _ in range(2))
+        with pytest.raises(AttributeError, match="'Loader' object has no attribute 'sampler'"):
+            skip_first_batches(loader, 1)
+        loader.load_state_dict(loader.state_dict() | {"batches": 1})
+        assert [each.tolist() for each in loader] == [each.tolist() for each in whole][1:]
 
     run_workers(cluster, body)
 

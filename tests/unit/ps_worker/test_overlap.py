@@ -315,3 +315,26 @@ def test_sparse_gradients_are_refused_by_name(cluster: Cluster, overlap: Any):
             one_step()
 
     run_workers(cluster, body)
+
+
+class ManySmall(torch.nn.Module):
+    """A thousand scalars: their hooks would take longer than their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalars = torch.nn.ParameterList(torch.randn(()) for _ in range(1000))
+
+    def forward(self, factors: torch.Tensor) -> torch.Tensor:
+        return (torch.stack(tuple(self.scalars)) * factors).square()
+
+
+def test_many_small_parameters_leave_in_step_so_even_a_clipped_one_is_exact(cluster: Cluster):
+    def script(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(batch(rank, step, 1000)).sum().backward()
+            clip_norm(model)
+            optimizer.step()
+        assert not getattr(optimizer, "overlaps", False)
+
+    check(cluster, script, seeded(ManySmall), sgd, num_workers=2)

@@ -235,6 +235,30 @@ def test_a_state_that_the_optimizer_cannot_have_is_refused_and_the_old_one_stays
         assert all(torch.equal(old[name], new[name]) for name in old)
 
 
+def test_a_load_that_one_of_two_tables_refuses_leaves_the_first_one_set_and_can_be_made_again(cluster):
+    """A load is one table after the other: it is whole only once it has returned."""
+
+    def body(worker):
+        model = seeded(Mlp)
+        optimizer = worker.wrap(torch.optim.Adam(model.first.parameters()), model)
+        optimizer.add_param_group({"params": list(model.second.parameters())})
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        good = optimizer.state_dict()
+        loss_of(model, 0, 1).backward()
+        optimizer.step()
+        bad = {**good, "state": {**good["state"], 2: {"step": torch.tensor(1.0)}}}
+        optimizer.zero_grad()
+        with pytest.raises(PayloadMismatch):
+            optimizer.load_state_dict(bad)
+        steps = [[entry["step"].item() for entry in optimizer.state_dict()["state"].values()]]
+        optimizer.load_state_dict(good)
+        steps.append([entry["step"].item() for entry in optimizer.state_dict()["state"].values()])
+        return steps
+
+    assert run_workers(cluster, body) == [[[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0]]]
+
+
 def test_one_who_has_finished_may_read_and_not_write(one_shard):
     """State of a job that has ended stays as it is."""
     model = seeded(Mlp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -213,6 +214,22 @@ def test_a_step_without_backward_abstains_and_is_counted(cluster: Cluster, consi
     assert counts["abstained"] == (STEPS - 1) * each
     assert counts["received"] == STEPS * each
     assert_same(models[1], models[0])
+
+
+def test_the_first_step_without_a_gradient_is_said_and_no_other(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model)
+        for _ in range(3):
+            optimizer.step()
+        assert optimizer.abstained == 3
+
+    with caplog.at_level(logging.INFO, "ps_worker"):
+        run_workers(cluster, body)
+    (said,) = [text for text in caplog.messages if "abstains" in text]
+    assert said == "worker 0: step 0 has no gradient: this worker abstains (said once)"
 
 
 def test_an_abstention_is_not_in_the_mean(cluster: Cluster):

@@ -136,3 +136,17 @@ def test_a_start_that_does_not_come_names_who_is_missing(cluster: Cluster):
 
     with pytest.raises(ps.StartLimitExceeded, match="worker 0 to join; worker 2 to join"):
         together([one])
+
+
+def test_optimizers_that_are_wrapped_in_another_order_are_refused(cluster: Cluster):
+    """Tables go by their number: here worker 1 wraps the halves of a GAN the other way round."""
+
+    def body(worker: ps.Worker) -> ps.PsError:
+        half = list(seeded(make_pair).values())[worker.rank]
+        with pytest.raises(ps.PsError) as caught:
+            worker.wrap(sgd(half), half)
+        return caught.value
+
+    errors = run_workers(cluster, body, num_workers=2, start_limit=0.5)
+    (refused,) = [error for error in errors if isinstance(error, ps.ConfigurationRefused)]
+    assert refused.message.startswith("table 0 of this job differs: shape of parameter 'weight'")

@@ -1,0 +1,162 @@
+"""Cuts of a table on one shard: of every cell what is kept back, whom the weights go to, and the time limit.
+
+The decisions are `cut.Cut`'s. It must not know frames beyond the bytes it is given, nor the coordinator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from ps_server.cut import Cut, CutKey
+from ps_server.partition import Partition
+from ps_wire.carrier import Outlet
+from ps_wire.errors import PsError
+
+CUT_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
+
+
+class CutCell:
+    """The cut of one cell. Its owner calls everything under the cell's lock, which must be reentrant."""
+
+    def __init__(self, machine: Partition, *, pulled: Callable[[int], bytes]) -> None:
+        """Takes `pulled`, which encodes the weights as they are as the answer to the cut of a number."""
+        self._cut = Cut(machine)
+        self._pulled = pulled
+        self._readers: dict[int, tuple[int, Outlet]] = {}  # reader -> number of its cut, where it goes
+        self._sent: CutKey | None = None
+        self._going = False
+
+    def wait_for(self, reader: int, number: int, outlet: Outlet) -> None:
+        """The weights go there at the moment of this cut."""
+        self._readers[reader] = number, outlet
+
+    def forget(self, outlet: Outlet) -> None:
+        """A connection is gone."""
+        self._readers = {key: known for key, known in self._readers.items() if known[1] is not outlet}
+
+    def hold(self, key: CutKey) -> dict[int, int]:
+        """See `Cut.hold`."""
+        return self._cut.hold(key)
+
+    def arm(self, key: CutKey, limits: Mapping[int, int]) -> None:
+        """See `Cut.arm`."""
+        self._cut.arm(key, limits)
+        self.go_on()
+
+    def end(self, key: CutKey) -> bool:
+        """See `Cut.end`; whether the weights have been sent."""
+        self._cut.end(key)
+        self.go_on()
+        return self._sent == key
+
+    def leave(self, worker: int) -> None:
+        """See `Cut.leave`."""
+        self._cut.leave(worker)
+
+    def keeps(
+        self,
+        worker: int,
+        step: int,
+        again: Callable[[], None],
+        refuse: Callable[[PsError], None],
+        *,
+        pushes: bool,
+    ) -> bool:
+        """See `Cut.keeps`; `refuse` takes what `again` raises, for then its sender no longer waits for it."""
+        if self._cut.idle:
+            return False
+
+        def refusing() -> None:
+            try:
+                again()
+            except PsError as error:
+                refuse(error)
+
+        return self._cut.keeps(worker, step, refusing, pushes=pushes)
+
+    def go_on(self) -> None:
+        """Sends the weights if this is the moment, and gives again what need not wait any more."""
+        if self._going:  # what is given again comes here again, as deep as there are workers
+            return
+        self._going = True
+        try:
+            while not self._cut.idle:
+                if self._cut.moment:
+                    self._send()
+                kept = self._cut.next()
+                if kept is None:
+                    return
+                kept.again()
+        finally:
+            self._going = False
+
+    def _send(self) -> None:
+        assert self._cut.key is not None
+        key = reader, number = self._cut.key
+        awaited, outlet = self._readers.pop(reader, (None, None))
+        if outlet is not None and awaited == number:
+            outlet.send(self._pulled(number))
+            self._sent = key
+        self._cut.end(key)
+
+
+class _Cell(Protocol):
+    lock: threading.RLock
+    cut: CutCell
+
+
+class CutTable:
+    """The cuts of all cells of a table. Thread-safe."""
+
+    def __init__(self, cells: Iterable[_Cell], *, settle: Callable[[], None]) -> None:
+        """Takes `settle`, called when pushes may have gone on."""
+        self._cells = tuple(cells)
+        self._settle = settle
+        self._lock = threading.Lock()
+        self._limit: tuple[CutKey, threading.Timer] | None = None
+
+    def hold(self, key: CutKey) -> dict[int, int]:
+        """Keeps every push back; returns worker -> the largest clock over partitions."""
+        self._set_limit(key)
+        newest: dict[int, int] = {}
+        for cell in self._cells:
+            with cell.lock:
+                held = cell.cut.hold(key)
+            for worker, clock in held.items():
+                newest[worker] = max(clock, newest.get(worker, 0))
+        return newest
+
+    def arm(self, key: CutKey, limits: Mapping[int, int]) -> None:
+        """Each partition is sent when it has the pushes below `limits`, worker -> step, and no other."""
+        for cell in self._cells:
+            with cell.lock:
+                cell.cut.arm(key, limits)
+        self._settle()
+
+    def end(self, key: CutKey) -> int:
+        """The cut is over, or given up: what was kept goes on; returns how many partitions were not sent."""
+        self._lift_limit(key)
+        unsent = 0
+        for cell in self._cells:
+            with cell.lock:
+                unsent += not cell.cut.end(key)
+        self._settle()
+        return unsent
+
+    def _set_limit(self, key: CutKey) -> None:
+        timer = threading.Timer(CUT_LIMIT_S, self.end, (key,))
+        timer.daemon = True
+        with self._lock:
+            before, self._limit = self._limit, (key, timer)
+        if before is not None:
+            before[1].cancel()
+        timer.start()
+
+    def _lift_limit(self, key: CutKey) -> None:
+        with self._lock:
+            if self._limit is None or self._limit[0] != key:
+                return
+            (_, timer), self._limit = self._limit, None
+        timer.cancel()

@@ -1,0 +1,28 @@
+"""A value that a script logs, as the number that travels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ps_wire.errors import UsageError
+
+_ARRAYS = (torch.Tensor, np.ndarray)
+
+
+def number_of(name: str, value: object) -> float:
+    """The number; of a tensor or array of one element, read without its graph.
+
+    Raises:
+        UsageError: it is none; the metric is named.
+    """
+    try:
+        return float(value.item() if isinstance(value, _ARRAYS) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"log({name}=...) takes a number, got {_described(value)}") from None
+
+
+def _described(value: object) -> str:
+    if isinstance(value, _ARRAYS):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
+    return repr(value)[:200]
