@@ -43,6 +43,12 @@ def launch(
     nonfinite: Annotated[
         str, typer.Option(help="Of gradients with NaN or infinity: error, skip or apply.")
     ] = "error",
+    carrier: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_CARRIER", help="Of gradients and weights: auto, uds, tcp or grpc.", show_default="auto"
+        ),
+    ] = None,
     on_failure: Annotated[
         OnFailure, typer.Option(help="stop: end everything at the first crash, with its exit code.")
     ] = OnFailure.STOP,
@@ -68,6 +74,7 @@ def launch(
         script=script,
         arguments=tuple(arguments or ()),
         nonfinite=nonfinite,
+        carrier=carrier,
     )
     with Display(make_console()) as display:
         run(checked, num_servers=num_servers, display=display)

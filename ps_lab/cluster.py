@@ -57,6 +57,7 @@ class Job:
         script: a training script.
         arguments: of the script.
         nonfinite: what is done with gradients that hold NaN or infinity.
+        carrier: of gradients and weights, as typed; None leaves it to `PS_CARRIER`.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Job:
     script: Path
     arguments: tuple[str, ...] = ()
     nonfinite: str = "error"
+    carrier: str | None = None
 
 
 class Cluster:
@@ -140,6 +142,7 @@ class Cluster:
                 *("--num-workers", str(job.num_workers)),
                 *("--worker", str(number)),
                 *("--nonfinite", job.nonfinite),
+                *(("--carrier", job.carrier) if job.carrier is not None else ()),
                 str(job.script),
                 *job.arguments,
             ]

@@ -10,6 +10,7 @@ from ps_lab.interrupts import signals_into
 from ps_lab.observer import ask
 from ps_lab.status import Status
 from ps_lab.watch import Watch
+from ps_wire import carrier as carriers
 from ps_wire import nonfinite as choices
 from ps_wire.address import check_job_name
 from ps_wire.consistency import parse
@@ -26,13 +27,16 @@ def check_job(
     script: Path,
     arguments: tuple[str, ...],
     nonfinite: str = "error",
+    carrier: str | None = None,
 ) -> Job:
     """What a person typed, as a job.
 
     Raises:
-        UsageError: the script is no file, or the job's name or `nonfinite` is none.
+        UsageError: the script is no file, or the job's name, `nonfinite` or `carrier` is none.
         ConsistencyInvalid: the consistency is unknown; the valid ones are listed.
     """
+    if carrier is not None:
+        carriers.parse(carrier)
     if not script.is_file():
         raise UsageError(f"{script} is not a file; the training script comes after the options")
     return Job(
@@ -42,6 +46,7 @@ def check_job(
         script=script,
         arguments=arguments,
         nonfinite=choices.parse(nonfinite),
+        carrier=carrier,
     )
 
 

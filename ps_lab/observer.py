@@ -158,4 +158,5 @@ def _table_worker(worker: shard.TableWorker) -> TableWorker:
         abstained=worker.abstained,
         duplicates=worker.duplicates,
         gate_wait_s=worker.gate_wait_s,
+        carriers=(worker.carrier,) if worker.carrier else (),
     )

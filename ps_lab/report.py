@@ -51,7 +51,7 @@ def _jobs(status: Status) -> RichTable:
 def _workers(status: Status) -> RichTable:
     table = _table(
         "workers",
-        ("job", "worker", "host", "pid", "state"),
+        ("job", "worker", "host", "pid", "state", "data over"),
         ("step", "samples", "clock", "gap", "max gap", "waited s", "at gate s", "heard s ago"),
     )
     table.add_column("metrics")
@@ -71,6 +71,7 @@ def _worker_cells(job: Job, worker: Worker) -> tuple[str, ...]:
         worker.host,
         str(worker.pid),
         worker.state,
+        " ".join(sorted({name for _, part in parts for name in part.carriers})),
         str(worker.step),
         str(worker.samples),
         " ".join(range_text(part.min_clock, part.max_clock) if part.member else "-" for _, part in parts),

@@ -70,6 +70,7 @@ class TableWorker:
         abstained: with nothing to apply.
         duplicates: acknowledged again, not applied.
         gate_wait_s: of its pulls, at the gate.
+        carriers: of its data connections, each name once; none where it has no connection.
     """
 
     worker: int
@@ -83,6 +84,7 @@ class TableWorker:
     abstained: int
     duplicates: int
     gate_wait_s: float
+    carriers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,4 +214,5 @@ def _merge_workers(parts: list[TableWorker]) -> TableWorker:
         abstained=sum(part.abstained for part in parts),
         duplicates=sum(part.duplicates for part in parts),
         gate_wait_s=max(part.gate_wait_s for part in parts),
+        carriers=tuple(sorted({name for part in parts for name in part.carriers})),
     )

@@ -3,8 +3,8 @@
 Legend: E = elements of the partition, P = parameter pieces in it.
 
 A cell's lock guards everything in it; it is held while a gradient is applied (about a millisecond per
-4 MiB), and nothing under it waits for a peer: sending only queues. Weights change only under the lock and
-are copied out under it, so no reply is ever torn.
+4 MiB), and nothing under it waits for a peer: sending only queues. Weights change only under the lock, and
+never in memory that a reply still leaves from (`weights.py`), so no reply is ever torn.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contributi
 from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
 from ps_server.splitter import Splitter
-from ps_wire.carrier import Outlet
+from ps_server.weights import Weights
+from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import HyperparametersDiffer, JobUnknown, PsError
 from ps_wire.plan import Piece
-from ps_wire.table import Group, Hyperparameters
+from ps_wire.table import Hyperparameters
 
 
 class Cell:
@@ -52,7 +53,7 @@ class Cell:
         self.machine = machine
         self.cut = CutCell(machine, pulled=lambda step: self._pulled(step, machine.version, machine.clocks))
         self.group = group
-        self.weights = weights
+        self._weights = Weights(weights)
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
         self._split = Splitter(self.pieces, weights.numel())
@@ -71,6 +72,16 @@ class Cell:
         self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
+    @property
+    def weights(self) -> torch.Tensor:
+        """The weights now, shape (E,); to be written under the lock, after `_write`."""
+        return self._weights.now
+
+    def _write(self) -> None:
+        """Before the weights change: leaves memory that replies are still sent from."""
+        if self._weights.make_writable() and self._optimizer is not None:
+            self._optimizer.rebind(self._split(self.weights))
+
     def _fresh_optimizer(self) -> PieceOptimizer | None:
         return self._make_optimizer(self._split(self.weights)) if self.pieces else None
 
@@ -79,6 +90,7 @@ class Cell:
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
+            self._write()
             if self.optimizer_bytes():
                 self._optimizer = self._fresh_optimizer()
             self.weights.copy_(values)
@@ -285,10 +297,11 @@ class Cell:
             average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
+        self._write()
         present = map(any, zip(*[gradient.present for gradient in gradients], strict=True))
         self._optimizer.step(
             [values if there else None for values, there in zip(self._split(average), present, strict=True)],
-            self._group_of(hyper),
+            hyper.groups[self.group],
         )
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
@@ -304,23 +317,22 @@ class Cell:
                 )
                 self._failed[item.worker] = item.incarnation, error
 
-    def _group_of(self, hyper: Hyperparameters) -> Group:
-        return hyper.groups[self.group]
-
     def _answer(self, action: Answer) -> None:
         for step in sorted({pull.clock for pull in action.pulls}):
-            message = self._pulled(step, action.version, action.clocks)  # one copy for all who asked it
+            message = self._pulled(step, action.version, action.clocks)  # one for all who asked it
             for pull in action.pulls:
                 if pull.clock == step:
                     error = self._error_of(pull.worker, pull.incarnation)
                     refused = None if error is None else self._replies.refusal(pull.worker, step, error)
                     self._send(pull.worker, refused or message)
 
-    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> bytes:
+    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> Message:
         self.bytes_out += self.weights.nbytes
-        return self._replies.pulled(step, version, clocks, self.weights)
+        message = self._replies.pulled(step, version, clocks, self.weights)
+        self._weights.sent(message)
+        return message
 
-    def _send(self, worker: int, message: bytes) -> None:
+    def _send(self, worker: int, message: Message) -> None:
         outlet = self._outlets.get(worker)
         if outlet is not None:
             outlet.send(message)

@@ -26,6 +26,9 @@ def serve(
     port: Annotated[
         int, typer.Option(envvar="PS_PORT", min=0, max=65535, help="Control and gRPC data; 0: any free one.")
     ] = 50051,
+    data_port: Annotated[
+        int, typer.Option(envvar="PS_DATA_PORT", min=0, max=65535, help="Data over TCP; 0: any free one.")
+    ] = 0,
     host: Annotated[str, typer.Option(envvar="PS_HOST", help="Address to listen on.")] = "127.0.0.1",
     coordinator: Annotated[
         str | None,
@@ -66,6 +69,7 @@ def serve(
         coordinator=parse_coordinator(index, coordinator, servers),
         advertise=advertise or host,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        data_port=data_port,
     )
     log.set_up(index, num_shards)
     optimizers.warm_up()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ps_server.cut import Cut, CutKey
 from ps_server.partition import Partition
-from ps_wire.carrier import Outlet
+from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import PsError
 
 CUT_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
@@ -20,8 +20,8 @@ CUT_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
 class CutCell:
     """The cut of one cell. Its owner calls everything under the cell's lock, which must be reentrant."""
 
-    def __init__(self, machine: Partition, *, pulled: Callable[[int], bytes]) -> None:
-        """Takes `pulled`, which encodes the weights as they are as the answer to the cut of a number."""
+    def __init__(self, machine: Partition, *, pulled: Callable[[int], Message]) -> None:
+        """Takes `pulled`, which makes the weights as they are the answer to the cut of a number."""
         self._cut = Cut(machine)
         self._pulled = pulled
         self._readers: dict[int, tuple[int, Outlet]] = {}  # reader -> number of its cut, where it goes

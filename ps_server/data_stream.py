@@ -17,16 +17,13 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from ps_server.session import Session
+from ps_server.session import HELLO_LIMIT_S, MAX_OUTBOX_FRAMES, MAX_STRANGERS, Session
 from ps_server.shard import TOKEN_BYTES, Shard
-from ps_wire.carrier import Receiver
+from ps_wire.carrier import Carrier, Message, Receiver, deliver
 
 METHOD_SERVICE = "ps_wire.v1.Shard"
 METHOD_NAME = "Data"
 INBOX_FRAMES = 4
-HELLO_LIMIT_S = 10.0
-MAX_STRANGERS = 256  # connections that have not said HELLO yet
-MAX_OUTBOX_FRAMES = 200_000  # a peer that never reads is cut off; honest ones have one reply a partition
 
 
 class _Outbox:
@@ -39,11 +36,11 @@ class _Outbox:
         self._closed = False
         self._wake = asyncio.Event()
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """See `Outlet.send`."""
         if self._closed:
             return
-        self._frames.append(message)
+        self._frames.append(message.encoded())
         if not self._signalled:
             self._signalled = True
             self._call(self._wake.set)
@@ -98,7 +95,13 @@ class DataStreams:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections without HELLO")
         loop = asyncio.get_running_loop()
         outbox = _Outbox(loop)
-        session = Session(self._shard, outbox, generation=self._generation, token_bytes=TOKEN_BYTES)
+        session = Session(
+            self._shard,
+            outbox,
+            generation=self._generation,
+            token_bytes=TOKEN_BYTES,
+            carrier=Carrier.GRPC,
+        )
         inbox = _Inbox(session, outbox, loop)
         reading = loop.create_task(self._read(context, inbox))
         self._open.add(outbox)
@@ -162,7 +165,7 @@ class _Inbox:
     def _run(self) -> None:
         try:
             while (message := self._frames.get()) is not None:
-                goes_on = self._receiver.receive(message)
+                goes_on = deliver(message, self._receiver)
                 del message  # a frame may be all that keeps 4 MiB alive
                 self._loop.call_soon_threadsafe(self._taken)
                 if not goes_on:

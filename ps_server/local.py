@@ -22,10 +22,11 @@ from ps_server.orders import Shards
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_server.shard_service import ShardService
-from ps_wire.carrier import Outlet, Receiver
+from ps_wire.carrier import MEMORY, Outlet, Receiver
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreachable
 from ps_wire.frame import Frame
 from ps_wire.memory import MemoryStream
+from ps_wire.service import Landing
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 
 ADDRESS = "this process"
@@ -37,11 +38,12 @@ class LocalService:
 
     def __init__(self) -> None:
         self.addresses = (ADDRESS,)
+        self.carriers = (MEMORY,)
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(_AtOnce())
         self._thread = threading.Thread(target=self._run, name="ps-local", daemon=True)
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-        service = ShardService(shard, generation=GENERATION)
+        service = ShardService(shard, generation=GENERATION, carriers=[shard_pb2.Carrier(name=MEMORY)])
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
         coordinator = Coordinator(Shards(shard, ADDRESS, self._loop))
@@ -55,9 +57,17 @@ class LocalService:
         assert index == 0
         return self._calls
 
-    def stream(self, shard: int, frames: Iterator[Frame]) -> MemoryStream:
+    def stream(
+        self,
+        shard: int,
+        frames: Iterator[Frame],
+        offer: shard_pb2.Carrier,
+        *,
+        landing: Landing,  # noqa: ARG002 - replies are copied when they are made
+        limit_s: float,  # noqa: ARG002 - it is there
+    ) -> MemoryStream:
         """See `Service.stream`."""
-        assert shard == 0
+        assert shard == 0, offer
         return MemoryStream(frames, self._accept)
 
     def _accept(self, outlet: Outlet) -> Receiver:

@@ -183,6 +183,11 @@ class PieceOptimizer:
             return [there]
         return [old, [item for item in there if not state.get(item[0])]]
 
+    def rebind(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Goes on with P other pieces of memory that hold the same weights; state and gradients stay."""
+        for own, piece in zip(self._pieces, pieces, strict=True):
+            own.data = piece
+
     def export_state(self) -> list[State]:
         """P states, copied, as torch has them: tensors of the piece's size, scalars of no dimension.
 

@@ -28,11 +28,14 @@ from ps_server.orders import Shards
 from ps_server.rpc_errors import ErrorInterceptor
 from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
+from ps_server.socket_server import SocketServer
 from ps_wire.allocator import keep_large_blocks
+from ps_wire.carrier import Carrier
 from ps_wire.channel import SERVER
 from ps_wire.errors import Unavailable
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 
+GENERATION = 1
 GRACE_S = 3.0  # calls that are answering may finish; streams of members and data do not end by themselves
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -50,6 +53,7 @@ class ServerOptions:
         coordinator: HOST:PORT of shard 0; None on shard 0 itself.
         advertise: the host under which workers reach this shard.
         memory_limit_bytes: for the tables of all jobs; None for no limit.
+        data_port: of the TCP carrier; 0 lets the system choose.
     """
 
     shard: int
@@ -59,6 +63,7 @@ class ServerOptions:
     coordinator: str | None
     advertise: str
     memory_limit_bytes: int | None
+    data_port: int = 0
 
 
 class Server:
@@ -71,7 +76,6 @@ class Server:
             num_shards=options.num_shards,
             memory_limit_bytes=options.memory_limit_bytes,
         )
-        self._service = ShardService(self._shard, generation=1)
         self._health = HealthServicer()
         self._stops: list[Callable[[], None]] = []
         self._status_changes: set[asyncio.Task[None]] = set()
@@ -87,6 +91,7 @@ class Server:
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
         server = grpc.aio.server(options=SERVER, interceptors=[ErrorInterceptor()])
         port = self._bind(server)
+        sockets = self._listen()
         advertised = f"{self._options.advertise}:{port}"
         self._add_services(server, advertised)
         stopped = self._catch_signals()
@@ -101,7 +106,7 @@ class Server:
             following.cancel()
         for stop in self._stops:
             stop()
-        await server.stop(GRACE_S)
+        await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(GRACE_S))
         logger.info("stopped")
         return code
 
@@ -113,6 +118,16 @@ class Server:
             raise Unavailable(f"cannot listen on {address}: {_why(self._options) or error}") from None
         return port
 
+    def _listen(self) -> SocketServer:
+        """For data; the service then offers it."""
+        options = self._options
+        sockets = SocketServer(self._shard, host=options.host, port=options.data_port, generation=GENERATION)
+        grpc_carrier = shard_pb2.Carrier(name=Carrier.GRPC)
+        self._service = ShardService(
+            self._shard, generation=GENERATION, carriers=[*sockets.offers, grpc_carrier]
+        )
+        return sockets
+
     def _add_services(self, server: grpc.aio.Server, advertised: str) -> None:
         names = [
             shard_pb2.DESCRIPTOR.services_by_name["Shard"].full_name,
@@ -120,7 +135,7 @@ class Server:
             reflection.SERVICE_NAME,
         ]
         shard_pb2_grpc.add_ShardServicer_to_server(self._service, server)
-        streams = DataStreams(self._shard, generation=1)
+        streams = DataStreams(self._shard, generation=GENERATION)
         self._stops.append(streams.close)
         server.add_generic_rpc_handlers((streams.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -14,22 +14,37 @@ import threading
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_wire import frame as wire
-from ps_wire.carrier import Outlet
+from ps_wire.carrier import MEMORY, Message, Outlet
 from ps_wire.errors import (
-    FrameRefused,
     InternalError,
-    ProtocolMismatch,
     PsError,
     StaleIncarnation,
     StrangerRefused,
 )
 from ps_wire.messages import refused_to_proto
 
+HELLO_LIMIT_S = 10.0
+MAX_STRANGERS = 256  # connections of a carrier that have not said HELLO yet
+MAX_OUTBOX_FRAMES = 200_000  # a peer that never reads is cut off; honest ones have one reply a partition
+
 
 class Session:
-    """A `Receiver`. The first frame must be HELLO: worker, incarnation, meta = token, then the job's name."""
+    """A `Receiver`. The first frame must be HELLO: worker, incarnation, meta = token, then the job's name.
 
-    def __init__(self, shard: Shard, outlet: Outlet, *, generation: int, token_bytes: int) -> None:
+    Attributes:
+        carrier: that its frames come over, for people.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        outlet: Outlet,
+        *,
+        generation: int,
+        token_bytes: int,
+        carrier: str = MEMORY,
+    ) -> None:
+        self.carrier = carrier
         self._shard = shard
         self._outlet = outlet
         self._generation = generation
@@ -45,22 +60,23 @@ class Session:
         """Whether HELLO was accepted."""
         return self._job is not None
 
-    def receive(self, message: bytes) -> bool:
+    def receive(self, frame: wire.Frame) -> bool:
         """See `Receiver.receive`."""
         with self._lock:
-            return not self._retired and self._receive(message)
+            return not self._retired and self._receive(frame)
+
+    def refuse(self, error: PsError) -> None:
+        """See `Receiver.refuse`."""
+        with self._lock:
+            if not self._retired:
+                self._refuse(wire.Frame(kind=wire.Kind.REFUSE), error)
 
     def retire(self) -> None:
         """Takes no more frames; waits for the one that is being taken."""
         with self._lock:
             self._retired = True
 
-    def _receive(self, message: bytes) -> bool:
-        try:
-            frame = wire.decode(message)
-        except (FrameRefused, ProtocolMismatch) as error:
-            self._refuse(wire.Frame(kind=wire.Kind.REFUSE), error)
-            return False
+    def _receive(self, frame: wire.Frame) -> bool:
         try:
             if self._job is None:
                 self._hello(frame)
@@ -97,7 +113,7 @@ class Session:
             incarnation=frame.incarnation,
             generation=self._generation,
         )
-        self._outlet.send(wire.encode(hello))
+        self._outlet.send(Message(hello))
 
     def _take(self, frame: wire.Frame, job: str) -> None:
         if frame.worker != self._worker:
@@ -122,4 +138,4 @@ class Session:
             worker=frame.worker,
             meta=refused_to_proto(error).SerializeToString(),
         )
-        self._outlet.send(wire.encode(refusal))
+        self._outlet.send(Message(refusal))

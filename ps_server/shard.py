@@ -31,7 +31,13 @@ MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are
 
 
 class Retirable(Protocol):
-    """A connection that another one can replace."""
+    """A connection that another one can replace.
+
+    Attributes:
+        carrier: its name.
+    """
+
+    carrier: str
 
     def retire(self) -> None:
         """Takes no more frames; waits for the one that is being taken."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
@@ -16,10 +16,16 @@ from ps_wire.v1 import shard_pb2_grpc as rpc
 
 
 class ShardService(rpc.ShardServicer):
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, shard: Shard, *, generation: int) -> None:
+    Attributes:
+        ready: whether this shard serves.
+        carriers: that it offers for data, best first.
+    """
+
+    def __init__(self, shard: Shard, *, generation: int, carriers: Sequence[pb.Carrier]) -> None:
         self.ready = False
+        self.carriers = tuple(carriers)
         self._shard = shard
         self._generation = generation
 
@@ -37,7 +43,7 @@ class ShardService(rpc.ShardServicer):
     async def Open(self, request: pb.OpenRequest, context: grpc.aio.ServicerContext) -> pb.OpenReply:
         """A token for one data connection of a worker that has joined."""
         token = self._shard.make_token(request.job, request.worker, request.incarnation)
-        return pb.OpenReply(carriers=["grpc"], token=token, generation=self._generation)
+        return pb.OpenReply(carriers=self.carriers, token=token, generation=self._generation)
 
     async def Dump(
         self, request: pb.DumpRequest, context: grpc.aio.ServicerContext
@@ -103,6 +109,7 @@ def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
 def _worker_figures(job: ShardJob, table: ShardTable, worker: int) -> pb.TableWorker:
     ledger = table.ledger(worker)
     clocks = [clock for cell in table.cells() for known, clock in cell.machine.clocks if known == worker]
+    session = job.sessions.get(worker)
     return pb.TableWorker(
         worker=worker,
         min_clock=min(clocks, default=0),
@@ -116,4 +123,5 @@ def _worker_figures(job: ShardJob, table: ShardTable, worker: int) -> pb.TableWo
         refused=ledger.refused,
         gate_wait_s=ledger.gate_wait_s,
         member=worker in job.members,
+        carrier=session.carrier if session is not None else "",
     )

@@ -27,7 +27,7 @@ from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_server.screen import Screen
 from ps_wire import frame as wire
 from ps_wire.buffer import as_tensor
-from ps_wire.carrier import Outlet
+from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch, StrangerRefused
 from ps_wire.messages import hyperparameters_from_proto, parse_message
 from ps_wire.nonfinite import NonFinite
@@ -168,7 +168,7 @@ class ShardTable:
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
         cell = self._cell(frame.partition)
         cell.load(self._values(cell, frame))
-        outlet.send(wire.encode(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
+        outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
 
     def _take_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
         message = parse_message(spec_pb2.Hyperparameters, bytes(frame.meta))
@@ -221,7 +221,7 @@ class ShardTable:
         for cell in cells:
             cell.await_cut(frame.worker, frame.step, outlet)
         ack = wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition, step=frame.step)
-        outlet.send(wire.encode(ack))
+        outlet.send(Message(ack))
 
     _HANDLERS: Mapping[wire.Kind, Callable[[ShardTable, wire.Frame, Outlet, bool], None]] = {
         wire.Kind.LOAD: _take_load,

@@ -6,24 +6,114 @@ and gives it an `Outlet` to answer through; the worker end is in `ps_worker.conn
 
 from __future__ import annotations
 
+import threading
+from enum import StrEnum
 from typing import Protocol
+
+from ps_wire import frame as wire
+from ps_wire.errors import FrameRefused, ProtocolMismatch, PsError, UsageError
+
+
+class Carrier(StrEnum):
+    """The carriers between processes, best first."""
+
+    UDS = "uds"  # Unix sockets: both ends on one host
+    TCP = "tcp"
+    GRPC = "grpc"  # wherever HTTP/2 passes
+
+
+AUTO = "auto"  # the best one that both ends reach
+MEMORY = "memory"  # inside one process; nobody chooses it
+VALID = ", ".join((AUTO, *Carrier))
+
+
+def parse(text: str) -> Carrier | None:
+    """The carrier that `text` names; None for `auto`.
+
+    Raises:
+        UsageError: it names none; the valid ones are listed.
+    """
+    name = text.strip()
+    if name == AUTO:
+        return None
+    try:
+        return Carrier(name)
+    except ValueError:
+        raise UsageError(f"unknown carrier {text!r}; valid are: {VALID}", carrier=text) from None
+
+
+class Message:
+    """A frame on its way to one or more peers, encoded at most once.
+
+    The payload may be memory that changes later. An outlet takes `encoded()` at once, or holds the message
+    until the frame has left; its owner leaves the memory alone while it is held. Thread-safe.
+
+    Attributes:
+        frame: what is sent.
+    """
+
+    __slots__ = ("__weakref__", "_encoded", "_holds", "_lock", "frame")
+
+    def __init__(self, frame: wire.Frame) -> None:
+        self.frame = frame
+        self._encoded: bytes | None = None
+        self._holds = 0
+        self._lock = threading.Lock()
+
+    def encoded(self) -> bytes:
+        """The frame as bytes of its own, with a copy of the payload; one for all who ask."""
+        if self._encoded is None:
+            self._encoded = wire.encode(self.frame)
+        return self._encoded
+
+    def hold(self) -> None:
+        """The payload is still needed, until `release` has been called as often."""
+        with self._lock:
+            self._holds += 1
+
+    def release(self) -> None:
+        """Ends one hold."""
+        with self._lock:
+            self._holds -= 1
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody still needs the payload."""
+        return self._holds > 0
 
 
 class Outlet(Protocol):
     """Where a shard puts frames for one connection."""
 
-    def send(self, message: bytes) -> None:
-        """Queues one encoded frame. Never blocks; thread-safe; silent once the connection is closed."""
+    def send(self, message: Message) -> None:
+        """Queues one frame. Never blocks; thread-safe; silent once the connection is closed.
+
+        When it returns, the outlet has a copy of the payload, or holds the message.
+        """
         ...
 
 
 class Receiver(Protocol):
     """Takes the frames of one connection, one after the other, on one thread at a time."""
 
-    def receive(self, message: bytes) -> bool:
+    def receive(self, frame: wire.Frame) -> bool:
         """Takes one frame. False: the connection is to be closed (what is queued is sent first)."""
+        ...
+
+    def refuse(self, error: PsError) -> None:
+        """Bytes came that are no frame; the connection is to be closed, as for `receive`."""
         ...
 
     def closed(self) -> None:
         """The connection is gone; called once, after the last frame."""
         ...
+
+
+def deliver(message: bytes, receiver: Receiver) -> bool:
+    """Gives an encoded frame to a receiver; False: the connection is to be closed."""
+    try:
+        frame = wire.decode(message)
+    except (FrameRefused, ProtocolMismatch) as error:
+        receiver.refuse(error)
+        return False
+    return receiver.receive(frame)

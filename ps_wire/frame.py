@@ -110,13 +110,60 @@ def header(frame: Frame, payload_bytes: int) -> bytes:
     )
 
 
-def encode(frame: Frame) -> bytes:
-    """The frame as one message: header, meta padded to 16 bytes, payload. Copies the payload once."""
+def prefix(frame: Frame) -> bytes:
+    """What goes before the frame's payload: header, meta padded to 16 bytes."""
     head = header(frame, memoryview(frame.payload).nbytes)
     if not frame.meta:
-        return b"".join((head, frame.payload))
-    padding = bytes(-len(frame.meta) % META_ALIGNMENT)
-    return b"".join((head, frame.meta, padding, frame.payload))
+        return head
+    return b"".join((head, frame.meta, bytes(-len(frame.meta) % META_ALIGNMENT)))
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame as one message: header, meta padded to 16 bytes, payload. Copies the payload once."""
+    return b"".join((prefix(frame), frame.payload))
+
+
+class Header:
+    """The header of a frame that is arriving: checked, with the lengths of what follows.
+
+    Attributes:
+        kind: of the frame.
+        meta_bytes: length of the meta.
+        padded_meta_bytes: with its padding.
+        payload_bytes: length of the payload.
+    """
+
+    __slots__ = ("_fields", "kind", "meta_bytes", "padded_meta_bytes", "payload_bytes")
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        """Reads the first 64 bytes of `data`. Raises what `decode` raises of them."""
+        self._fields = _HEADER.unpack_from(data)
+        self.kind = _check(self._fields)
+        self.payload_bytes: int = self._fields[16]
+        self.meta_bytes: int = self._fields[17]
+        self.padded_meta_bytes = self.meta_bytes + -self.meta_bytes % META_ALIGNMENT
+
+    def frame(self, meta: bytes | memoryview = _NONE, payload: bytes | memoryview = _NONE) -> Frame:
+        """The frame with what came behind the header."""
+        fields = self._fields
+        return Frame(
+            kind=self.kind,
+            codec=fields[3],
+            flags=fields[4],
+            partition=fields[5],
+            table=fields[6],
+            rank=fields[7],
+            step=fields[8],
+            version=fields[9],
+            worker=fields[10],
+            incarnation=fields[11],
+            generation=fields[12],
+            epoch=fields[13],
+            hyper=fields[14],
+            weight=fields[15],
+            meta=meta,
+            payload=payload,
+        )
 
 
 def decode(message: bytes) -> Frame:
@@ -129,7 +176,20 @@ def decode(message: bytes) -> Frame:
     """
     if len(message) < HEADER_BYTES:
         raise FrameMalformed(f"a frame has at least {HEADER_BYTES} bytes, got {len(message)}")
-    fields = _HEADER.unpack_from(message)
+    head = Header(message)
+    start = HEADER_BYTES + head.padded_meta_bytes
+    if len(message) != start + head.payload_bytes:
+        raise FrameMalformed(
+            f"a frame announces {start + head.payload_bytes} bytes in all and has {len(message)}"
+        )
+    view = memoryview(message)
+    return head.frame(
+        view[HEADER_BYTES : HEADER_BYTES + head.meta_bytes] if head.meta_bytes else _NONE,
+        view[start:] if head.payload_bytes else _NONE,
+    )
+
+
+def _check(fields: tuple[int, ...]) -> Kind:
     magic, protocol, kind_number = fields[0], fields[1], fields[2]
     payload_bytes, meta_bytes = fields[16], fields[17]
     if magic != MAGIC:
@@ -143,28 +203,7 @@ def decode(message: bytes) -> Frame:
             f"a frame announces {payload_bytes} bytes of payload and {meta_bytes} of meta; "
             f"at most {MAX_PAYLOAD_BYTES} and {MAX_META_BYTES} are taken"
         )
-    start = HEADER_BYTES + meta_bytes + -meta_bytes % META_ALIGNMENT
-    if len(message) != start + payload_bytes:
-        raise FrameMalformed(f"a frame announces {start + payload_bytes} bytes in all and has {len(message)}")
-    view = memoryview(message)
-    return Frame(
-        kind=kind,
-        codec=fields[3],
-        flags=fields[4],
-        partition=fields[5],
-        table=fields[6],
-        rank=fields[7],
-        step=fields[8],
-        version=fields[9],
-        worker=fields[10],
-        incarnation=fields[11],
-        generation=fields[12],
-        epoch=fields[13],
-        hyper=fields[14],
-        weight=fields[15],
-        meta=view[HEADER_BYTES : HEADER_BYTES + meta_bytes] if meta_bytes else _NONE,
-        payload=view[start:] if payload_bytes else _NONE,
-    )
+    return kind
 
 
 def check_protocol(theirs: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from ps_wire import frame as wire
-from ps_wire.carrier import Outlet, Receiver
+from ps_wire.carrier import Message, Outlet, Receiver, deliver
 
 MAX_QUEUED = 200_000  # replies; an honest worker has one a partition
 
@@ -25,12 +25,12 @@ class _Outbox:
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._closed = False
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """See `Outlet.send`."""
         if self._messages.qsize() >= MAX_QUEUED:
             self.close()
         if not self._closed:
-            self._messages.put(message)
+            self._messages.put(message.encoded())
 
     def receive(self) -> bytes | None:
         """Waits for the next reply; None at the end, and from then on."""
@@ -78,7 +78,7 @@ class MessageStream:
     def _run(self, receiver: Receiver) -> None:
         try:
             for message in self._messages:
-                if self._cancelled or not receiver.receive(message):
+                if self._cancelled or not deliver(message, receiver):
                     break
                 del message  # a message may be all that keeps 4 MiB alive
         finally:
@@ -101,3 +101,5 @@ class MemoryStream:
     def cancel(self) -> None:
         """See `DataStream.cancel`."""
         self._messages.cancel()
+
+    close = cancel

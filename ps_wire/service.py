@@ -1,18 +1,22 @@
 """The service as a worker reaches it: calls to the coordinator, calls to a shard, a data stream to a shard.
 
-Whatever is behind it, gRPC channels (`ps_worker.grpc_service`) or a server inside this process (the entry
-point `ps.local_server`), a worker sees this and nothing else. Another carrier of frames is another way to
-make a `DataStream`. What a call means is in `protos/`; an error of either kind of call is a `PsError`.
+Whatever is behind it, gRPC channels and sockets (`ps_worker.grpc_service`) or a server inside this process
+(the entry point `ps.local_server`), a worker sees this and nothing else. Another carrier of frames is another
+way to make a `DataStream`. What a call means is in `protos/`; an error of either kind of call is a `PsError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ps_wire.frame import Frame
+from ps_wire.v1 import shard_pb2
 
 LOCAL_SERVER = "ps.local_server"  # the group of entry points that holds a `Service` inside this process
+
+# Where a payload is to lie, from its frame without meta and payload and its length; None: anywhere.
+Landing: TypeAlias = Callable[[Frame, int], memoryview | None]
 
 
 class Calls(Protocol):
@@ -33,7 +37,8 @@ class DataStream(Protocol):
 
     It ends when the shard ends the stream, and raises a `PsError` when it breaks; on one thread. Frames to
     send come from the iterator that it was made with, which is asked for the next one when there is room for
-    it: only then is a payload copied. That iterator must end soon after the stream has ended.
+    it: only then is a payload copied, or sent from where it lies. That iterator must end soon after the
+    stream has ended.
     """
 
     def __iter__(self) -> Iterator[Frame]:
@@ -48,6 +53,10 @@ class DataStream(Protocol):
         """Ends the stream at once, whatever is still queued. Thread-safe."""
         ...
 
+    def close(self) -> None:
+        """Cancels it and frees what it holds: the last call, by the thread that iterates."""
+        ...
+
 
 class Service(Protocol):
     """See the module's docstring. Thread-safe."""
@@ -55,6 +64,11 @@ class Service(Protocol):
     @property
     def addresses(self) -> Sequence[str]:
         """Of the shards, in order, as messages for people name them."""
+        ...
+
+    @property
+    def carriers(self) -> Sequence[str]:
+        """Names of the carriers that `stream` can open."""
         ...
 
     @property
@@ -66,8 +80,27 @@ class Service(Protocol):
         """Calls to `Shard` on the shard of that number."""
         ...
 
-    def stream(self, shard: int, frames: Iterator[Frame]) -> DataStream:
-        """Opens a data connection that sends `frames`; the first one must be HELLO."""
+    def stream(
+        self,
+        shard: int,
+        frames: Iterator[Frame],
+        offer: shard_pb2.Carrier,
+        *,
+        landing: Landing,
+        limit_s: float,
+    ) -> DataStream:
+        """Opens a data connection.
+
+        Args:
+            shard: to which.
+            frames: that it sends; the first one must be HELLO.
+            offer: one of the carriers that the shard offers, and one of `carriers`.
+            landing: asked for every payload that comes.
+            limit_s: within which it must be open.
+
+        Raises:
+            PsError: this carrier does not reach the shard. Whether HELLO has arrived there is not known.
+        """
         ...
 
     def close(self) -> None:

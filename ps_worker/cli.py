@@ -13,6 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
+from ps_wire import carrier as carriers
 from ps_wire import consistency as models
 from ps_wire import nonfinite as choices
 from ps_wire.address import check_job_name, parse_servers
@@ -60,6 +61,9 @@ def run(
             envvar="PS_NONFINITE", help=f"Of gradients with NaN or infinity, one of {choices.VALID}."
         ),
     ] = "error",
+    carrier: Annotated[
+        str, typer.Option(envvar="PS_CARRIER", help=f"Of gradients and weights, one of {carriers.VALID}.")
+    ] = carriers.AUTO,
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
     if servers != ALONE:
@@ -67,6 +71,7 @@ def run(
     check_job_name(job)
     models.parse(consistency)
     choices.parse(nonfinite)
+    carriers.parse(carrier)
     if not script.is_file():
         raise UsageError(f"{script} is not a file")
     os.environ |= {
@@ -75,6 +80,7 @@ def run(
         "PS_CONSISTENCY": consistency,
         "PS_NUM_WORKERS": str(num_workers),
         "PS_NONFINITE": nonfinite,
+        "PS_CARRIER": carrier,
     }
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)

@@ -23,6 +23,7 @@ def connect(
     job: str | None = None,
     connect_limit: float | None = None,
     retry_limit: float | None = None,
+    carrier: str | None = None,
 ) -> Reader: ...
 
 
@@ -39,6 +40,7 @@ def connect(
     connect_limit: float | None = None,
     start_limit: float | None = None,
     retry_limit: float | None = None,
+    carrier: str | None = None,
 ) -> Worker: ...
 
 
@@ -53,6 +55,7 @@ def connect(
     connect_limit: float | None = None,
     start_limit: float | None = None,
     retry_limit: float | None = None,
+    carrier: str | None = None,
     role: str | None = None,
 ) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
@@ -69,8 +72,10 @@ def connect(
         connect_limit: seconds that a server may take to answer at the start.
         start_limit: seconds that the job may take to start.
         retry_limit: seconds that a broken data connection is tried again.
+        carrier: of gradients and weights: `uds` (Unix sockets), `tcp`, `grpc`, or `auto`, the first of these
+            that reaches each server. Default: auto.
         role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
-            A reader takes servers, job, connect_limit and retry_limit only. Default: worker.
+            A reader takes servers, job, connect_limit, retry_limit and carrier only. Default: worker.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
@@ -97,6 +102,7 @@ def connect(
         connect_limit=connect_limit,
         start_limit=start_limit,
         retry_limit=retry_limit,
+        carrier=carrier,
     )
     if chosen.role == "reader":
         return Reader(chosen)

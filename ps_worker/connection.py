@@ -4,12 +4,13 @@ What was sent and not yet answered is the business of `exchange`: after a new HE
 and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
 
 Threads: one receives; the carrier's own sends. `_lock` guards which outbox is the live one, and is held over
-a replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is copied when the
+a replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is read when the
 carrier asks for the next frame, and its memory must stay as it is until the shard's ACK.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -22,6 +23,7 @@ from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, PsError
 from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.service import DataStream, Service
 from ps_wire.v1 import coordinator_pb2, shard_pb2
+from ps_worker.carrier_choice import CarrierChoice
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 CALL_LIMIT_S = 10.0
@@ -35,6 +37,10 @@ class Peer(Protocol):
 
     def take(self, frame: wire.Frame) -> None:
         """Takes a received frame; on the receiving thread."""
+        ...
+
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """Where a payload that comes is to lie, see `ps_wire.service.Landing`; on the receiving thread."""
         ...
 
     def replay(self, shard: int) -> Iterable[wire.Frame]:
@@ -53,6 +59,7 @@ class Connection:
         self,
         *,
         service: Service,
+        carriers: CarrierChoice,
         shard: int,
         job: str,
         worker: int,
@@ -62,6 +69,7 @@ class Connection:
         log: Callable[[str], None],
     ) -> None:
         self._service = service
+        self._carriers = carriers
         self._address = service.addresses[shard]
         self._shard = shard
         self._job = job
@@ -150,10 +158,15 @@ class Connection:
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
         request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
-        opened = self._service.shard(self._shard).Open(request, timeout=limit_s, wait_for_ready=True)
         outbox: queue.SimpleQueue[wire.Frame | None] = queue.SimpleQueue()
-        outbox.put(self._hello(opened.token))
-        self._call = call = self._service.stream(self._shard, iter(outbox.get, None))
+
+        def introduce() -> tuple[shard_pb2.OpenReply, Iterator[wire.Frame]]:
+            opened = self._service.shard(self._shard).Open(request, timeout=limit_s, wait_for_ready=True)
+            return opened, itertools.chain([self._hello(opened.token)], iter(outbox.get, None))
+
+        self._call = call = self._carriers.stream(
+            self._shard, introduce=introduce, landing=self._peer.landing
+        )
         try:
             for frame in call:
                 if frame.kind is wire.Kind.HELLO:
@@ -161,7 +174,7 @@ class Connection:
                 yield frame
         finally:
             outbox.put(None)
-            call.cancel()
+            call.close()
 
     def _hello(self, token: bytes) -> wire.Frame:
         return wire.Frame(

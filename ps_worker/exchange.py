@@ -169,14 +169,9 @@ class Exchange:
         wanted = [index for index in self._unpulled if self.partitions[index].shard == shard]
         if not wanted:
             return []
+        kind, meta = wire.Kind.PULL, _list(wanted)
         return [
-            self._frame(
-                wire.Kind.PULL,
-                partition=wanted[0],
-                step=self._pull_step,
-                flags=self._pull_flags,
-                meta=_list(wanted),
-            )
+            self._frame(kind, partition=wanted[0], step=self._pull_step, flags=self._pull_flags, meta=meta)
         ]
 
     def _frame(self, kind: wire.Kind, **fields: float | bytes | memoryview) -> wire.Frame:
@@ -267,6 +262,17 @@ class Exchange:
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
 
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
+        if frame.kind is not wire.Kind.PULLED or not self._expects(frame):
+            return None
+        place = self.weights.bytes_of(self.partitions[frame.partition])
+        return place if len(place) == payload_bytes else None
+
+    def _expects(self, frame: wire.Frame) -> bool:
+        with self._changed:
+            return frame.partition in self._unpulled and frame.step == self._pull_step and not self._error
+
     def _take_ack(self, frame: wire.Frame) -> None:
         with self._changed:
             sent = self._unacked.get(frame.partition)
@@ -279,15 +285,15 @@ class Exchange:
 
     def _take_pulled(self, frame: wire.Frame) -> None:
         index = frame.partition
-        partition = self.partitions[index]
-        with self._changed:
-            if index not in self._unpulled or frame.step != self._pull_step:
-                return  # answered already, on a connection that has gone since
-        weights = self.weights.partition(partition)
+        if not self._expects(frame):
+            return  # answered already, on a connection that has gone since
+        weights = self.weights.partition(self.partitions[index])
         if len(frame.payload) != weights.nbytes:
             self.fail(FrameMalformed(f"partition {index} came with {len(frame.payload)} bytes"))
             return
-        weights.copy_(as_tensor(frame.payload, weights.dtype))
+        arrived = as_tensor(frame.payload, weights.dtype)
+        if arrived.data_ptr() != weights.data_ptr():  # else it landed there
+            weights.copy_(arrived)
         with self._changed:
             if frame.step != self._pull_step:
                 return  # something else was asked for meanwhile

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ps_wire.errors import UsageError
 
-Peer: TypeAlias = tuple[str, int]
+Peer: TypeAlias = tuple[str, int]  # host and port; of a Unix socket its address, and 0
 
 _peers: set[Peer] = set()
 _parents: list[int] = []  # ids of the processes that were workers and of which this one is a fork
@@ -31,6 +31,11 @@ def remember(address: str) -> None:
     with contextlib.suppress(OSError):  # what has no address has no sockets
         for *_, resolved in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
             _peers.add(_normal(str(resolved[0]), int(resolved[1])))
+
+
+def remember_unix(address: str) -> None:
+    """Notes the address of a server's Unix socket, with a NUL first where it is a name of the kernel's."""
+    _peers.add((address, 0))
 
 
 def check_not_forked() -> None:
@@ -74,6 +79,8 @@ def _is_ours(descriptor: int) -> bool:
     except OSError:
         return False
     try:
+        if found.family == getattr(socket, "AF_UNIX", None):
+            return (os.fsdecode(found.getpeername()), 0) in _peers
         if found.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         return _normal(*found.getpeername()[:2]) in _peers

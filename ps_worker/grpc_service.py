@@ -1,6 +1,7 @@
-"""The service over gRPC: a channel for the coordinator's calls and one for each shard, calls and frames.
+"""The service on other processes: calls over gRPC, a channel for the coordinator's and one for each shard.
 
-The only file of the worker that knows grpc: what it raises becomes a `PsError` here.
+Frames go over the same channel, or over a socket. The only file of the worker that knows grpc: what it raises
+becomes a `PsError` here.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Any, Self
 import grpc
 
 from ps_wire import frame as wire
+from ps_wire.carrier import Carrier
 from ps_wire.channel import CLIENT
+from ps_wire.service import DataStream, Landing
 from ps_wire.status import error_of
-from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2_grpc
-from ps_worker import forked
+from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
+from ps_worker import forked, socket_stream
 
 DATA = "/ps_wire.v1.Shard/Data"
 
@@ -25,6 +28,7 @@ class GrpcService:
     def __init__(self, addresses: Sequence[str]) -> None:
         """Connects to nobody yet: the first call does."""
         self.addresses = tuple(addresses)
+        self.carriers = (*socket_stream.DOORS, Carrier.GRPC)
         for address in self.addresses:
             forked.remember(address)
         self._control = grpc.insecure_channel(self.addresses[0], options=CLIENT)
@@ -39,8 +43,19 @@ class GrpcService:
         """See `Service.shard`."""
         return self._shards[index]
 
-    def stream(self, shard: int, frames: Iterator[wire.Frame]) -> GrpcStream:
+    def stream(
+        self,
+        shard: int,
+        frames: Iterator[wire.Frame],
+        offer: shard_pb2.Carrier,
+        *,
+        landing: Landing,
+        limit_s: float,
+    ) -> DataStream:
         """See `Service.stream`."""
+        if offer.name != Carrier.GRPC:
+            address = self.addresses[shard]
+            return socket_stream.reach(offer, address, frames, landing=landing, limit_s=limit_s)
         forked.remember(self.addresses[shard])  # a shard that comes back may have another address
         return GrpcStream(self._channels[shard].stream_stream(DATA), frames, self.addresses[shard])
 
@@ -79,6 +94,10 @@ class GrpcStream(_Replies):
 
     def __next__(self) -> wire.Frame:
         return wire.decode(super().__next__())
+
+    def close(self) -> None:
+        """See `DataStream.close`."""
+        self.cancel()
 
 
 class _Calls:

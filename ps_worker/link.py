@@ -3,7 +3,8 @@
 It starts tables, keeps what lies outside them (buffers, parameters without an optimizer) the same on all
 workers, and ends in order. It must not know optimizers, loaders or hooks.
 
-`_lock` guards `_exchanges`, which connections read while the user's thread adds tables.
+`_lock` guards `_exchanges`, which connections read while the user's thread adds tables, and `_failure`, which
+a connection may have before there is a table.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_worker import model_spec
+from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
@@ -50,6 +52,7 @@ class Link:
         self._say = say
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
+        self._failure: PsError | None = None
         self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
         if not settings.servers:
             say(ALONE)
@@ -68,9 +71,11 @@ class Link:
         self.resumed: bool = joined.resumed
         self._incarnation: int = joined.incarnation
         self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
+        carriers = CarrierChoice(self._service, settings.carrier, say)
         self._connections = [
             Connection(
                 service=self._service,
+                carriers=carriers,
                 shard=shard,
                 job=settings.job,
                 worker=self.rank,
@@ -134,6 +139,9 @@ class Link:
         upload = self._membership.wait_made(spec.number)
         with self._lock:
             self._exchanges[spec.number] = exchange
+            failure = self._failure
+        if failure is not None:
+            exchange.fail(failure)
         self._outside[spec.number] = outside
         if upload:
             self._upload(exchange, spec.number, values, states)
@@ -292,6 +300,12 @@ class Link:
         if exchange is not None and frame.kind is not wire.Kind.HELLO:
             exchange.take(frame)
 
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """See `Peer.landing`."""
+        with self._lock:
+            exchange = self._exchanges.get(frame.table)
+        return exchange.landing(frame, payload_bytes) if exchange is not None else None
+
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`."""
         for exchange in self.exchanges:
@@ -299,5 +313,7 @@ class Link:
 
     def fail(self, error: PsError) -> None:
         """See `Peer.fail`: every wait, now and later, ends with this error."""
+        with self._lock:
+            self._failure = self._failure or error
         for exchange in self.exchanges:
             exchange.fail(error)

@@ -33,6 +33,7 @@ from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
+from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.reach import reach
@@ -88,6 +89,11 @@ class _Inbox(queue.SimpleQueue[_Item]):
         elif frame.kind is wire.Kind.PULLED and (known := self.tables.get(frame.table)) is not None:
             known[1].take(frame)
 
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """See `Peer.landing`."""
+        known = self.tables.get(frame.table)
+        return None if known is None else known[1].landing(frame, payload_bytes)
+
     def replay(self, shard: int) -> Iterable[wire.Frame]:
         """See `Peer.replay`."""
         again = [] if self.asking is None else list(self.asking.replay(shard))
@@ -123,9 +129,11 @@ class Reader:
         try:
             check_servers(self._service, settings.connect_limit_s)
             self._worker = self._join()
+            carriers = CarrierChoice(self._service, settings.carrier, logger.info)
             self._connections += [
                 Connection(
                     service=self._service,
+                    carriers=carriers,
                     shard=shard,
                     job=settings.job,
                     worker=self._worker,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ps_wire import consistency, nonfinite
+from ps_wire import carrier, consistency, nonfinite
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.errors import UsageError
 
@@ -34,6 +34,7 @@ class Settings:
         connect_limit_s: how long a server may take to answer at the start.
         start_limit_s: how long the job may take to start.
         retry_limit_s: how long a broken data connection is tried again.
+        carrier: of the data; None for the best one that reaches each server.
         role: "worker", or "reader".
     """
 
@@ -46,6 +47,7 @@ class Settings:
     connect_limit_s: float = CONNECT_LIMIT_S
     start_limit_s: float = START_LIMIT_S
     retry_limit_s: float = RETRY_LIMIT_S
+    carrier: carrier.Carrier | None = None
     role: str = "worker"
 
 
@@ -72,6 +74,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         nonfinite=_named("nonfinite", nonfinite.parse, value("nonfinite", "error")),
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
+        carrier=_named("carrier", carrier.parse, value("carrier", carrier.AUTO)),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
         role=value("role", ROLES[0]),
     )

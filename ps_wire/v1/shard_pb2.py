@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ps_wire/v1/shard.proto\x12\nps_wire.v1\"\x11\n\x0f\x44\x65scribeRequest\"S\n\rDescribeReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\"?\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\"@\n\tOpenReply\x12\x10\n\x08\x63\x61rriers\x18\x01 \x03(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\"K\n\x08TableKey\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\r\n\x05table\x18\x04 \x01(\r\"0\n\x0b\x44umpRequest\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\"~\n\x0ePartitionState\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\x12\x11\n\tpartition\x18\x02 \x01(\r\x12(\n\x07tensors\x18\x03 \x03(\x0b\x32\x17.ps_wire.v1.StateTensor\x12\x0c\n\x04last\x18\x04 \x01(\x08\"W\n\x0bStateTensor\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06scalar\x18\x04 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x10\n\x0eLoadStateReply\"\x0f\n\rTablesRequest\"\x8f\x01\n\x0bTablesReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12memory_limit_bytes\x18\x03 \x01(\x04\x12\x16\n\x0erefused_frames\x18\x04 \x01(\x04\x12\'\n\x06tables\x18\x05 \x03(\x0b\x32\x17.ps_wire.v1.TableStatus\"\xda\x02\n\x0bTableStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\x04\x12\x13\n\x0bmin_version\x18\x04 \x01(\x04\x12\x13\n\x0bmax_version\x18\x05 \x01(\x04\x12\x10\n\x08\x62ytes_in\x18\x06 \x01(\x04\x12\x11\n\tbytes_out\x18\x07 \x01(\x04\x12\x18\n\x10hyper_mismatches\x18\x08 \x01(\x04\x12-\n\x03tau\x18\t \x03(\x0b\x32 .ps_wire.v1.TableStatus.TauEntry\x12(\n\x07workers\x18\n \x03(\x0b\x32\x17.ps_wire.v1.TableWorker\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x17\n\x0foptimizer_bytes\x18\x0c \x01(\x04\x1a*\n\x08TauEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xe5\x01\n\x0bTableWorker\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x11\n\tmin_clock\x18\x02 \x01(\x04\x12\x11\n\tmax_clock\x18\x03 \x01(\x04\x12\x0f\n\x07max_gap\x18\x04 \x01(\x04\x12\x10\n\x08received\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\x04\x12\x11\n\tabstained\x18\x08 \x01(\x04\x12\x12\n\nduplicates\x18\t \x01(\x04\x12\x0f\n\x07refused\x18\n \x01(\x04\x12\x13\n\x0bgate_wait_s\x18\x0b \x01(\x01\x12\x0e\n\x06member\x18\x0c \x01(\x08\x32\xc7\x02\n\x05Shard\x12\x42\n\x08\x44\x65scribe\x12\x1b.ps_wire.v1.DescribeRequest\x1a\x19.ps_wire.v1.DescribeReply\x12\x36\n\x04Open\x12\x17.ps_wire.v1.OpenRequest\x1a\x15.ps_wire.v1.OpenReply\x12<\n\x06Tables\x12\x19.ps_wire.v1.TablesRequest\x1a\x17.ps_wire.v1.TablesReply\x12=\n\x04\x44ump\x12\x17.ps_wire.v1.DumpRequest\x1a\x1a.ps_wire.v1.PartitionState0\x01\x12\x45\n\tLoadState\x12\x1a.ps_wire.v1.PartitionState\x1a\x1a.ps_wire.v1.LoadStateReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ps_wire/v1/shard.proto\x12\nps_wire.v1\"\x11\n\x0f\x44\x65scribeRequest\"S\n\rDescribeReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\"?\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\"(\n\x07\x43\x61rrier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"U\n\tOpenReply\x12%\n\x08\x63\x61rriers\x18\x01 \x03(\x0b\x32\x13.ps_wire.v1.Carrier\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\"K\n\x08TableKey\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\r\n\x05table\x18\x04 \x01(\r\"0\n\x0b\x44umpRequest\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\"~\n\x0ePartitionState\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\x12\x11\n\tpartition\x18\x02 \x01(\r\x12(\n\x07tensors\x18\x03 \x03(\x0b\x32\x17.ps_wire.v1.StateTensor\x12\x0c\n\x04last\x18\x04 \x01(\x08\"W\n\x0bStateTensor\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06scalar\x18\x04 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x10\n\x0eLoadStateReply\"\x0f\n\rTablesRequest\"\x8f\x01\n\x0bTablesReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12memory_limit_bytes\x18\x03 \x01(\x04\x12\x16\n\x0erefused_frames\x18\x04 \x01(\x04\x12\'\n\x06tables\x18\x05 \x03(\x0b\x32\x17.ps_wire.v1.TableStatus\"\xda\x02\n\x0bTableStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\x04\x12\x13\n\x0bmin_version\x18\x04 \x01(\x04\x12\x13\n\x0bmax_version\x18\x05 \x01(\x04\x12\x10\n\x08\x62ytes_in\x18\x06 \x01(\x04\x12\x11\n\tbytes_out\x18\x07 \x01(\x04\x12\x18\n\x10hyper_mismatches\x18\x08 \x01(\x04\x12-\n\x03tau\x18\t \x03(\x0b\x32 .ps_wire.v1.TableStatus.TauEntry\x12(\n\x07workers\x18\n \x03(\x0b\x32\x17.ps_wire.v1.TableWorker\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x17\n\x0foptimizer_bytes\x18\x0c \x01(\x04\x1a*\n\x08TauEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf6\x01\n\x0bTableWorker\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x11\n\tmin_clock\x18\x02 \x01(\x04\x12\x11\n\tmax_clock\x18\x03 \x01(\x04\x12\x0f\n\x07max_gap\x18\x04 \x01(\x04\x12\x10\n\x08received\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\x04\x12\x11\n\tabstained\x18\x08 \x01(\x04\x12\x12\n\nduplicates\x18\t \x01(\x04\x12\x0f\n\x07refused\x18\n \x01(\x04\x12\x13\n\x0bgate_wait_s\x18\x0b \x01(\x01\x12\x0e\n\x06member\x18\x0c \x01(\x08\x12\x0f\n\x07\x63\x61rrier\x18\r \x01(\t2\xc7\x02\n\x05Shard\x12\x42\n\x08\x44\x65scribe\x12\x1b.ps_wire.v1.DescribeRequest\x1a\x19.ps_wire.v1.DescribeReply\x12\x36\n\x04Open\x12\x17.ps_wire.v1.OpenRequest\x1a\x15.ps_wire.v1.OpenReply\x12<\n\x06Tables\x12\x19.ps_wire.v1.TablesRequest\x1a\x17.ps_wire.v1.TablesReply\x12=\n\x04\x44ump\x12\x17.ps_wire.v1.DumpRequest\x1a\x1a.ps_wire.v1.PartitionState0\x01\x12\x45\n\tLoadState\x12\x1a.ps_wire.v1.PartitionState\x1a\x1a.ps_wire.v1.LoadStateReply(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,28 +39,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREPLY']._serialized_end=140
   _globals['_OPENREQUEST']._serialized_start=142
   _globals['_OPENREQUEST']._serialized_end=205
-  _globals['_OPENREPLY']._serialized_start=207
-  _globals['_OPENREPLY']._serialized_end=271
-  _globals['_TABLEKEY']._serialized_start=273
-  _globals['_TABLEKEY']._serialized_end=348
-  _globals['_DUMPREQUEST']._serialized_start=350
-  _globals['_DUMPREQUEST']._serialized_end=398
-  _globals['_PARTITIONSTATE']._serialized_start=400
-  _globals['_PARTITIONSTATE']._serialized_end=526
-  _globals['_STATETENSOR']._serialized_start=528
-  _globals['_STATETENSOR']._serialized_end=615
-  _globals['_LOADSTATEREPLY']._serialized_start=617
-  _globals['_LOADSTATEREPLY']._serialized_end=633
-  _globals['_TABLESREQUEST']._serialized_start=635
-  _globals['_TABLESREQUEST']._serialized_end=650
-  _globals['_TABLESREPLY']._serialized_start=653
-  _globals['_TABLESREPLY']._serialized_end=796
-  _globals['_TABLESTATUS']._serialized_start=799
-  _globals['_TABLESTATUS']._serialized_end=1145
-  _globals['_TABLESTATUS_TAUENTRY']._serialized_start=1103
-  _globals['_TABLESTATUS_TAUENTRY']._serialized_end=1145
-  _globals['_TABLEWORKER']._serialized_start=1148
-  _globals['_TABLEWORKER']._serialized_end=1377
-  _globals['_SHARD']._serialized_start=1380
-  _globals['_SHARD']._serialized_end=1707
+  _globals['_CARRIER']._serialized_start=207
+  _globals['_CARRIER']._serialized_end=247
+  _globals['_OPENREPLY']._serialized_start=249
+  _globals['_OPENREPLY']._serialized_end=334
+  _globals['_TABLEKEY']._serialized_start=336
+  _globals['_TABLEKEY']._serialized_end=411
+  _globals['_DUMPREQUEST']._serialized_start=413
+  _globals['_DUMPREQUEST']._serialized_end=461
+  _globals['_PARTITIONSTATE']._serialized_start=463
+  _globals['_PARTITIONSTATE']._serialized_end=589
+  _globals['_STATETENSOR']._serialized_start=591
+  _globals['_STATETENSOR']._serialized_end=678
+  _globals['_LOADSTATEREPLY']._serialized_start=680
+  _globals['_LOADSTATEREPLY']._serialized_end=696
+  _globals['_TABLESREQUEST']._serialized_start=698
+  _globals['_TABLESREQUEST']._serialized_end=713
+  _globals['_TABLESREPLY']._serialized_start=716
+  _globals['_TABLESREPLY']._serialized_end=859
+  _globals['_TABLESTATUS']._serialized_start=862
+  _globals['_TABLESTATUS']._serialized_end=1208
+  _globals['_TABLESTATUS_TAUENTRY']._serialized_start=1166
+  _globals['_TABLESTATUS_TAUENTRY']._serialized_end=1208
+  _globals['_TABLEWORKER']._serialized_start=1211
+  _globals['_TABLEWORKER']._serialized_end=1457
+  _globals['_SHARD']._serialized_start=1460
+  _globals['_SHARD']._serialized_end=1787
 # @@protoc_insertion_point(module_scope)

@@ -32,15 +32,23 @@ class OpenRequest(_message.Message):
     incarnation: int
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class Carrier(_message.Message):
+    __slots__ = ("name", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class OpenReply(_message.Message):
     __slots__ = ("carriers", "token", "generation")
     CARRIERS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    carriers: _containers.RepeatedScalarFieldContainer[str]
+    carriers: _containers.RepeatedCompositeFieldContainer[Carrier]
     token: bytes
     generation: int
-    def __init__(self, carriers: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, carriers: _Optional[_Iterable[_Union[Carrier, _Mapping]]] = ..., token: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class TableKey(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "table")
@@ -144,7 +152,7 @@ class TableStatus(_message.Message):
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., partitions: _Optional[int] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., hyper_mismatches: _Optional[int] = ..., tau: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[TableWorker, _Mapping]]] = ..., weight_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ...) -> None: ...
 
 class TableWorker(_message.Message):
-    __slots__ = ("worker", "min_clock", "max_clock", "max_gap", "received", "applied", "dropped", "abstained", "duplicates", "refused", "gate_wait_s", "member")
+    __slots__ = ("worker", "min_clock", "max_clock", "max_gap", "received", "applied", "dropped", "abstained", "duplicates", "refused", "gate_wait_s", "member", "carrier")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
     MAX_CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +165,7 @@ class TableWorker(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     GATE_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    CARRIER_FIELD_NUMBER: _ClassVar[int]
     worker: int
     min_clock: int
     max_clock: int
@@ -169,4 +178,5 @@ class TableWorker(_message.Message):
     refused: int
     gate_wait_s: float
     member: bool
-    def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ...) -> None: ...
+    carrier: str
+    def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ..., carrier: _Optional[str] = ...) -> None: ...

@@ -66,7 +66,7 @@ def test_law_13_resets_while_pushes_are_under_way(cluster: Servers, consistency:
     cuts = [draw.randrange(500, 5000), *(draw.randrange(3000, 250_000) for _ in range(4))]
     with Proxy(cluster.addresses[1], cuts) as proxy:
         reach = [f"{cluster.addresses[0]},{proxy.address}", cluster.option]
-        finals = train(reach, pushes, num_workers=WORKERS, consistency=consistency, job=job)
+        finals = train(reach, pushes, num_workers=WORKERS, consistency=consistency, job=job, carrier="grpc")
         assert proxy.cuts_left == 0
         assert proxy.resets == len(cuts)
     check_applied_once(cluster, job, finals, consistency)
@@ -76,9 +76,10 @@ def test_law_13_resets_while_pushes_are_under_way(cluster: Servers, consistency:
 def test_law_13_acks_are_lost(cluster: Servers, consistency: str) -> None:
     """A push arrives, its ack does not, the connection breaks: sent again, it counts as a duplicate."""
     job = fresh_job()
+    grpc = {"consistency": consistency, "carrier": "grpc"}  # the carrier that goes through the proxy
     with (
         Proxy(cluster.addresses[1]) as proxy,
-        join(f"{cluster.addresses[0]},{proxy.address}", job, consistency=consistency) as worker,
+        join(f"{cluster.addresses[0]},{proxy.address}", job, **grpc) as worker,
     ):
         table = worker.table({"w": torch.zeros(8, 4096)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         partitions = cluster.table(1, job).partitions
@@ -102,7 +103,7 @@ def test_law_13_weights_are_lost_on_their_way(cluster: Servers) -> None:
     job = fresh_job()
     with (
         Proxy(cluster.addresses[1]) as proxy,
-        join(f"{cluster.addresses[0]},{proxy.address}", job, consistency="bsp") as worker,
+        join(f"{cluster.addresses[0]},{proxy.address}", job, consistency="bsp", carrier="grpc") as worker,
     ):
         table = worker.table({"w": torch.zeros(8, 4096)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         table.push({"w": -torch.ones(8, 4096)}).result(LIMIT_S)

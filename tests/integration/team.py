@@ -54,6 +54,7 @@ def train(
     num_workers: int,
     consistency: str,
     job: str | None = None,
+    **settings: Any,
 ) -> list[Any]:
     """Runs `body(worker)` for every worker of a job, each in a thread; returns what they return, by rank.
 
@@ -63,12 +64,13 @@ def train(
         num_workers: of the job.
         consistency: as typed.
         job: its name; a fresh one by default.
+        settings: more of `ps.connect`.
     """
     name = job or fresh_job()
 
     def one(rank: int) -> Any:
         reach = servers if isinstance(servers, Servers) else servers[rank]
-        options = {"consistency": consistency, "num_workers": num_workers, "worker": rank}
+        options = {"consistency": consistency, "num_workers": num_workers, "worker": rank, **settings}
         with join(reach, name, **options) as worker:
             assert worker.rank == rank
             return body(worker)

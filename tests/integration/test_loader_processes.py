@@ -111,6 +111,11 @@ def sockets_to(servers: Servers, pid: int) -> set[str]:
     return held & wanted
 
 
+def data_over(servers: Servers, job: str) -> list[tuple[str, ...]]:
+    """Carriers of the live data connections of a job, by worker."""
+    return [worker.carriers for table in servers.status(job).tables for worker in table.workers]
+
+
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -128,12 +133,14 @@ def test_loader_processes_of_every_kind_train_and_end(cluster: Servers, spawn: S
     assert process.lines == ["fork steps 16", "fork steps 32", "spawn steps 48", "forkserver steps 64"]
 
 
-@pytest.fixture
-def stuck(cluster: Servers, spawn: Start, tmp_path: Path) -> Iterator[tuple[str, int, int]]:
+@pytest.fixture(params=["uds", "tcp"])
+def stuck(
+    request: pytest.FixtureRequest, cluster: Servers, spawn: Start, tmp_path: Path
+) -> Iterator[tuple[str, int, int]]:
     """A job, its worker's pid, and that of a DataLoader's process which lives on."""
     script, job = tmp_path / "held.py", fresh_job()
     script.write_text(HELD)
-    process = spawn(*options_of(cluster, job), str(script))
+    process = spawn(*options_of(cluster, job), "--carrier", request.param, str(script))
     parent = int(process.wait_line(r"parent (\d+)")[1])
     child = int(process.wait_line(r"child (\d+)")[1])
     yield job, parent, child
@@ -144,11 +151,13 @@ def stuck(cluster: Servers, spawn: Start, tmp_path: Path) -> Iterator[tuple[str,
 def test_a_forked_loader_process_holds_no_connection(cluster: Servers, stuck: tuple[str, int, int]) -> None:
     """Its parent has them, and after its SIGKILL the servers see them end while the child lives."""
     job, parent, child = stuck
-    assert len(sockets_to(cluster, parent)) >= 3  # to the coordinator, and to each shard
+    assert len(sockets_to(cluster, parent)) >= 3  # control: to the coordinator, and to each shard
     assert sockets_to(cluster, child) == set()
+    assert all(data_over(cluster, job))
     assert [worker.state for worker in cluster.status(job).workers] == ["running"]
     os.kill(parent, signal.SIGKILL)
     until(lambda: [worker.state for worker in cluster.status(job).workers] == ["lost"], "the worker is lost")
+    until(lambda: not any(data_over(cluster, job)), "its data connections have ended")
     assert is_alive(child)
 
 

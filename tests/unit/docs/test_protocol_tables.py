@@ -14,10 +14,13 @@ from ps_server import (
     kept_hyperparameters,
     member,
     readers,
+    session,
     shard,
+    socket_connection,
     state_store,
 )
-from ps_wire import address, channel, errors, frame, state_messages, table
+from ps_wire import address, carrier, channel, errors, frame, frame_socket, state_messages, table
+from ps_worker import carrier_choice, socket_stream
 
 from .pages import table as rows_of
 
@@ -113,9 +116,17 @@ def test_the_readme_has_every_exit_code():
             [state_messages.MESSAGE_BYTES >> 20],
         ),
         ("a partition", [table.BucketOptions().partition_bytes >> 20, frame.MAX_PAYLOAD_BYTES >> 20]),
-        ("received frames that wait per connection", [data_stream.INBOX_FRAMES]),
-        ("frames that wait to be sent to one peer", [data_stream.MAX_OUTBOX_FRAMES]),
-        ("connections that have not said HELLO", [data_stream.MAX_STRANGERS, int(data_stream.HELLO_LIMIT_S)]),
+        ("received frames that wait per connection (`grpc`)", [data_stream.INBOX_FRAMES]),
+        ("meta and payload of a stranger's frame (sockets)", [socket_connection.MAX_HELLO_BYTES]),
+        (
+            "replies to read, above which nothing is taken (sockets)",
+            [socket_connection.MAX_OUTBOX_BYTES >> 20],
+        ),
+        ("frames that wait to be sent to one peer", [session.MAX_OUTBOX_FRAMES]),
+        (
+            "connections of a carrier that have not said HELLO",
+            [session.MAX_STRANGERS, int(session.HELLO_LIMIT_S)],
+        ),
         ("tables of a job", [job_tables.MAX_TABLES]),
         (
             "workers of a job, jobs, shards",
@@ -132,6 +143,19 @@ def test_the_limits_are_those_of_the_code(what, numbers):
     limits = {row[0]: row[1] for row in rows_of(PAGE, "what", "limit")}
     said = [int(text.replace(" ", "")) for text in re.findall(r"\d+(?: \d{3})*", limits[what])]
     assert said == numbers
+
+
+def test_the_carriers_are_those_of_the_code():
+    """In the order in which they are offered."""
+    said = [row[0].strip("`") for row in rows_of(PAGE, "carrier", "what it is")]
+    assert said == [*carrier.Carrier, carrier.MEMORY]
+    assert set(socket_stream.DOORS) < set(said)
+    text = " ".join((rows_of.__globals__["ROOT"] / PAGE).read_text().split())
+    assert f"HELLO comes back within {carrier_choice.GREET_LIMIT_S:.0f} seconds" in text
+    assert f"what still comes, at most {socket_connection.CLOSE_LIMIT_S:.0f} seconds" in text
+    idle_s, between_s, count = frame_socket.KEEPALIVE_S
+    assert f"after {idle_s} seconds, and gives it up after {idle_s + between_s * count}" in text
+    assert f"of a socket are {frame_socket.LOCAL_BUFFER_BYTES >> 10} KiB" in text
 
 
 def test_other_numbers_in_the_text():

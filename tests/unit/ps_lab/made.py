@@ -27,6 +27,7 @@ def made_table_worker(worker: int = 0, **given: Any) -> TableWorker:
         "min_clock": 0,
         "max_clock": 0,
         "gate_wait_s": 0.0,
+        "carriers": (),
     }
     return TableWorker(worker=worker, **values | given)
 

@@ -44,13 +44,26 @@ def test_a_running_job_shows_its_workers_and_tables() -> None:
         max_version=12,
         tau_counts={2: 23},
         workers=(
-            made_table_worker(0, min_clock=6, max_clock=7, max_gap=3, applied=12, gate_wait_s=1.25),
+            made_table_worker(
+                0, min_clock=6, max_clock=7, max_gap=3, applied=12, gate_wait_s=1.25, carriers=("uds",)
+            ),
             made_table_worker(1, min_clock=5, max_clock=5, applied=11, dropped=1),
         ),
     )
     workers = (made_worker(0, step=6, metrics={"loss": 0.5}), made_worker(1, state="left", host="there"))
     text = printed(made_status(made_job(workers=workers, tables=(table,))))
-    for expected in ("1 of 2", "there", "6..7", "loss=0.5", "11..12", "2.00", "23", "ssp:3", "127.0.0.1:1"):
+    for expected in (
+        "1 of 2",
+        "there",
+        "6..7",
+        "loss=0.5",
+        "11..12",
+        "2.00",
+        "23",
+        "ssp:3",
+        "127.0.0.1:1",
+        "uds",
+    ):
         assert expected in text
 
 

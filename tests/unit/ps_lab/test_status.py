@@ -13,7 +13,9 @@ def test_a_table_over_shards_has_extremes_of_clocks_sums_of_counts_and_the_longe
         max_version=9,
         bytes_in=100,
         tau_counts={0: 4, 2: 1},
-        workers=(made_table_worker(1, min_clock=4, max_clock=5, applied=9, gate_wait_s=0.5),),
+        workers=(
+            made_table_worker(1, min_clock=4, max_clock=5, applied=9, gate_wait_s=0.5, carriers=("uds",)),
+        ),
     )
     far = made_table(
         partitions=1,
@@ -23,7 +25,9 @@ def test_a_table_over_shards_has_extremes_of_clocks_sums_of_counts_and_the_longe
         tau_counts={2: 3},
         workers=(
             made_table_worker(0, member=False),
-            made_table_worker(1, min_clock=3, max_clock=3, applied=4, gate_wait_s=2.0, member=False),
+            made_table_worker(
+                1, min_clock=3, max_clock=3, applied=4, gate_wait_s=2.0, member=False, carriers=("tcp",)
+            ),
         ),
     )
     merged = merge_tables([near, far])
@@ -33,6 +37,7 @@ def test_a_table_over_shards_has_extremes_of_clocks_sums_of_counts_and_the_longe
     last = merged.workers[1]
     assert (last.min_clock, last.max_clock, last.applied, last.gate_wait_s) == (3, 5, 13, 2.0)
     assert last.member
+    assert last.carriers == ("tcp", "uds")
 
 
 def test_a_shard_without_a_partition_of_a_table_says_nothing_about_its_versions() -> None:

@@ -22,6 +22,7 @@ from ps_server.gate import gate_of
 from ps_server.optimizers import KNOWN
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
+from ps_wire.carrier import Message
 from ps_wire.consistency import BSP, Consistency
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.nonfinite import NonFinite
@@ -37,8 +38,8 @@ Gradients = Sequence[torch.Tensor | None]  # one per parameter, whole
 class Kept(list[bytes]):
     """An `Outlet` that keeps what it is given."""
 
-    def send(self, message: bytes) -> None:
-        self.append(message)
+    def send(self, message: Message) -> None:
+        self.append(message.encoded())
 
     def take(self) -> list[wire.Frame]:
         """The frames since the last call."""

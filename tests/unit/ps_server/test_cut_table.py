@@ -11,8 +11,10 @@ import ps_server.cut_table
 from ps_server.gate import gate_of
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
+from ps_wire.carrier import Message
 from ps_wire.consistency import ASP, BSP, Consistency
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
+from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 
 ELEMENTS = 1024
@@ -25,8 +27,8 @@ class Outlet:
         self.frames: list[wire.Frame] = []
         self.came = threading.Event()
 
-    def send(self, message: bytes) -> None:
-        self.frames.append(wire.decode(message))
+    def send(self, message: Message) -> None:
+        self.frames.append(wire.decode(message.encoded()))
         self.came.set()
 
     @property
@@ -44,7 +46,7 @@ def table_of(model: Consistency, num_workers: int = 1, partitions: int = 1) -> S
         optimizer=OptimizerSpec(name="SGD", hyperparameters=hyper),
         buckets=buckets,
     )
-    table = ShardTable(job="j", spec=spec, num_shards=1, shard=0, gate=gate_of(model))
+    table = ShardTable(job="j", spec=spec, plan=Plan(spec, 1), shard=0, gate=gate_of(model))
     assert table.partitions() == tuple(range(partitions))
     for partition in range(partitions):
         load = wire.Frame(kind=wire.Kind.LOAD, partition=partition, payload=bytes(4 * ELEMENTS))

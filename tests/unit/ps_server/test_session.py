@@ -10,6 +10,7 @@ import pytest
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_wire import frame as wire
+from ps_wire.carrier import deliver
 from ps_wire.errors import FrameMalformed, InternalError, StrangerRefused
 from ps_wire.frame import Kind
 from ps_wire.messages import parse_message, refused_from_proto
@@ -47,7 +48,7 @@ class Wire:
 
     def send(self, kind, worker=0, incarnation=1, **fields):
         frame = wire.Frame(kind=kind, worker=worker, incarnation=incarnation, **fields)
-        return self.session.receive(wire.encode(frame))
+        return self.session.receive(frame)
 
     def hello(self, worker=0, incarnation=1, *, token=None, job="j"):
         token = self.shard.make_token("j", worker, incarnation) if token is None else token
@@ -139,7 +140,7 @@ def test_garbage_closes_the_connection(garbage, authenticated):
     it = Wire()
     if authenticated:
         it.hello()
-    assert not it.session.receive(garbage)
+    assert not deliver(garbage, it.session)
     it.refusal()
     assert it.shard.refused_frames == 1
     it.connect()
@@ -209,14 +210,12 @@ def test_a_new_connection_retires_the_one_before_it():
     it.hello()
     outlet.clear()
     load = wire.Frame(kind=Kind.LOAD, incarnation=1, payload=bytes(4096))
-    assert not old.receive(wire.encode(load))
+    assert not old.receive(load)
     assert not outlet
     assert not it.shard.table("j", 0).cells()[0].loaded
     old.closed()
-    assert it.session.receive(wire.encode(load))
-    assert other.receive(
-        wire.encode(wire.Frame(kind=Kind.LOAD, worker=1, incarnation=1, payload=bytes(4096)))
-    )
+    assert it.session.receive(load)
+    assert other.receive(wire.Frame(kind=Kind.LOAD, worker=1, incarnation=1, payload=bytes(4096)))
     assert it.shard.refused_frames == 0
 
 

@@ -54,6 +54,10 @@ class QuietServer(Server):
         self.port = super()._bind(server)
         return self.port
 
+    def _listen(self) -> Any:
+        self.sockets = super()._listen()
+        return self.sockets
+
     def _set_ready(self, ready: bool) -> None:
         super()._set_ready(ready)
         if ready:

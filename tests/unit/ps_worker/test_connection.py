@@ -15,6 +15,7 @@ import ps_worker as ps
 import ps_worker.membership
 from ps_server.session import Session
 from ps_wire import frame as wire
+from ps_wire.carrier import Message
 from ps_worker.connection import refusal
 
 from .models import Mlp, loss_of
@@ -255,8 +256,8 @@ class Outlet:
     def __init__(self) -> None:
         self.frames: list[wire.Frame] = []
 
-    def send(self, message: bytes) -> None:
-        self.frames.append(wire.decode(message))
+    def send(self, message: Message) -> None:
+        self.frames.append(wire.decode(message.encoded()))
 
     def of(self, kind: wire.Kind) -> list[wire.Frame]:
         return [frame for frame in self.frames if frame.kind is kind]
@@ -286,10 +287,10 @@ def test_what_an_old_connection_still_holds_does_not_take_answers_away(one_shard
         for session in sessions:
             token = server.shard.make_token(job, 0, 1)
             hello = wire.Frame(kind=wire.Kind.HELLO, worker=0, incarnation=1, meta=token + job.encode())
-            assert session.receive(wire.encode(hello))
-        sessions[1].receive(wire.encode(push))
-        sessions[1].receive(wire.encode(pull))
-        sessions[0].receive(wire.encode(push))  # late, and a duplicate
+            assert session.receive(hello)
+        sessions[1].receive(push)
+        sessions[1].receive(pull)
+        sessions[0].receive(push)  # late, and a duplicate
         sessions[0].closed()
         go.set()
         assert pushed.wait(10)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import ps_worker as ps
+from ps_wire.carrier import Carrier
 from ps_wire.consistency import ASP, BSP, SSP
 from ps_wire.nonfinite import NonFinite
 from ps_worker import settings
@@ -18,6 +19,7 @@ FULL = {
     "PS_NUM_WORKERS": "4",
     "PS_WORKER": "2",
     "PS_NONFINITE": "apply",
+    "PS_CARRIER": "tcp",
     "PS_CONNECT_LIMIT": "1.5",
     "PS_START_LIMIT": "60",
     "PS_RETRY_LIMIT": "2e1",
@@ -29,6 +31,7 @@ def test_everything_comes_from_the_environment():
     assert got.servers == ("a:1", "b:2")
     assert (got.job, got.consistency, got.num_workers, got.worker) == ("digits", SSP(3), 4, 2)
     assert got.nonfinite is NonFinite.APPLY
+    assert got.carrier is Carrier.TCP
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (1.5, 60.0, 20.0)
 
 
@@ -41,6 +44,7 @@ def test_keywords_come_before_the_environment():
         num_workers=1,
         worker=0,
         nonfinite="skip",
+        carrier="auto",
         connect_limit=5,
         start_limit=6.5,
         retry_limit=7,
@@ -48,6 +52,7 @@ def test_keywords_come_before_the_environment():
     assert got.servers == ("c:3",)
     assert (got.job, got.consistency, got.num_workers, got.worker) == ("other", ASP(), 1, 0)
     assert got.nonfinite is NonFinite.SKIP
+    assert got.carrier is None
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (5.0, 6.5, 7.0)
 
 
@@ -55,6 +60,7 @@ def test_defaults():
     got = settings.read({"PS_SERVERS": "a:1"})
     assert (got.job, got.consistency, got.num_workers, got.worker) == ("default", BSP(), 1, None)
     assert got.nonfinite is NonFinite.ERROR
+    assert got.carrier is None
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (30.0, 600.0, 30.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -84,11 +85,13 @@ def test_a_worker_that_waits_for_a_load_hears_that_the_job_cannot_go_on(one_shar
     """At once, not at the limit: the job has lost worker 0."""
     job = fresh_name()
     name = {"servers": one_shard.servers, "job": job, "num_workers": 2, "consistency": "bsp"}
+    wrapped = threading.Event()
 
     def first():
         model = seeded(Mlp)
         worker = ps.connect(worker=0, **name)
         worker.wrap(torch.optim.Adam(model.parameters()), model)
+        assert wrapped.wait(10)
         worker._link._service.close()  # its stream ends without a word
         return worker
 
@@ -96,6 +99,7 @@ def test_a_worker_that_waits_for_a_load_hears_that_the_job_cannot_go_on(one_shar
         model = seeded(Mlp)
         with ps.connect(worker=1, **name) as worker:
             worker.wrap(torch.optim.Adam(model.parameters()), model)
+            wrapped.set()
             with pytest.raises(PsError, match="worker 0"):
                 worker._link.share_state(0, 1, [])
 

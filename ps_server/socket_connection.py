@@ -1,0 +1,214 @@
+"""One data connection over a socket, server end: a thread that reads and takes frames, one that writes.
+
+It must not know who listens, nor which kind of socket it is. A frame is taken on the thread that has received
+it, so nothing waits in between but what the system's buffers hold: while a frame is taken, the sender waits.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from ps_server.session import HELLO_LIMIT_S, MAX_OUTBOX_FRAMES, Session
+from ps_server.shard import TOKEN_BYTES, Shard
+from ps_wire.carrier import Message
+from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
+from ps_wire.frame_socket import FrameSocket
+
+MAX_HELLO_BYTES = 128  # of meta: a token and the name of a job
+MAX_OUTBOX_BYTES = 64 << 20  # of payload; from a peer that has so much to read, nothing is taken meanwhile
+BATCH_FRAMES = 16  # that leave together
+CLOSE_LIMIT_S = 3.0  # for what is queued to leave, and for the peer to read it
+
+
+class _Outbox:
+    """Messages on their way out; an `Outlet`. It holds each until it has left, or nothing leaves any more."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._room = threading.Condition()  # guards what follows
+        self._bytes = 0
+        self._closed = False
+        self._broken = False
+
+    def send(self, message: Message) -> None:
+        """See `Outlet.send`."""
+        with self._room:
+            if self._messages.qsize() >= MAX_OUTBOX_FRAMES:
+                self._close(broken=True)
+            if not self._closed:
+                self._bytes += len(message.frame.payload)
+                message.hold()
+                self._messages.put(message)
+
+    def close(self, *, broken: bool = False) -> None:
+        """No more messages; those queued still leave, unless the connection is broken. Any thread."""
+        with self._room:
+            self._close(broken=broken)
+
+    def _close(self, *, broken: bool) -> None:
+        self._broken |= broken
+        if not self._closed:
+            self._closed = True
+            self._messages.put(None)
+        self._room.notify_all()
+
+    def wait_room(self) -> None:
+        """Waits while the peer has too much to read."""
+        with self._room:
+            self._room.wait_for(lambda: self._closed or self._bytes <= MAX_OUTBOX_BYTES)
+
+    def next(self) -> list[Message]:
+        """Waits for messages, in order; none at the end. What is taken must be given to `done`."""
+        messages = [self._messages.get()]
+        while messages[-1] is not None and len(messages) < BATCH_FRAMES:
+            try:
+                messages.append(self._messages.get_nowait())
+            except queue.Empty:
+                break
+        if messages[-1] is None:
+            self._messages.put(None)
+        return [message for message in messages if message is not None]
+
+    def done(self, messages: list[Message]) -> None:
+        """They have left."""
+        for message in messages:
+            message.release()
+        with self._room:
+            before = self._bytes
+            self._bytes -= sum(len(message.frame.payload) for message in messages)
+            if self._bytes <= MAX_OUTBOX_BYTES < before:
+                self._room.notify_all()
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing leaves any more."""
+        return self._broken
+
+
+class SocketConnection:
+    """See the module's docstring. It owns the socket."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        peer: FrameSocket,
+        *,
+        carrier: str,
+        generation: int,
+        refusal: StrangerRefused | None,
+        on_greeted: Callable[[], None],
+        on_closed: Callable[[SocketConnection], None],
+    ) -> None:
+        """Nothing happens before `start`.
+
+        Args:
+            shard: whose frames come.
+            peer: connected.
+            carrier: its name, for people.
+            generation: of the shard.
+            refusal: this peer may not connect.
+            on_greeted: called once it is no stranger any more: it was greeted, or everything is freed.
+            on_closed: called when everything of it is freed.
+        """
+        self._shard = shard
+        self._peer = peer
+        self._outbox = _Outbox()
+        self._session = Session(
+            shard, self._outbox, generation=generation, token_bytes=TOKEN_BYTES, carrier=carrier
+        )
+        self._refusal = refusal
+        self._on_greeted = on_greeted
+        self._on_closed = on_closed
+        self._stopping = False
+        self._stranger = True
+        self._writer = threading.Thread(target=self._write, name="ps-send", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="ps-data", daemon=True)
+
+    def start(self) -> None:
+        """Begins to read. Raises RuntimeError where the system has no thread left."""
+        self._reader.start()
+
+    def stop(self) -> None:
+        """Takes no more frames, sends what is queued, and ends. Returns at once; any thread."""
+        self._stopping = True
+        self._outbox.close()
+        if self._stranger:
+            self._peer.cut()
+
+    def join(self, until_s: float) -> None:
+        """Waits until it has ended, which it is made to at `until_s` of the monotonic clock."""
+        self._reader.join(max(until_s - time.monotonic(), 0.0))
+        if self._reader.is_alive():
+            self._outbox.close(broken=True)
+            self._peer.cut()
+            self._reader.join(CLOSE_LIMIT_S)
+
+    def _read(self) -> None:
+        try:
+            self._receive()
+        except ConnectionLost:
+            self._outbox.close(broken=True)
+        except (FrameRefused, ProtocolMismatch) as error:
+            self._session.refuse(error)
+        except TimeoutError:
+            self._shard.count_refused()
+            self._outbox.close(broken=True)
+        finally:
+            self._session.closed()
+            self._end()
+
+    def _receive(self) -> None:
+        until_s = time.monotonic() + HELLO_LIMIT_S
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            frame = self._peer.receive(max_body_bytes=MAX_HELLO_BYTES, until_s=until_s)
+            goes_on = frame is not None and self._session.receive(frame)
+            if self._session.authenticated:
+                self._greeted()
+        finally:
+            self._writer.start()
+        while goes_on and not self._stopping:
+            self._outbox.wait_room()
+            frame = self._peer.receive()
+            if frame is None:
+                return
+            goes_on = self._session.receive(frame)
+            del frame  # it may be all that keeps 4 MiB alive
+
+    def _end(self) -> None:
+        """What is queued leaves, and the peer gets time to read it."""
+        self._outbox.close()
+        until_s = time.monotonic() + CLOSE_LIMIT_S
+        self._writer.join(CLOSE_LIMIT_S)
+        if self._writer.is_alive():
+            self._outbox.close(broken=True)
+            self._peer.cut()
+            self._writer.join()
+        elif not self._outbox.broken:
+            self._peer.discard(until_s)
+        self._peer.close()
+        self._greeted()
+        self._on_closed(self)
+
+    def _greeted(self) -> None:
+        if self._stranger:
+            self._stranger = False
+            self._on_greeted()
+
+    def _write(self) -> None:
+        while messages := self._outbox.next():
+            try:
+                if not self._outbox.broken:
+                    self._peer.send([message.frame for message in messages])
+            except ConnectionLost:
+                self._outbox.close(broken=True)
+            finally:
+                self._outbox.done(messages)
+            del messages
+        self._peer.end_sending()
+        if self._stopping or self._outbox.broken:
+            self._peer.cut()

@@ -1,0 +1,58 @@
+"""The weights of a partition, and the memory that replies about it still leave from.
+
+Legend: E = elements of the partition.
+
+A reply is bound to the version it was queued with, and may be sent from these very weights much later.
+Whoever is about to change them asks `make_writable` first: where a reply is still held, the weights go on in
+other memory, and what the reply holds stays as it is. So an apply waits for no peer, and no reply is torn. In
+BSP this hardly ever happens: a step closes when all workers have the version before it.
+
+Not thread-safe: its cell has a lock. Only holds end on other threads, which is why one look is enough.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from ps_wire.carrier import Message
+
+
+class Weights:
+    """See the module's docstring.
+
+    Attributes:
+        now: the weights, shape (E,).
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        """Takes `values`, shape (E,), over."""
+        self.now = values
+        self._replies: list[weakref.ref[Message]] = []  # who holds one also refers to it
+        self._left: list[tuple[torch.Tensor, list[Message]]] = []  # memory, and who still holds it
+
+    def sent(self, reply: Message) -> None:
+        """A reply whose payload is `now` has been made, and will be given to outlets before the next one."""
+        self._replies = [weakref.ref(other) for other in self._held()] + [weakref.ref(reply)]
+
+    def _held(self) -> list[Message]:
+        replies = [reference() for reference in self._replies]
+        return [reply for reply in replies if reply is not None and reply.held]
+
+    def make_writable(self) -> bool:
+        """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
+        held, self._replies = self._held(), []
+        if not held:
+            return False
+        before, self.now = self.now, self._unread()
+        self.now.copy_(before)
+        self._left.append((before, held))
+        return True
+
+    def _unread(self) -> torch.Tensor:
+        """Memory that nobody reads; of such, what is not needed is freed."""
+        still = [(memory, held) for memory, held in self._left if any(reply.held for reply in held)]
+        free = [memory for memory, held in self._left if not any(reply.held for reply in held)]
+        self._left = still
+        return free[0] if free else torch.empty_like(self.now)

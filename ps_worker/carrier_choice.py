@@ -1,0 +1,104 @@
+"""Which carrier a worker's data connections take: the first offer that reaches the shard, or the one wanted.
+
+A shard is reached where its HELLO comes back, so host names decide nothing. There is one choice for all
+connections of a worker: what it was, and why nothing better, is said once, and again only where it differs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from ps_wire.carrier import AUTO, MEMORY, VALID, Carrier
+from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
+from ps_wire.frame import Frame
+from ps_wire.service import DataStream, Landing, Service
+from ps_wire.v1 import shard_pb2
+
+GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer there
+
+
+class CarrierChoice:
+    """See the module's docstring. Thread-safe; `_lock` guards what was reached and said."""
+
+    def __init__(self, service: Service, wanted: Carrier | None, say: Callable[[str], None]) -> None:
+        """Takes the carrier that the person wants; None for the best one."""
+        self._service = service
+        self._wanted = wanted
+        self._say = say
+        self._lock = threading.Lock()
+        self._reached: set[int] = set()
+        self._common: tuple[str, str] | None = None  # the first choice: carrier, why nothing better
+        self._said: dict[int, tuple[str, str]] = {}  # by shard
+
+    def stream(
+        self,
+        shard: int,
+        *,
+        introduce: Callable[[], tuple[shard_pb2.OpenReply, Iterator[Frame]]],
+        landing: Landing,
+    ) -> DataStream:
+        """Opens a data connection.
+
+        Args:
+            shard: to which.
+            introduce: asks the shard for its offers and a new token; returns the frames to send, too.
+            landing: see `ps_wire.service`.
+
+        Raises:
+            ConfigurationRefused: the carrier that is wanted is not offered, or has never reached the shard.
+            PsError: no carrier reaches the shard now.
+        """
+        opened, frames = introduce()
+        offers = self._candidates(opened)
+        failed: list[tuple[str, PsError]] = []
+        for place, offer in enumerate(offers):
+            if place:
+                _, frames = introduce()  # a token is good for one HELLO, and that one may have arrived
+            try:
+                stream = self._service.stream(shard, frames, offer, landing=landing, limit_s=GREET_LIMIT_S)
+            except PsError as error:
+                failed.append((offer.name, error))
+                continue
+            self._chosen(shard, offer.name, failed)
+            return stream
+        raise self._failure(shard, failed)
+
+    def _candidates(self, opened: shard_pb2.OpenReply) -> list[shard_pb2.Carrier]:
+        offers = [offer for offer in opened.carriers if offer.name in self._service.carriers]
+        if self._wanted is None or MEMORY in self._service.carriers:
+            return offers
+        wanted = [offer for offer in offers if offer.name == self._wanted]
+        if not wanted:
+            raise ConfigurationRefused(
+                f"carrier {self._wanted} (PS_CARRIER) is not offered: the server has "
+                f"{', '.join(offer.name for offer in opened.carriers) or 'none'}; use {AUTO} or one of them",
+                carrier=str(self._wanted),
+            )
+        return wanted
+
+    def _failure(self, shard: int, failed: list[tuple[str, PsError]]) -> PsError:
+        if not failed:
+            return ConfigurationRefused(f"shard {shard} offers no carrier of this version: {VALID}")
+        tried = "; ".join(f"{name}: {error.message}" for name, error in failed)
+        with self._lock:
+            if self._wanted is None or shard in self._reached:
+                return ConnectionLost(f"no data connection to shard {shard}: {tried}")
+        return ConfigurationRefused(
+            f"carrier {self._wanted} (PS_CARRIER) does not reach shard {shard}: {tried}; use {AUTO}",
+            carrier=str(self._wanted),
+            shard=shard,
+        )
+
+    def _chosen(self, shard: int, name: str, failed: list[tuple[str, PsError]]) -> None:
+        if name == MEMORY:
+            return
+        why = ", ".join(f"{better}: {error.message}" for better, error in failed)
+        with self._lock:
+            self._reached.add(shard)
+            said = self._said.get(shard, self._common)
+            self._common = self._common or (name, why)
+            self._said[shard] = name, why
+        if said != (name, why):
+            whose = "" if said is None else f" of shard {shard}"
+            self._say(f"data{whose} goes over {name}" + (f" ({why})" if why else ""))

@@ -1,0 +1,149 @@
+"""A worker's end of a data connection over a socket: `uds` and `tcp`.
+
+It is open when the shard's HELLO is here, which proves that the right shard was reached. A thread of its own
+sends, from the memory that a frame names; the connection's thread receives, into the memory that it names.
+
+It must not know what frames mean beyond HELLO.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Self
+
+from ps_wire import frame as wire
+from ps_wire.carrier import Carrier
+from ps_wire.errors import ConnectionLost, ServerUnreachable
+from ps_wire.frame_socket import FrameSocket
+from ps_wire.service import Landing
+from ps_wire.v1 import shard_pb2
+from ps_worker import forked
+from ps_worker.connection import refusal
+
+JOIN_LIMIT_S = 5.0  # for a sending thread that was told to end; it waits for nobody then
+
+
+class SocketStream:
+    """A `DataStream`."""
+
+    def __init__(self, connected: socket.socket, frames: Iterator[wire.Frame], landing: Landing) -> None:
+        """Takes the socket over; `greet` comes next."""
+        self._peer = FrameSocket(connected)
+        self._frames = frames
+        self._landing = landing
+        self._hello: wire.Frame | None = None
+        self._sender = threading.Thread(target=self._send, name="ps-send", daemon=True)
+
+    def greet(self, until_s: float) -> None:
+        """Sends the first frame, waits for the answer, and begins to send the others.
+
+        Args:
+            until_s: of the monotonic clock.
+
+        Raises:
+            ConnectionLost: nobody answered in time, or the connection broke.
+            PsError: the shard refuses, or what answered speaks no frames.
+        """
+        self._peer.send([next(self._frames)])
+        try:
+            self._hello = self._peer.receive(until_s=until_s)
+        except TimeoutError:
+            raise ConnectionLost("connected, and no HELLO came back") from None
+        if self._hello is None:
+            raise ConnectionLost("connected, and closed before HELLO")
+        if self._hello.kind is wire.Kind.REFUSE:
+            raise refusal(self._hello)
+        self._sender.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> wire.Frame:
+        if self._hello is not None:
+            frame, self._hello = self._hello, None
+        else:
+            received = self._peer.receive(self._landing)
+            if received is None:
+                raise StopIteration
+            frame = received
+        return frame
+
+    def cancel(self) -> None:
+        """See `DataStream.cancel`."""
+        self._peer.cut()
+
+    def close(self) -> None:
+        """See `DataStream.close`."""
+        self._peer.cut()
+        if self._sender.ident is not None:
+            self._sender.join(JOIN_LIMIT_S)
+        self._peer.close()
+
+    def _send(self) -> None:
+        with contextlib.suppress(ConnectionLost):  # whoever receives finds out, too
+            for frame in self._frames:
+                self._peer.send([frame])
+        self._peer.end_sending()
+
+
+def reach(
+    offer: shard_pb2.Carrier,
+    address: str,
+    frames: Iterator[wire.Frame],
+    *,
+    landing: Landing,
+    limit_s: float,
+) -> SocketStream:
+    """Opens a data connection as the shard offers it.
+
+    Args:
+        offer: of a carrier in `DOORS`.
+        address: HOST:PORT of the shard's control plane.
+        frames: to send; the first is HELLO.
+        landing: see `ps_wire.service`.
+        limit_s: within which HELLO must be back.
+
+    Raises:
+        ServerUnreachable: nobody listens there, as far as this host can see.
+        PsError: see `SocketStream.greet`.
+    """
+    until_s = time.monotonic() + limit_s
+    try:
+        connected = DOORS[offer.name](offer.address, address, limit_s)
+    except OSError as error:
+        raise ServerUnreachable(f"{error.strerror or error}") from None
+    stream = SocketStream(connected, frames, landing)
+    try:
+        stream.greet(until_s)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _unix(name: str, _control: str, limit_s: float) -> socket.socket:
+    if not hasattr(socket, "AF_UNIX"):
+        raise OSError("no Unix sockets here")
+    address = f"\0{name[1:]}" if name.startswith("@") else name
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    forked.remember_unix(address)
+    try:
+        made.settimeout(limit_s)
+        made.connect(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _tcp(port: str, control: str, limit_s: float) -> socket.socket:
+    host = control.rpartition(":")[0].strip("[]")
+    forked.remember(f"{host}:{port}")
+    return socket.create_connection((host, int(port)), limit_s)
+
+
+DOORS: Mapping[str, Callable[[str, str, float], socket.socket]] = {Carrier.UDS: _unix, Carrier.TCP: _tcp}

@@ -1,0 +1,202 @@
+"""A job with one big partition, and connections to its shard that a test speaks over, on each carrier."""
+
+from __future__ import annotations
+
+import queue
+import struct
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+import torch
+
+import ps_worker as ps
+from ps_server.session import Session
+from ps_server.shard import TOKEN_BYTES, Shard
+from ps_wire import frame as wire
+from ps_wire.channel import CLIENT
+from ps_wire.errors import PsError
+from ps_wire.memory import MessageStream
+from ps_worker.connection import refusal
+from ps_worker.socket_stream import DOORS
+
+from ..unit.ps_worker.service import Cluster, fresh_name, run_workers  # noqa: TID252
+
+BIG = wire.MAX_PAYLOAD_BYTES // 4  # elements of the largest partition
+LIMIT_S = 20.0
+
+
+class Client(Protocol):
+    """The worker's end of one connection."""
+
+    def send(self, message: bytes) -> None:
+        """Sends bytes as one message."""
+        ...
+
+    def receive(self) -> bytes | None:
+        """The next message; None once the other end has closed the connection."""
+        ...
+
+    def close(self) -> None:
+        """Ends the connection."""
+        ...
+
+
+class GrpcClient:
+    def __init__(self, server: Cluster) -> None:
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(server.servers, options=CLIENT)
+        self._call = self._channel.stream_stream("/ps_wire.v1.Shard/Data")(iter(self._outbox.get, None))
+
+    def send(self, message: bytes) -> None:
+        self._outbox.put(message)
+
+    def receive(self) -> bytes | None:
+        return next(self._call, None)
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+
+class MemoryClient:
+    def __init__(self, server: Cluster) -> None:
+        shard: Shard = server.shards[0].shard
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._stream = MessageStream(
+            iter(self._outbox.get, None),
+            lambda outlet: Session(shard, outlet, generation=1, token_bytes=TOKEN_BYTES),
+        )
+
+    def send(self, message: bytes) -> None:
+        self._outbox.put(message)
+
+    def receive(self) -> bytes | None:
+        return next(self._stream, None)
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self._stream.cancel()
+
+
+class SocketClient:
+    """Of a carrier that is a stream of bytes; `receive` cuts it into messages."""
+
+    carrier = ""
+
+    def __init__(self, server: Cluster) -> None:
+        offers = server.shards[0]._service.carriers
+        (address,) = [offer.address for offer in offers if offer.name == self.carrier]
+        self.socket = DOORS[self.carrier](address, server.servers, LIMIT_S)
+
+    def send(self, message: bytes) -> None:
+        self.socket.sendall(message)
+
+    def receive(self) -> bytes | None:
+        head = self._read(wire.HEADER_BYTES)
+        if not head:
+            return None
+        header = wire.Header(head)
+        return head + self._read(header.padded_meta_bytes + header.payload_bytes)
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        try:
+            while len(data) < count and (part := self.socket.recv(count - len(data))):
+                data += part
+        except ConnectionError:
+            return b""
+        return bytes(data)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class UnixClient(SocketClient):
+    carrier = "uds"
+
+
+class TcpClient(SocketClient):
+    carrier = "tcp"
+
+
+SOCKETS: dict[str, Callable[[Cluster], SocketClient]] = {"uds": UnixClient, "tcp": TcpClient}
+CARRIERS: dict[str, Callable[[Cluster], Client]] = {"grpc": GrpcClient, "memory": MemoryClient, **SOCKETS}
+
+
+class Bench:
+    """A job with one big partition, and connections to its shard as its worker 0."""
+
+    def __init__(self, server: Cluster, job: str, opens: Callable[[Cluster], Any]) -> None:
+        self.shard = server.shards[0].shard
+        self.server = server
+        self.job = job
+        self._opens = opens
+        self.clients: list[Any] = []
+
+    @classmethod
+    def run(
+        cls,
+        server: Cluster,
+        carrier: str,
+        test: Callable[[Bench], None],
+        *others: Callable[[ps.Worker, ps.Table], None],
+    ) -> None:
+        """Runs a test while a worker holds the job open; each of the others is a further worker's script."""
+        job = fresh_name()
+
+        def body(worker: ps.Worker) -> None:
+            options = ps.BucketOptions(partition_bytes=wire.MAX_PAYLOAD_BYTES)
+            table = worker.table({"w": torch.zeros(BIG)}, optimizer=ps.SGD(lr=1.0), buckets=options)
+            if worker.rank:
+                others[worker.rank - 1](worker, table)
+                return
+            bench = cls(server, job, CARRIERS[carrier])
+            try:
+                test(bench)
+            finally:
+                for client in bench.clients:
+                    client.close()
+
+        run_workers(server, body, job=job, consistency="asp", num_workers=1 + len(others))
+
+    def connection(self) -> Any:
+        client = self._opens(self.server)
+        self.clients.append(client)
+        return client
+
+    def hello(self, token: bytes | None = None) -> bytes:
+        token = token or self.shard.make_token(self.job, 0, 1)
+        frame = wire.Frame(kind=wire.Kind.HELLO, worker=0, incarnation=1, meta=token + self.job.encode())
+        return wire.encode(frame)
+
+    def ready(self) -> Any:
+        client = self.connection()
+        client.send(self.hello())
+        assert self.next(client).kind is wire.Kind.HELLO
+        return client
+
+    @staticmethod
+    def next(client: Client) -> wire.Frame:
+        message = client.receive()
+        assert message is not None
+        return wire.decode(message)
+
+    @classmethod
+    def refusal(cls, client: Client) -> PsError:
+        """The error in the next frame, which must be a REFUSE."""
+        frame = cls.next(client)
+        assert frame.kind is wire.Kind.REFUSE, frame
+        return refusal(frame)
+
+
+def push(step: int, value: float) -> bytes:
+    payload = torch.full((BIG,), value).numpy().tobytes()
+    frame = wire.Frame(kind=wire.Kind.PUSH, step=step, worker=0, incarnation=1, payload=payload)
+    return wire.encode(frame)
+
+
+def pull(step: int) -> bytes:
+    meta = struct.pack("<I", 0)
+    return wire.encode(wire.Frame(kind=wire.Kind.PULL, step=step, worker=0, incarnation=1, meta=meta))

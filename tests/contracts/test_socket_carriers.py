@@ -1,0 +1,307 @@
+"""What `uds` and `tcp` owe beyond the others: they meet strangers, and see streams of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ps_worker as ps
+from ps_server import socket_connection, socket_server
+from ps_server.shard import Shard
+from ps_wire import frame as wire
+from ps_wire.errors import FrameTooLarge, StrangerRefused
+from ps_worker.socket_stream import DOORS
+
+from ..unit.ps_worker.service import Cluster, run_workers  # noqa: TID252
+from .bench import BIG, LIMIT_S, SOCKETS, Bench, pull, push
+
+FUZZ_CASES = 150
+
+
+@pytest.fixture(params=SOCKETS)
+def carrier(request: Any) -> str:
+    return request.param
+
+
+@pytest.fixture
+def in_job(carrier: str, server: Cluster) -> Callable[[Callable[[Bench], None]], None]:
+    return lambda test: Bench.run(server, carrier, test)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits for what another thread of this process does."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def announcing(frame: wire.Frame, **lengths: int) -> bytes:
+    """The header alone, with other lengths than the frame has."""
+    header = bytearray(wire.header(frame, 0))
+    header[56:60] = lengths.get("payload", 0).to_bytes(4, "little")
+    header[60:64] = lengths.get("meta", 0).to_bytes(4, "little")
+    return bytes(header)
+
+
+@pytest.mark.parametrize("cut", [1, 63, 64, 65, 100_000, -1], ids=str)
+def test_a_peer_that_vanishes_inside_a_frame_leaves_nothing_of_it(in_job: Any, cut: int):
+    """The push was never there: its step is taken from the next connection."""
+
+    def test(bench: Bench) -> None:
+        client = bench.ready()
+        client.send(push(0, 1.0)[:cut])
+        client.close()
+        other = bench.ready()
+        other.send(push(0, -2.0))
+        assert bench.next(other).kind is wire.Kind.ACK
+        other.send(pull(1))
+        assert bench.next(other).payload[:4] == torch.tensor(2.0).numpy().tobytes()
+
+    in_job(test)
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"payload": 0xFFFFFFFF}, {"meta": 0xFFFFFFFF}, {"payload": (4 << 20) + 1}]
+)
+def test_lengths_over_the_limits_are_refused_before_anything_comes(in_job: Any, lengths: dict[str, int]):
+    def test(bench: Bench) -> None:
+        client = bench.ready()
+        client.send(announcing(wire.Frame(kind=wire.Kind.PUSH, worker=0, incarnation=1), **lengths))
+        assert isinstance(bench.refusal(client), FrameTooLarge)
+        assert client.receive() is None
+
+    in_job(test)
+
+
+@pytest.mark.parametrize("lengths", [{"payload": 4 << 20}, {"meta": 4096}, {"meta": 129}])
+def test_a_stranger_cannot_announce_more_than_a_hello(in_job: Any, lengths: dict[str, int]):
+    def test(bench: Bench) -> None:
+        client = bench.connection()
+        client.send(announcing(wire.Frame(kind=wire.Kind.HELLO, worker=0, incarnation=1), **lengths))
+        error = bench.refusal(client)
+        assert isinstance(error, FrameTooLarge)
+        assert "128 are taken here" in error.message
+        assert client.receive() is None
+
+    in_job(test)
+
+
+def test_a_stranger_who_is_slow_is_closed_and_counted(in_job: Any, monkeypatch: Any):
+    """The limit is one for all of HELLO, however its bytes come."""
+    monkeypatch.setattr(socket_connection, "HELLO_LIMIT_S", 0.2)
+
+    def test(bench: Bench) -> None:
+        before = bench.shard.refused_frames
+        client = bench.connection()
+        client.send(b"P")
+        client.socket.settimeout(LIMIT_S)
+        assert client.receive() is None
+        assert bench.shard.refused_frames == before + 1
+
+    in_job(test)
+
+
+def test_strangers_are_few_and_members_do_not_count(in_job: Any, monkeypatch: Any):
+    monkeypatch.setattr(socket_server, "MAX_STRANGERS", 2)
+
+    def test(bench: Bench) -> None:
+        members = [bench.ready() for _ in range(3)]
+        strangers = [bench.connection() for _ in range(2)]
+        for stranger in strangers:
+            stranger.send(b"P")
+        sockets = bench.server.shards[0].sockets
+        until(lambda: sockets._strangers == 2)
+        assert bench.connection().receive() is None
+        strangers[0].close()
+        until(lambda: sockets._strangers == 1)
+        assert bench.ready() is not members[0]
+
+    in_job(test)
+
+
+def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(carrier: str, server: Cluster):
+    """Others go on, the memory that waits for it is bounded, and no reply is torn: each is of its version."""
+    stalled, read = threading.Event(), threading.Event()
+    rounds = 40
+
+    def other(worker: ps.Worker, table: ps.Table) -> None:
+        assert stalled.wait(LIMIT_S)
+        for _ in range(5):
+            table.push({"w": torch.full((BIG,), -1.0)})
+            table.pull().result(LIMIT_S)
+        read.set()
+
+    def test(bench: Bench) -> None:
+        client = bench.ready()
+        messages = b"".join(push(step, -1.0) + pull(step + 1) for step in range(rounds))
+        with contextlib.suppress(OSError):
+            threading.Thread(target=client.send, args=(messages,), daemon=True).start()
+        (cell,) = bench.shard.table(bench.job, 0).cells()
+        bound = socket_connection.MAX_OUTBOX_BYTES // wire.MAX_PAYLOAD_BYTES + 2
+        until(lambda: len(cell._weights._left) >= bound - 3)
+        stalled.set()
+        assert read.wait(LIMIT_S)
+        assert len(cell._weights._left) <= bound
+        for step in range(rounds):
+            ack, pulled = bench.next(client), bench.next(client)
+            assert (ack.kind, ack.step) == (wire.Kind.ACK, step)
+            values = torch.frombuffer(bytearray(pulled.payload), dtype=torch.float32)
+            assert torch.equal(values, torch.full((BIG,), float(pulled.version)))
+
+    Bench.run(server, carrier, test, other)
+
+
+def test_mutated_frames_are_refused_or_taken_and_the_port_lives_on(in_job: Any):
+    """A seeded fuzz of what a member and a stranger may send; the shard then serves as before."""
+    draw = random.Random(5)
+    seeds = [
+        wire.encode(wire.Frame(kind=kind, worker=0, incarnation=1, meta=bytes(4), payload=bytes(64)))
+        for kind in wire.Kind
+    ]
+
+    def mutated() -> bytes:
+        data = bytearray(draw.choice(seeds))
+        for _ in range(draw.randrange(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        return bytes(data[: draw.randrange(1, len(data) + 1)] if draw.random() < 0.3 else data)
+
+    def test(bench: Bench) -> None:
+        for case in range(FUZZ_CASES):
+            client = bench.ready() if case % 2 else bench.connection()
+            with contextlib.suppress(OSError):
+                client.send(mutated())
+                client.socket.shutdown(socket.SHUT_WR)
+            while client.receive() is not None:
+                pass
+            client.close()
+        client = bench.ready()
+        client.send(push(0, -1.0))
+        assert bench.next(client).kind in (wire.Kind.ACK, wire.Kind.REFUSE)
+        client.send(pull(0))
+        bench.next(client)
+
+    in_job(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs to become another user")
+def test_a_unix_socket_takes_no_process_of_another_user(server: Cluster):
+    """It may speak frames as it likes: who it is decides."""
+    (address,) = [offer.address for offer in server.shards[0]._service.carriers if offer.name == "uds"]
+    code = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect('\\0' + sys.argv[1]);"
+        "sys.stdout.buffer.write(s.recv(65536))"
+    )
+    outcome = subprocess.run(
+        ["/usr/bin/env", "python3", "-c", code, address[1:]],
+        user=65534,
+        stdout=subprocess.PIPE,
+        cwd="/",
+        timeout=LIMIT_S,
+        check=True,
+    )
+    refusal = wire.decode(outcome.stdout)
+    assert refusal.kind is wire.Kind.REFUSE
+    assert StrangerRefused.__name__.encode() in bytes(refusal.meta)
+    assert b"user 65534" in bytes(refusal.meta)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_without_descriptors_it_says_so_once_and_goes_on(server: Cluster, caplog: Any):
+    (address,) = [offer.address for offer in server.shards[0]._service.carriers if offer.name == "tcp"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    client = socket.socket()
+    lowest = os.dup(0)
+    os.close(lowest)
+    with caplog.at_level(logging.ERROR, logger="ps_server"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            client.connect(("127.0.0.1", int(address)))
+            until(lambda: "cannot take a data connection" in caplog.text)
+            assert not server.shards[0].sockets._stopping.wait(3 * socket_server.PAUSE_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        client.sendall(bytes(64))
+        client.settimeout(LIMIT_S)
+        assert wire.decode(client.recv(4096)).kind is wire.Kind.REFUSE
+    client.close()
+    assert caplog.text.count("cannot take a data connection") == 1
+
+
+def used_descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, not paths
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_nothing_is_left_of_connections_that_have_ended(server: Cluster):
+    """Not a descriptor, not a thread; neither of workers that left nor of peers that vanished."""
+
+    def job() -> None:
+        def body(worker: ps.Worker) -> None:
+            worker.table({"w": torch.zeros(10)}, optimizer=ps.SGD(lr=1.0)).pull().result(LIMIT_S)
+
+        run_workers(server, body, num_workers=2)
+        for opens in SOCKETS.values():
+            opens(server).close()
+        until(lambda: not server.shards[0].sockets._connections)
+
+    job()
+    threads, descriptors = threading.active_count(), used_descriptors()
+    for _ in range(3):
+        job()
+    until(lambda: threading.active_count() <= threads)
+    until(lambda: used_descriptors() <= descriptors + 2)  # gRPC keeps a spare one or two
+
+
+def test_a_server_that_stops_frees_everything(carrier: str):
+    """At once: it waits for no stranger. Nobody listens any more."""
+    shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
+    sockets = socket_server.SocketServer(shard, host="127.0.0.1", port=0, generation=1)
+    (address,) = [offer.address for offer in sockets.offers if offer.name == carrier]
+    with DOORS[carrier](address, "127.0.0.1:1", LIMIT_S) as client:
+        client.sendall(b"P")
+        until(lambda: sockets._strangers == 1)
+        started_s = time.monotonic()
+        sockets.close()
+        assert time.monotonic() - started_s < socket_connection.CLOSE_LIMIT_S
+        assert not sockets._connections
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(1) == b""
+    with pytest.raises(OSError):  # noqa: PT011 - refused
+        DOORS[carrier](address, "127.0.0.1:1", LIMIT_S)
+
+
+def test_what_a_stopping_server_has_queued_is_sent_first(carrier: str, server: Cluster):
+    """Replies to one who reads late, then the end of the stream."""
+
+    def test(bench: Bench) -> None:
+        client = bench.ready()
+        for step in range(3):
+            client.send(push(step, -1.0))
+            client.send(pull(step + 1))
+        (cell,) = bench.shard.table(bench.job, 0).cells()
+        until(lambda: cell.bytes_out >= 4 * 4 * BIG)  # the worker's own pull at the start, and three
+        for connection in bench.server.shards[0].sockets._connections.copy():
+            if connection._session.carrier == carrier:
+                connection.stop()
+        kinds = [bench.next(client).kind for _ in range(6)]
+        assert kinds == [wire.Kind.ACK, wire.Kind.PULLED] * 3
+        assert client.receive() is None
+
+    Bench.run(server, carrier, test)
