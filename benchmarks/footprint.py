@@ -54,7 +54,8 @@ def main() -> None:
         with_limit=False,
     )
     tenth = max(1, setup.rounds // 10)
-    with showing(make_error_console()) as watcher, started(setup, watcher) as (_, parties):
+    with showing(make_error_console()) as watcher, started(setup, watcher) as run:
+        parties = run.parties
         watcher.phase("rounds", len(parties) * (WARM_UP_ROUNDS + setup.rounds))
         project = parties[0]
         looks: list[tuple[int, int]] = []

@@ -22,9 +22,9 @@ from rich.table import Table
 from targets import ROWS, Figures, Row
 
 from ps_lab.bench import usage
-from ps_lab.bench.carriers import BUILT_CARRIERS
 from ps_lab.cluster import Cluster, command_path
 from ps_lab.display import make_console, make_error_console
+from ps_wire.carrier import Carrier
 
 HERE = Path(__file__).resolve().parent
 
@@ -96,7 +96,7 @@ def typed(options: dict[str, str]) -> list[str]:
 
 def cells(row: Row, runs: Runs) -> tuple[str, str]:
     """What was measured, and the verdict."""
-    if row.value is None or row.carrier not in BUILT_CARRIERS:
+    if row.value is None or row.carrier not in set(Carrier):
         return "", "not built"
     if row.peer in VARIABLES and find_python(row.peer) is None:
         return "", f"no {row.peer} here"

@@ -1,30 +1,28 @@
-"""The carriers that a bench can ask for, and which of them carries."""
+"""Which carrier a job of a bench got, as the servers say; `auto` is decided between them and the workers."""
 
 from __future__ import annotations
 
-from ps_wire.errors import UsageError
-
-CARRIERS = ("auto", "shm", "uds", "tcp", "grpc")
-BUILT_CARRIERS = frozenset({"grpc"})  # the others are asked of the workers, which cannot give them yet
+from ps_lab.errors import BenchFailed
+from ps_lab.observer import ask
 
 
-def check_carrier(asked: str) -> str:
-    """The carrier that was asked for.
+def carrier_of(servers: tuple[str, ...], job: str) -> str:
+    """The name of the carrier that all workers of a job have.
 
     Raises:
-        UsageError: there is none of that name.
+        BenchFailed: they have different ones, so that no figure would be of one carrier.
+        ServerUnreachable: a server does not answer.
     """
-    if asked not in CARRIERS:
-        raise UsageError(f"--carrier must be one of {', '.join(CARRIERS)}, got {asked!r}")
-    return asked
+    found = ask(servers).job(job)
+    assert found is not None, "its workers have joined"
+    names = {name for table in found.tables for worker in table.workers for name in worker.carriers}
+    if len(names) != 1:
+        raise BenchFailed(
+            f"the workers have {', '.join(sorted(names)) or 'no carrier'}: name one with --carrier"
+        )
+    return names.pop()
 
 
-def carrier_of(asked: str) -> str:
-    """What carries the data: the one that was asked for, if it is built."""
-    return asked if asked in BUILT_CARRIERS else "grpc"
-
-
-def carrier_text(asked: str) -> str:
+def carrier_text(carrier: str, asked: str) -> str:
     """What carries, and what was asked for if that is another; for people."""
-    carrier = carrier_of(asked)
-    return carrier if asked == carrier else f"{carrier} (asked for: {asked})"
+    return carrier if asked == carrier else f"{carrier} ({asked})"

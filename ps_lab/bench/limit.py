@@ -11,19 +11,18 @@ from ps_lab.bench.shapes import ITEM_BYTES
 from ps_lab.cluster import HOST, free_ports
 
 NAME = "limit"
+SHARED_MEMORY = "shm"
 CONNECTIONS = 1  # of a worker to each server, as the project has
 
 
-def plan(setup: Setup) -> tuple[ProcessPlan, ...]:
+def plan(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:
     """The processes that measure it."""
-    return _memory(setup) if setup.carrier == "shm" else _sockets(setup)
+    return _memory(setup) if carrier == SHARED_MEMORY else _sockets(setup, carrier)
 
 
 def copies(setup: Setup) -> int:
-    """How many times the weights' bytes they hold at least."""
-    if setup.carrier == "shm":
-        return 2 + setup.state_slots + setup.num_workers
-    return 1 + 3 * setup.num_workers
+    """How many times the weights' bytes they hold at least, whichever carrier it comes to."""
+    return min(2 + setup.state_slots + setup.num_workers, 1 + 3 * setup.num_workers)
 
 
 def _memory(setup: Setup) -> tuple[ProcessPlan, ...]:
@@ -37,8 +36,8 @@ def _memory(setup: Setup) -> tuple[ProcessPlan, ...]:
     return (ProcessPlan(name=NAME, command=command, configuration=configuration),)
 
 
-def _sockets(setup: Setup) -> tuple[ProcessPlan, ...]:
-    addresses = _unix(setup.num_servers) if setup.carrier == "uds" else _tcp(setup.num_servers)
+def _sockets(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:
+    addresses = _unix(setup.num_servers) if carrier == "uds" else _tcp(setup.num_servers)
     command = run_module("ps_lab.bench.children.socket_limit")
     share = -(-setup.parameters // (setup.num_servers * CONNECTIONS)) * ITEM_BYTES
     servers = [

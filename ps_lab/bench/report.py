@@ -7,7 +7,6 @@ from rich.table import Table
 from ps_lab.bench import limit
 from ps_lab.bench.carriers import carrier_text
 from ps_lab.bench.roundtrip import PROJECT, Outcome
-from ps_lab.bench.setup import Setup
 from ps_lab.bench.step import ALONE, DDP, StepOutcome
 
 
@@ -15,7 +14,7 @@ def roundtrip_table(outcome: Outcome) -> Table:
     """A row per party."""
     setup = outcome.setup
     table = Table(
-        title=_title(setup),
+        title=_title(outcome),
         title_justify="left",
         caption="a round: every worker pushes every gradient and has pulled every new weight; project / it: "
         "ratio of medians; GB/s each way and CPU seconds per GB: of all workers and all processes of the row",
@@ -27,7 +26,7 @@ def roundtrip_table(outcome: Outcome) -> Table:
     for name in outcome.rounds:
         summary, cpu_s = outcome.summary(name), outcome.cpu_s_per_gb(name)
         table.add_row(
-            f"the machine's limit ({_limit_text(setup)})" if name == limit.NAME else name,
+            f"the machine's limit ({_limit_text(outcome)})" if name == limit.NAME else name,
             f"{summary.median:.4f}",
             f"{summary.p90:.4f}",
             "" if name == PROJECT else f"{outcome.ratio(name):.2f}",
@@ -43,7 +42,7 @@ def step_table(outcome: StepOutcome) -> Table:
     table = Table(
         title=f"{setup.model}: {outcome.parameters:,} parameters in {outcome.tensors} tensors, batch "
         f"{setup.batch_size}; servers {setup.num_servers}, workers {setup.num_workers}, {setup.consistency}, "
-        f"{setup.optimizer}, {carrier_text(setup.asked_carrier)}, {setup.rounds} rounds",
+        f"{setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}, {setup.rounds} rounds",
         title_justify="left",
         caption="seconds per training step; beyond: less those of compute alone; / DDP: against "
         "DistributedDataParallel over gloo with the fused optimizer; hidden: the share of what is added "
@@ -70,15 +69,17 @@ def step_table(outcome: StepOutcome) -> Table:
     return table
 
 
-def _title(setup: Setup) -> str:
+def _title(outcome: Outcome) -> str:
+    setup = outcome.setup
     return (
         f"{setup.model}: {setup.parameters:,} parameters in {len(setup.shapes)} tensors, "
         f"{setup.weight_bytes / 1e6:,.1f} MB; servers {setup.num_servers}, workers {setup.num_workers}, "
-        f"{setup.consistency}, {setup.optimizer}, {carrier_text(setup.asked_carrier)}, {setup.rounds} rounds"
+        f"{setup.consistency}, {setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}, "
+        f"{setup.rounds} rounds"
     )
 
 
-def _limit_text(setup: Setup) -> str:
-    if setup.carrier == "shm":
-        return "sum and optimizer" if setup.consistency == "bsp" else "optimizer and copy"
-    return "Unix sockets" if setup.carrier == "uds" else "TCP sockets"
+def _limit_text(outcome: Outcome) -> str:
+    if outcome.carrier == limit.SHARED_MEMORY:
+        return "sum and optimizer" if outcome.setup.consistency == "bsp" else "optimizer and copy"
+    return "Unix sockets" if outcome.carrier == "uds" else "TCP sockets"

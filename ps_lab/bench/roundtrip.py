@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ps_lab.bench import limit, usage
+from ps_lab.bench.carriers import carrier_of
 from ps_lab.bench.figures import Round, Summary, cpu_s_per_gb, summarize
 from ps_lab.bench.parties import WARM_UP_ROUNDS, interleave
 from ps_lab.bench.peers import PEERS, Peer
@@ -35,6 +36,7 @@ class Outcome:
 
     Attributes:
         setup: of the run.
+        carrier: that the project's workers had.
         rounds: of each party, by name: the project, the peers, and the limit if it was measured.
         server_peak_rss_bytes: resident memory of the project's servers at its peak, all servers together;
             None where the system does not say.
@@ -42,6 +44,7 @@ class Outcome:
     """
 
     setup: Setup
+    carrier: str
     rounds: Mapping[str, list[Round]]
     server_peak_rss_bytes: int | None
     server_state_bytes: int
@@ -72,7 +75,7 @@ class Outcome:
             "bytes": setup.weight_bytes,
             "num_servers": setup.num_servers,
             "num_workers": setup.num_workers,
-            "carrier": setup.carrier,
+            "carrier": self.carrier,
             "optimizer": setup.optimizer,
             "consistency": setup.consistency,
             "rounds": setup.rounds,
@@ -85,11 +88,24 @@ class Outcome:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All that takes part, ready for its first round.
+
+    Attributes:
+        session: that holds the processes.
+        parties: the project first, then the peers, the limit last.
+        carrier: that the project's workers have.
+    """
+
+    session: Session
+    parties: list[ProcessParty]
+    carrier: str
+
+
 @contextmanager
-def started(
-    setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
-) -> Iterator[tuple[Session, list[ProcessParty]]]:
-    """All parties, ready for their first round: the project first, the limit last; they end with the block.
+def started(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Iterator[Started]:
+    """Starts all parties; they end with the block.
 
     Args:
         setup: who does rounds of what.
@@ -103,14 +119,9 @@ def started(
     """
     check_memory(setup, peers, available_bytes=usage.available_bytes())
     watcher.phase("starting servers", 0)
-    session = Session(
-        num_servers=setup.num_servers,
-        environment={"PS_CARRIER": setup.asked_carrier},
-        on_line=watcher.line,
-    )
-    with session:
+    with Session(num_servers=setup.num_servers, on_line=watcher.line) as session:
         watcher.phase("starting workers and peers", 0)
-        yield session, _start(session, setup, peers)
+        yield _start(session, setup, peers)
 
 
 def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Outcome:
@@ -118,15 +129,16 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
 
     Args and errors are those of `started`.
     """
-    with started(setup, watcher, peers=peers) as (session, parties):
-        watcher.phase("rounds", len(parties) * (WARM_UP_ROUNDS + setup.rounds))
-        rounds = interleave(parties, setup.rounds, on_round=watcher.advance)
-        peaks = [usage.peak_rss_bytes(server.pid) for server in session.cluster.servers]
-        status = ask(session.cluster.addresses)
+    with started(setup, watcher, peers=peers) as run:
+        watcher.phase("rounds", len(run.parties) * (WARM_UP_ROUNDS + setup.rounds))
+        rounds = interleave(run.parties, setup.rounds, on_round=watcher.advance)
+        peaks = [usage.peak_rss_bytes(server.pid) for server in run.session.cluster.servers]
+        status = ask(run.session.cluster.addresses)
     job = status.job(JOB)
     assert job is not None, "the servers keep a job until they stop"
     return Outcome(
         setup=setup,
+        carrier=run.carrier,
         rounds=rounds,
         server_peak_rss_bytes=None if None in peaks else sum(peak or 0 for peak in peaks),
         server_state_bytes=sum(table.weight_bytes + table.optimizer_bytes for table in job.tables),
@@ -161,13 +173,21 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f}"
 
 
-def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> list[ProcessParty]:
-    job = Job(name=JOB, consistency=setup.consistency, num_workers=setup.num_workers, script=SCRIPT)
+def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started:
+    job = Job(
+        name=JOB,
+        consistency=setup.consistency,
+        num_workers=setup.num_workers,
+        script=SCRIPT,
+        carrier=setup.asked_carrier,
+    )
     configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
     limit_s = setup.limit_s
     parties = [session.start_workers(job, configuration, name=PROJECT, limit_s=limit_s)]
     parties += [session.start(name, peers[name].plan(setup), limit_s=limit_s) for name in setup.peers]
-    if setup.with_limit:
-        parties.append(session.start(limit.NAME, limit.plan(setup), limit_s=limit_s))
     session.wait_ready(limit_s=limit_s)
-    return parties
+    carrier = carrier_of(session.cluster.addresses, JOB)
+    if setup.with_limit:
+        parties.append(session.start(limit.NAME, limit.plan(setup, carrier), limit_s=limit_s))
+        session.wait_ready(limit_s=limit_s)
+    return Started(session=session, parties=parties, carrier=carrier)

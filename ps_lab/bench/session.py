@@ -118,19 +118,15 @@ class Session:
         self,
         *,
         num_servers: int,
-        environment: Mapping[str, str],
         on_line: Callable[[str, str], None],
     ) -> None:
         """Starts nothing yet.
 
         Args:
             num_servers: of the project.
-            environment: added to ours, of the project's processes.
             on_line: takes the last lines of a process that failed, with its name.
         """
-        self.cluster = Cluster(
-            num_servers=num_servers, on_line=self._line, environment={**os.environ, **environment}
-        )
+        self.cluster = Cluster(num_servers=num_servers, on_line=self._line)
         self._events: queue.SimpleQueue[Any] = self.cluster.events
         self._on_line = on_line
         self._lines: dict[str, deque[str]] = {}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ps_lab.bench.carriers import carrier_of, check_carrier
 from ps_lab.bench.optimizers import OPTIMIZERS, check_optimizer
 from ps_lab.bench.shapes import Shapes, bytes_of, parameters_of
+from ps_wire import carrier as carriers
 from ps_wire.consistency import parse
 from ps_wire.errors import UsageError
 
@@ -24,7 +24,7 @@ class Setup:
         shapes: of all parameters, float32.
         num_servers: of the project, and of peers that have several.
         num_workers: of every party.
-        asked_carrier: of `CARRIERS`.
+        asked_carrier: as typed; `auto` leaves it to the servers and workers.
         consistency: of the project's job, as it prints itself.
         optimizer: of all parties, by its name on the command line.
         rounds: that are kept.
@@ -51,7 +51,7 @@ class Setup:
         ):
             if number < 1:
                 raise UsageError(f"{name} must be >= 1, got {number}")
-        check_carrier(self.asked_carrier)
+        carriers.parse(self.asked_carrier)
         check_optimizer(self.optimizer)
         parse(self.consistency)
 
@@ -74,11 +74,6 @@ class Setup:
     def bytes_per_round(self) -> int:
         """Pushed and pulled by all workers together."""
         return 2 * self.num_workers * self.weight_bytes
-
-    @property
-    def carrier(self) -> str:
-        """What carries the data."""
-        return carrier_of(self.asked_carrier)
 
     @property
     def limit_s(self) -> float:

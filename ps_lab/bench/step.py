@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ps_lab.bench.carriers import carrier_of, check_carrier
+from ps_lab.bench.carriers import carrier_of
 from ps_lab.bench.figures import Round, Summary, summarize
 from ps_lab.bench.optimizers import check_optimizer
 from ps_lab.bench.parties import WARM_UP_ROUNDS, Party, interleave
@@ -20,6 +20,7 @@ from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session, run_module
 from ps_lab.bench.watcher import Watcher
 from ps_lab.cluster import Job, free_ports
+from ps_wire import carrier as carriers
 from ps_wire.consistency import parse
 from ps_wire.errors import UsageError
 
@@ -84,7 +85,7 @@ class StepSetup:
             raise UsageError(f"--model {self.model!r} is not known; there are {', '.join(MODELS)}")
         if self.split > 1 and self.model != "mlp":
             raise UsageError("--split cuts the parameters of the mlp only")
-        check_carrier(self.asked_carrier)
+        carriers.parse(self.asked_carrier)
         check_optimizer(self.optimizer)
         parse(self.consistency)
 
@@ -121,12 +122,14 @@ class StepOutcome:
 
     Attributes:
         setup: of the run.
+        carrier: that the project's workers had.
         parameters: elements of the model.
         tensors: that they lie in.
         rounds: of each party, by its name.
     """
 
     setup: StepSetup
+    carrier: str
     parameters: int
     tensors: int
     rounds: Mapping[str, list[Round]]
@@ -170,7 +173,7 @@ class StepOutcome:
             "batch_size": setup.batch_size,
             "num_servers": setup.num_servers,
             "num_workers": setup.num_workers,
-            "carrier": carrier_of(setup.asked_carrier),
+            "carrier": self.carrier,
             "optimizer": setup.optimizer,
             "consistency": setup.consistency,
             "rounds": setup.rounds,
@@ -195,19 +198,16 @@ def measure(setup: StepSetup, watcher: Watcher) -> StepOutcome:
         Interrupted: a signal came; everything has been ended.
     """
     watcher.phase("starting servers", 0)
-    session = Session(
-        num_servers=setup.num_servers,
-        environment={"PS_CARRIER": setup.asked_carrier},
-        on_line=watcher.line,
-    )
-    with session:
+    with Session(num_servers=setup.num_servers, on_line=watcher.line) as session:
         watcher.phase("starting workers", 0)
         parties = _start(session, setup)
         first, *_ = session.wait_ready(limit_s=LIMIT_S).values()
+        carrier = carrier_of(session.cluster.addresses, _job_name(0))
         watcher.phase("rounds", len(parties) * (WARM_UP_ROUNDS + setup.rounds))
         rounds = interleave(parties, setup.rounds, on_round=watcher.advance)
     return StepOutcome(
         setup=setup,
+        carrier=carrier,
         parameters=first["parameters"],
         tensors=first["tensors"],
         rounds={name: [_per_step(item) for item in items] for name, items in rounds.items()},
@@ -225,14 +225,19 @@ def _start(session: Session, setup: StepSetup) -> list[Party]:
     parties: list[Party] = [session.start(ALONE, _ranks(ALONE, configuration, setup), limit_s=LIMIT_S)]
     for number, variant in enumerate(setup.variants):
         job = Job(
-            name=f"step-{number}",
+            name=_job_name(number),
             consistency=setup.consistency,
             num_workers=setup.num_workers,
             script=SCRIPT,
+            carrier=setup.asked_carrier,
         )
         own = configuration | {"mode": "project"} | asdict(variant)
         parties.append(session.start_workers(job, own, name=variant.name, limit_s=LIMIT_S))
     return [*parties, session.start(DDP, _ranks(DDP, configuration, setup), limit_s=LIMIT_S)]
+
+
+def _job_name(variant: int) -> str:
+    return f"step-{variant}"
 
 
 def _ranks(mode: str, configuration: Mapping[str, object], setup: StepSetup) -> list[ProcessPlan]:

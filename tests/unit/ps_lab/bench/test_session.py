@@ -24,7 +24,7 @@ def _shown() -> list[tuple[str, str]]:
 @pytest.fixture(name="session")
 def _session(shown: list[tuple[str, str]]) -> Iterator[Session]:
     """Without servers: they are a cluster's affair."""
-    with Session(num_servers=0, environment={}, on_line=lambda *line: shown.append(line)) as made:
+    with Session(num_servers=0, on_line=lambda *line: shown.append(line)) as made:
         yield made
     assert all(child.exit_code is not None for child in made._children)
 

@@ -33,7 +33,7 @@ SETUP = StepSetup(
 def outcome(**seconds: float) -> StepOutcome:
     times = {ALONE: 1.0, DDP: 3.0, ON.name: 1.5, OFF.name: 2.0} | seconds
     rounds = {name: [Round(seconds=value, cpu_s=None)] for name, value in times.items()}
-    return StepOutcome(setup=SETUP, parameters=10, tensors=2, rounds=rounds)
+    return StepOutcome(setup=SETUP, carrier="grpc", parameters=10, tensors=2, rounds=rounds)
 
 
 def test_what_counts_is_the_time_beyond_compute_against_that_of_ddp() -> None:
