@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
 
-.PHONY: install demo test check bench protos api clean
+.PHONY: install demo test check bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -21,6 +21,9 @@ check: $(VENV)/installed-test
 bench: $(VENV)/installed-test
 	$(PY) benchmarks/run.py
 
+# Peers that do not fit into our environment; MXNet's last release needs Python 3.11 or older.
+bench-peers: .venv-mxnet/installed .venv-tensorflow/installed
+
 protos: $(VENV)/installed-test
 	$(PY) protos/generate.py
 
@@ -28,7 +31,7 @@ api: $(VENV)/installed-test
 	$(PY) docs/generate.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-mxnet .venv-tensorflow build *.egg-info
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
@@ -38,3 +41,8 @@ $(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/python
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1' && $(PY) -m pip install --quiet -c constraints.txt -e '.[examples,frameworks]' --group test --group check && touch $@
+
+.venv-mxnet/installed: REQUIREMENTS = mxnet==1.9.1 numpy==1.23.5
+.venv-tensorflow/installed: REQUIREMENTS = tensorflow-cpu==2.21.0
+.venv-%/installed:
+	python3 -m venv $(@D) && $(@D)/bin/python -m pip install --quiet $(REQUIREMENTS) && touch $@

@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from roundtrip import background, free_port, wait_serving
 
+from ps_lab.cluster import Cluster
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 SCRIPT = """
@@ -37,13 +36,10 @@ with ps.connect() as worker:
 
 
 def main() -> None:
-    port = free_port()
-    address = f"127.0.0.1:{port}"
     latencies: dict[str, list[float]] = {"health": [], "status": []}
     with ExitStack() as stack:
-        server = str(Path(sys.executable).parent / "ps-server")
-        stack.enter_context(background([server, "--port", str(port)], {}))
-        wait_serving([address])
+        cluster = stack.enter_context(Cluster(num_servers=1, on_line=lambda _name, _line: None))
+        (address,) = cluster.addresses
         environment = os.environ | {"PS_SERVERS": address, "PS_CONSISTENCY": "asp", "PS_JOB": "big"}
         worker = subprocess.Popen(
             [sys.executable, "-c", SCRIPT], env=environment, stdout=subprocess.PIPE, text=True

@@ -1,67 +1,129 @@
 """`make bench`: every figure that has a target, measured now, with pass or miss.
 
-The row against MXNet needs PS_BENCH_MXNET_PYTHON (a python with mxnet==1.9.1 and numpy==1.23.5); without
-it the round is timed alone and the row says so. Ratios count, seconds do not: machines are shared and noisy.
+Few rounds, for a look; `--rounds 20` for figures to keep. Rows about what does not exist yet say "not built",
+rows whose peer is not installed (`make bench-peers`) say so. Ratios count, seconds do not: machines are
+shared and noisy.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
+import math
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+from peers import VARIABLES, find_python
 from rich.table import Table
+from targets import ROWS, Figures, Row
+
+from ps_lab.bench import usage
+from ps_lab.cluster import Cluster, command_path
+from ps_lab.display import make_console, make_error_console
+from ps_wire.carrier import Carrier
 
 HERE = Path(__file__).resolve().parent
-SLICES = 2  # one per worker
 
 
-def run(script: str, *arguments: str) -> dict[str, Any]:
-    """A script's JSON line."""
-    command = [sys.executable, str(HERE / script), *arguments]
-    outcome = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, text=True, check=True)
-    figures: dict[str, Any] = json.loads(outcome.stdout.strip().splitlines()[-1])
-    return figures
+class RunFailed(Exception):
+    """A benchmark ended with a failure, which it has described."""
+
+
+class Runs:
+    """See `targets.Runs`; each run is a process of its own, made once."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._console = make_error_console()
+        self.roundtrip = cache(self._roundtrip)
+        self.step = cache(self._step)
+        self.footprint = cache(self._footprint)
+        self.latency = cache(self._latency)
+        self.worker_cost = cache(self._worker_cost)
+        self.idle_server_bytes = cache(self._idle_server_bytes)
+
+    def _roundtrip(self, **options: str) -> Figures:
+        return self._figures([sys.executable, str(HERE / "roundtrip.py")], options)
+
+    def _step(self, **options: str) -> Figures:
+        return self._figures([command_path("ps-lab"), "bench", "step"], options)
+
+    def _footprint(self, **options: str) -> Figures:
+        return self._line("footprint.py", options)
+
+    def _latency(self) -> Figures:
+        return self._line("control_latency.py", {})
+
+    def _worker_cost(self) -> Figures:
+        return self._line("worker_cost.py", {})
+
+    def _idle_server_bytes(self) -> int:
+        with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:
+            found = usage.rss_bytes(cluster.servers[0].pid)
+        assert found is not None, "only Linux tells it"
+        return found
+
+    def _figures(self, command: Sequence[str], options: dict[str, str]) -> Figures:
+        words = [*command, "--rounds", str(self._rounds), *typed(options)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "figures.json"
+            self._run([*words, "--json", str(path)])
+            figures: Figures = json.loads(path.read_text())
+        return figures
+
+    def _line(self, script: str, options: dict[str, str]) -> Figures:
+        figures: Figures = json.loads(self._run([sys.executable, str(HERE / script), *typed(options)])[-1])
+        return figures
+
+    def _run(self, words: Sequence[str]) -> list[str]:
+        self._console.print(f"running {' '.join(Path(word).name for word in words[:8])} ...", style="dim")
+        outcome = subprocess.run(words, cwd=HERE, stdout=subprocess.PIPE, text=True, check=False)
+        if outcome.returncode == 130:
+            raise KeyboardInterrupt
+        if outcome.returncode != 0:
+            raise RunFailed(f"exit code {outcome.returncode}")
+        return outcome.stdout.strip().splitlines()
+
+
+def typed(options: dict[str, str]) -> list[str]:
+    """The options as a person types them."""
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def cells(row: Row, runs: Runs) -> tuple[str, str]:
+    """What was measured, and the verdict."""
+    if row.value is None or row.carrier not in set(Carrier):
+        return "", "not built"
+    if row.peer in VARIABLES and find_python(row.peer) is None:
+        return "", f"no {row.peer} here"
+    try:
+        value = row.value(runs)
+    except RunFailed as error:
+        return str(error), "[red]failed"
+    if math.isnan(value):
+        return "", "[yellow]too noisy"
+    return f"{value:.3g} {row.unit}", "[green]pass" if value <= row.target else "[red]miss"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    runs = Runs(parser.parse_args().rounds)
     table = Table("what", "measured", "target", "verdict")
-
-    def row(what: str, value: float, target: float, unit: str) -> None:
-        verdict = "[green]pass" if value <= target else "[red]miss"
-        table.add_row(what, f"{value:.3g} {unit}", f"<= {target:g} {unit}", verdict)
-
-    peer = ["--versus", "mxnet"] if os.environ.get("PS_BENCH_MXNET_PYTHON") else []
-    bsp = run("roundtrip.py", "--carrier", "grpc", *peer)
-    if peer:
-        row(
-            "grpc, bsp, ResNet-50, 2 workers, against MXNet dist_sync",
-            bsp["peers"]["mxnet"]["ratio"],
-            1.5,
-            "x",
-        )
-    else:
-        table.add_row(
-            "grpc, bsp, ResNet-50, 2 workers", f"{bsp['round_s']['median']:.3f} s", "no peer here", ""
-        )
-    memory = max(bsp["server_peak_above_idle_over_weights"])
-    row("server's peak above idle / (weights + slices), SGD, bsp", memory / (1 + SLICES), 1.15, "x")
-    adam = run("roundtrip.py", "--optimizer", "Adam", "--consistency", "asp")
-    memory = max(adam["server_peak_above_idle_over_weights"])
-    row("the same / (weights + state + slices), Adam, asp", memory / (1 + 2 + SLICES), 1.15, "x")
-    latency = run("control_latency.py")
-    row("slowest health check while 3 GB are applied", latency["health_ms"]["max"], 100, "ms")
-    row("slowest status call meanwhile", latency["status_ms"]["max"], 100, "ms")
-    cost = run("worker_cost.py")
-    row("wrap of 5,000 parameters", cost["wrap"]["wall_ms"], 300, "ms")
-    row("their step, the training thread beyond the bytes", cost["steps"]["16"]["beyond"]["cpu_ms"], 5, "ms")
-    row("checks of a step, 50 M parameters, of plain torch's step", 100 * cost["checks_share"]["cpu"], 1, "%")
-    Console(width=130).print(table)
+    for row in ROWS:
+        measured, verdict = cells(row, runs)
+        table.add_row(row.what, measured, f"<= {row.target:g} {row.unit}", verdict)
+    make_console().print(table)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -22,17 +22,15 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
-from roundtrip import background, free_port, wait_serving
 
 import ps_worker as ps
+from ps_lab.cluster import Cluster
 from ps_worker.gradients import Gradients
 from ps_worker.outgoing import Outgoing
 from ps_worker.weights import Weights
@@ -196,10 +194,8 @@ def beyond(step: dict[str, Times]) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        address = f"127.0.0.1:{free_port()}"
-        server = str(Path(sys.executable).parent / "ps-server")
-        stack.enter_context(background([server, "--port", address.rpartition(":")[2]], {}))
-        wait_serving([address])
+        cluster = stack.enter_context(Cluster(num_servers=1, on_line=lambda _name, _line: None))
+        (address,) = cluster.addresses
         wrap = wrap_cost(address, tries=6)
         steps = {width: step_cost(address, width, steps=30) for width in (NARROW, WIDE)}
         checks = check_cost(address, steps=12)

@@ -6,6 +6,7 @@ end; what it started itself ends with it. Two threads per child, reader and wait
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,6 +40,7 @@ class Child:
         environment: Mapping[str, str],
         on_line: Callable[[str, str], None],
         on_exit: Callable[[Child], None],
+        with_stdin: bool = False,
     ) -> None:
         """Starts it.
 
@@ -48,6 +50,7 @@ class Child:
             environment: all of it, not an addition to ours.
             on_line: called with name and line, without its end, from the reader thread.
             on_exit: called once, after the last line, from the waiter thread.
+            with_stdin: it reads what `tell` writes; otherwise its stdin is empty.
         """
         self.name = name
         self.exit_code: int | None = None
@@ -56,7 +59,7 @@ class Child:
         self._lock = threading.Lock()  # guards the pid: no signal is sent once it may be another's
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", _TETHER, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environment),
@@ -67,6 +70,16 @@ class Child:
         self._reader.start()
         self._waiter = threading.Thread(target=self._wait, name=f"{name} end", daemon=True)
         self._waiter.start()
+
+    def tell(self, text: str) -> None:
+        """Writes a line to its stdin; nothing happens if it reads no more: its end is reported anyway.
+
+        Blocks while the pipe is full, so tell only what it reads.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: closed, since it has ended
+            self._process.stdin.write(text.encode() + b"\n")
+            self._process.stdin.flush()
 
     def terminate(self) -> None:
         """Asks it to end (SIGTERM to the process itself); nothing happens if it has ended."""
@@ -102,4 +115,7 @@ class Child:
         with self._lock:
             self.exit_code = shell_code(self._process.wait())
         self._reader.join(DRAIN_S)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         self._on_exit(self)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
 from ps_wire.address import parse_servers
 from ps_wire.command import run as run_command
@@ -20,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench.app)
 
 
 class OnFailure(StrEnum):

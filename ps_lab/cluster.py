@@ -124,8 +124,13 @@ class Cluster:
     ) -> None:
         self.stop()
 
-    def start(self, job: Job) -> tuple[Child, ...]:
-        """Starts the workers of a job."""
+    @property
+    def servers(self) -> tuple[Child, ...]:
+        """The server processes, in shard order; none before it is entered."""
+        return tuple(self._servers)
+
+    def start(self, job: Job, *, with_stdin: bool = False) -> tuple[Child, ...]:
+        """Starts the workers of a job; `with_stdin`, their scripts read what `Child.tell` writes."""
         environment = {"OMP_NUM_THREADS": str(threads_per_process(job.num_workers)), **self._environment}
         started = []
         for number in range(job.num_workers):
@@ -141,7 +146,7 @@ class Cluster:
                 str(job.script),
                 *job.arguments,
             ]
-            started.append(self._spawn(f"worker {number}", command, environment))
+            started.append(self._spawn(f"worker {number}", command, environment, with_stdin=with_stdin))
             self._workers.append(started[-1])
         return tuple(started)
 
@@ -213,13 +218,16 @@ class Cluster:
                 if event is not None:
                     self._ended_well(event)
 
-    def _spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
+    def _spawn(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, with_stdin: bool = False
+    ) -> Child:
         return Child(
             name=name,
             command=command,
             environment={**environment, "PYTHONUNBUFFERED": "1"},
             on_line=self._on_line,
             on_exit=lambda child: self.events.put(Exited(child)),
+            with_stdin=with_stdin,
         )
 
     def _ended_well(self, event: Event) -> Child:

@@ -5,7 +5,8 @@
     ├── Interrupted      a signal asked the run to stop
     ├── OutputClosed     nobody reads our stdout any more
     ├── CommandMissing   one of the project's own commands is not installed
-    └── DemoFailed       the demo ran and did not reach what it must, or cannot run here
+    ├── DemoFailed       the demo ran and did not reach what it must, or cannot run here
+    └── BenchFailed      a bench cannot run here, or one of its processes hangs
 
 Errors of the servers pass through as they are.
 """
@@ -37,12 +38,22 @@ class DemoFailed(PsError):
     """The demo cannot run here, or did not reach what it must."""
 
 
-def process_failed(process: str, code: int) -> ProcessFailed:
-    """What to raise for a process that ended with `code`, in the words of a shell."""
+class BenchFailed(PsError):
+    """A bench cannot run here, or one of its processes does not answer."""
+
+
+def process_failed(process: str, code: int, *, before: str = "the workers did") -> ProcessFailed:
+    """What to raise for a process that ended with `code`, in the words of a shell.
+
+    Args:
+        process: its name.
+        code: of its exit.
+        before: what it should have outlived, if it ended well.
+    """
     if code > 128 and code - 128 in set(signal.Signals):
         how = f"was ended by {signal.Signals(code - 128).name}"
     elif code == 0:
-        how = "ended before the workers did"
+        how = f"ended before {before}"
     else:
         how = f"exited with code {code}"
     return ProcessFailed(f"{process} {how}", process=process, code=code)

@@ -22,8 +22,9 @@ APPS = {"ps-server": server.app, "ps-worker": worker.app, "ps-lab": lab.app}
 
 def options(program: str, command: str | None = None) -> dict[str, object]:
     """The options of a command, as --help shows them: name -> parameter."""
-    group = typer.main.get_command(APPS[program])
-    chosen = group.commands[command] if command is not None else group
+    chosen = typer.main.get_command(APPS[program])
+    for word in (command or "").split():
+        chosen = chosen.commands[word]
     return {
         name: parameter
         for parameter in chosen.params
@@ -71,6 +72,8 @@ def test_commands_have_the_options_that_are_used(where, words):
         assert rest == [".venv/bin/activate"], where
     else:
         command = rest.pop(0) if program == "ps-lab" else None
+        if command == "bench":
+            command += f" {rest.pop(0)}"
         known = options(program, command)
         scripts = [place for place, word in enumerate(rest) if word.endswith(".py")]
         ours, theirs = (rest[: scripts[0]], rest[scripts[0] :]) if scripts else (rest, [])
@@ -92,6 +95,24 @@ def test_the_readme_has_every_option(program):
         assert row[1] == f"`{known[name].envvar}`", name
         if row[2].startswith("`"):
             assert row[2] == f"`{known[name].default}`", name
+
+
+@pytest.mark.parametrize("command", ["bench roundtrip", "bench step"])
+def test_the_readme_has_every_option_of_a_bench(command):
+    """Names and defaults in the README's tables are those of the commands."""
+    rows = {
+        re.sub(r"[` ,].*", "", row[0].strip("`")): row for row in table("README.md", f"`ps-lab {command}`")
+    }
+    known = {
+        name: value
+        for name, value in options("ps-lab", command).items()
+        if name != "--help" and name not in value.secondary_opts
+    }
+    assert rows.keys() == known.keys()
+    for name, row in rows.items():
+        if row[1].startswith("`"):
+            default = known[name].default
+            assert row[1].strip("`") == str(known[name].show_default if default is None else default), name
 
 
 def test_the_readme_names_the_settings_without_an_option():

@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 class Recorded:
     """A child whose lines and end can be waited for."""
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, code: str, *, with_stdin: bool = False) -> None:
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.child = Child(
@@ -26,6 +26,7 @@ class Recorded:
             environment=dict(os.environ),
             on_line=lambda _name, line: self.lines.put(line),
             on_exit=lambda child: self.ends.put(child.exit_code),
+            with_stdin=with_stdin,
         )
 
     def all_lines(self) -> list[str]:
@@ -38,8 +39,8 @@ def _start() -> Iterator[type[Recorded]]:
     started: list[Recorded] = []
 
     class Started(Recorded):
-        def __init__(self, code: str) -> None:
-            super().__init__(code)
+        def __init__(self, code: str, *, with_stdin: bool = False) -> None:
+            super().__init__(code, with_stdin=with_stdin)
             started.append(self)
 
     yield Started
@@ -104,3 +105,22 @@ def test_what_it_started_ends_with_it(start: type[Recorded], killed: bool) -> No
         run.child.kill()
     run.ends.get(timeout=LIMIT_S)
     wait_gone(grandchild)
+
+
+def test_a_child_with_stdin_reads_what_it_is_told(start: type[Recorded]) -> None:
+    recorded = start("import sys\nfor line in sys.stdin: print('told', line, end='')", with_stdin=True)
+    for word in ("one", "zwei €"):
+        recorded.child.tell(word)
+        assert recorded.lines.get(timeout=LIMIT_S) == f"told {word}"
+
+
+def test_a_child_that_has_ended_is_told_in_vain(start: type[Recorded]) -> None:
+    recorded = start("", with_stdin=True)
+    assert recorded.ends.get(timeout=LIMIT_S) == 0
+    recorded.child.tell("anybody there?")
+
+
+def test_a_child_without_stdin_reads_its_end_at_once(start: type[Recorded]) -> None:
+    recorded = start("import sys; print(repr(sys.stdin.read()))")
+    assert recorded.ends.get(timeout=LIMIT_S) == 0
+    assert recorded.all_lines() == ["''"]

@@ -26,6 +26,13 @@ def ps_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["launch", "--carrier", "pigeon", "SCRIPT"], "valid are: auto, uds, tcp, grpc"),
         (["launch", "--job", "a b", "SCRIPT"], "job name 'a b'"),
         (["launch", "no/such.py"], "no/such.py is not a file"),
+        (["bench", "roundtrip", "--model", "alexnet"], "resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense"),
+        (["bench", "roundtrip", "--shapes", "no/such.json"], "no/such.json: No such file"),
+        (["bench", "roundtrip", "--shapes", "SCRIPT"], "is not JSON"),
+        (["bench", "roundtrip", "--shapes", "SCRIPT", "--model", "gpt2"], "exclude each other"),
+        (["bench", "roundtrip", "--versus", "mpi"], "gloo, torch-rpc"),
+        (["bench", "roundtrip", "--json", "no/such/folder/x.json"], "no/such/folder/x.json"),
+        (["bench", "step", "--bucket-mb", "many"], "'many'"),
         (["status"], "--servers"),
         (["status", "--servers", "nowhere"], "'nowhere' is not HOST:PORT"),
     ],
@@ -49,7 +56,7 @@ def test_a_server_that_is_not_there_ends_with_69_and_is_named() -> None:
 
 
 def test_help_is_there_for_every_command() -> None:
-    for command in ("launch", "status", "demo"):
-        done = ps_lab(command, "--help")
+    for command in ("launch", "status", "demo", "bench", "bench roundtrip", "bench step"):
+        done = ps_lab(*command.split(), "--help")
         assert done.returncode == 0
         assert done.stdout.strip()

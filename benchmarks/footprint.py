@@ -1,0 +1,96 @@
+"""The memory of all processes, and whether anything grows with the rounds.
+
+    python benchmarks/footprint.py --model gpt2 --num-workers 4 --optimizer adam --versus gloo
+    python benchmarks/footprint.py --model dlrm-dense --rounds 2000
+
+Prints one JSON line: the proportional set size of the processes of the project and of the peer at the end; of
+the project also the median of the last tenth of the rounds over that of the first, and growth of resident
+memory and of open files from the end of the first tenth to the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+
+from ps_lab.bench import usage
+from ps_lab.bench.parties import WARM_UP_ROUNDS, interleave
+from ps_lab.bench.roundtrip import PROJECT, started
+from ps_lab.bench.setup import Setup
+from ps_lab.bench.shapes import of_model
+from ps_lab.bench.watcher import showing
+from ps_lab.display import make_error_console
+from ps_lab.errors import exit_code_of
+from ps_wire.errors import PsError
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--carrier", default="auto")
+    parser.add_argument("--consistency", default="bsp")
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--versus", choices=["gloo"])
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    setup = Setup(
+        model=options.model,
+        shapes=of_model(options.model),
+        num_servers=1,
+        num_workers=options.num_workers,
+        asked_carrier=options.carrier,
+        consistency=options.consistency,
+        optimizer=options.optimizer,
+        rounds=options.rounds,
+        peers=(options.versus,) if options.versus else (),
+        with_limit=False,
+    )
+    tenth = max(1, setup.rounds // 10)
+    with showing(make_error_console()) as watcher, started(setup, watcher) as run:
+        parties = run.parties
+        watcher.phase("rounds", len(parties) * (WARM_UP_ROUNDS + setup.rounds))
+        project = parties[0]
+        looks: list[tuple[int, int]] = []
+        done = 0
+
+        def look() -> None:
+            nonlocal done
+            watcher.advance()
+            done += 1
+            if done in (len(parties) * (WARM_UP_ROUNDS + count) for count in (tenth, setup.rounds)):
+                looks.append(
+                    (
+                        sum(usage.rss_bytes(pid) or 0 for pid in project.pids),
+                        sum(usage.open_files(pid) or 0 for pid in project.pids),
+                    )
+                )
+
+        seconds = [item.seconds for item in interleave(parties, setup.rounds, on_round=look)[PROJECT]]
+        pss = {party.name: usage.pss_bytes(party.pids) for party in parties}
+    print(
+        json.dumps(
+            {
+                "pss_bytes": pss,
+                "weight_bytes": setup.weight_bytes,
+                "last_over_first": statistics.median(seconds[-tenth:]) / statistics.median(seconds[:tenth]),
+                "rss_growth_bytes": looks[-1][0] - looks[0][0],
+                "open_files_growth": looks[-1][1] - looks[0][1],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PsError as error:
+        make_error_console().print(f"{type(error).__name__}: {error.message}", markup=False)
+        raise SystemExit(exit_code_of(error)) from None

@@ -1,0 +1,108 @@
+"""What the memory allows: a round's sums and optimizer steps by one process, all cores, piece by piece.
+
+Legend: W = workers, E = elements of a piece. The arithmetic is law 1's: the mean of W gradients in rank
+order, each operation rounded once, then the optimizer. Under BSP the step writes into the other half of
+double-buffered weights: SGD out of place, others copy and step in place. Under other models each gradient is
+a step of its own, in place, and its worker's copy of the new weights is made.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ps_lab.bench.children import optimizers
+from ps_lab.bench.turns import read_configuration, take_turns
+
+PIECE_ELEMENTS = 1 << 20  # 4 MiB of float32
+
+
+class MemoryLimit:
+    """A round, without processes."""
+
+    def __init__(self, *, parameters: int, workers: int, optimizer: str, bsp: bool) -> None:
+        """Allocates and touches all memory.
+
+        Args:
+            parameters: elements of the weights.
+            workers: W.
+            optimizer: by the name of the command line.
+            bsp: one step on the mean, nothing copied; else a step and a copy per worker.
+        """
+        self._bsp = bsp
+        self._optimizer = optimizer
+        self.halves = [torch.ones(parameters) for _ in range(2 if bsp else 1)]
+        self._gradients = [torch.full((parameters,), 1e-3) for _ in range(workers)]
+        self._copies = [torch.ones(parameters) for _ in range(0 if bsp else workers)]
+        self._spans = [
+            slice(start, min(start + PIECE_ELEMENTS, parameters))
+            for start in range(0, parameters, PIECE_ELEMENTS)
+        ]
+        self._pieces = [torch.nn.Parameter(self.halves[0][span]) for span in self._spans]
+        self._steps = [optimizers.make(optimizer, [piece]) for piece in self._pieces]
+        self._scratch = threading.local()
+        self._version = 0
+
+    def round(self, map_pieces: Callable[[Callable[[int], None], range], object]) -> None:
+        """One round; `map_pieces` calls a function with every index, as `map` does, and waits."""
+        map_pieces(self._step_mean if self._bsp else self._step_each, range(len(self._spans)))
+        self._version += self._bsp
+
+    @torch.no_grad()
+    def _step_mean(self, index: int) -> None:
+        span = self._spans[index]
+        before = self.halves[self._version & 1][span]
+        after = self.halves[(self._version + 1) & 1][span]
+        mean = self._mean(span)
+        if self._optimizer == "sgd":
+            torch.add(before, mean, alpha=-optimizers.LEARNING_RATE, out=after)
+        else:
+            self._pieces[index].data = after.copy_(before)
+            self._step(index, mean)
+
+    @torch.no_grad()
+    def _step_each(self, index: int) -> None:
+        span = self._spans[index]
+        for gradient, copy in zip(self._gradients, self._copies, strict=True):
+            self._step(index, gradient[span])
+            copy[span].copy_(self.halves[0][span])
+
+    def _step(self, index: int, gradient: torch.Tensor) -> None:
+        self._pieces[index].grad = gradient
+        self._steps[index].step()
+
+    def _mean(self, span: slice) -> torch.Tensor:
+        """Shape (E,), valid until this thread's next call."""
+        first, *others = [gradient[span] for gradient in self._gradients]
+        if not others:
+            return first
+        if not hasattr(self._scratch, "mean"):
+            self._scratch.mean = torch.empty(PIECE_ELEMENTS)
+        out: torch.Tensor = self._scratch.mean[: first.numel()]
+        torch.add(first, others[0], out=out)
+        for gradient in others[1:]:
+            out.add_(gradient)
+        return out.div_(len(self._gradients))
+
+
+def main() -> None:
+    """Takes turns until told no more."""
+    configuration = read_configuration()
+    torch.set_num_threads(1)
+    limit = MemoryLimit(
+        parameters=configuration["parameters"],
+        workers=configuration["workers"],
+        optimizer=configuration["optimizer"],
+        bsp=configuration["bsp"],
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:
+        take_turns(lambda: limit.round(lambda step, pieces: list(pool.map(step, pieces))))
+
+
+if __name__ == "__main__":
+    main()

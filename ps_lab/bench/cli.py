@@ -1,0 +1,144 @@
+"""The commands under `ps-lab bench`. What is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ps_wire.errors import UsageError
+
+app = typer.Typer(
+    name="bench",
+    help="Measure the project beside its peers and the machine's own limit, in turns, in one run.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def roundtrip(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Shapes of resnet50, gpt2, gpt2-xl, vgg16 or dlrm-dense.", show_default="resnet50"),
+    ] = None,
+    shapes: Annotated[
+        Path | None, typer.Option(help="Instead: a JSON file, a list of shapes.", show_default=False)
+    ] = None,
+    num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards).")] = 1,
+    num_workers: Annotated[int, typer.Option(min=1, help="Workers, and ranks of the peers.")] = 2,
+    carrier: Annotated[str, typer.Option(help="auto, uds, tcp or grpc.")] = "auto",
+    consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
+    optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
+    rounds: Annotated[int, typer.Option(min=1, help="Of each party, without two to warm up.")] = 20,
+    versus: Annotated[str, typer.Option(help="Peers: gloo,torch-rpc.", show_default="none")] = "",
+    limit: Annotated[bool, typer.Option(help="Measure what the machine allows, too.")] = True,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
+    ] = None,
+) -> None:
+    """Time rounds: every worker pushes the gradient of every parameter and has pulled every new weight.
+
+    Rounds of the project, of each peer and of the machine's limit take turns. Exit codes: 0, 1 too little
+    memory, 64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    """
+    from ps_lab.bench import shapes as known  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench.peers import PEERS  # noqa: PLC0415
+    from ps_lab.bench.report import roundtrip_table  # noqa: PLC0415
+    from ps_lab.bench.roundtrip import measure  # noqa: PLC0415
+    from ps_lab.bench.setup import Setup, parse_peers  # noqa: PLC0415
+    from ps_lab.bench.watcher import showing  # noqa: PLC0415
+    from ps_lab.display import make_console, make_error_console  # noqa: PLC0415
+    from ps_wire.consistency import parse  # noqa: PLC0415
+
+    if model is not None and shapes is not None:
+        raise UsageError("--model and --shapes exclude each other")
+    setup = Setup(
+        model=str(shapes) if shapes is not None else model or "resnet50",
+        shapes=known.read(shapes) if shapes is not None else known.of_model(model or "resnet50"),
+        num_servers=num_servers,
+        num_workers=num_workers,
+        asked_carrier=carrier,
+        consistency=str(parse(consistency)),
+        optimizer=optimizer.lower(),
+        rounds=rounds,
+        peers=parse_peers(versus, tuple(PEERS)),
+        with_limit=limit,
+    )
+    check_writable(json_file)
+    with showing(make_error_console()) as watcher:
+        outcome = measure(setup, watcher)
+    make_console().print(roundtrip_table(outcome))
+    write_json(json_file, outcome.to_json())
+
+
+@app.command()
+def step(
+    model: Annotated[str, typer.Option(help="mlp (50 million parameters), cnn or gpt.")] = "mlp",
+    split: Annotated[
+        int, typer.Option(min=1, help="Parameters that each tensor of the mlp is cut into.")
+    ] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step, of each worker.")] = 64,
+    num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards).")] = 1,
+    num_workers: Annotated[int, typer.Option(min=1, help="Workers, and ranks of the peer.")] = 2,
+    carrier: Annotated[str, typer.Option(help="auto, uds, tcp or grpc.")] = "auto",
+    consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
+    optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
+    rounds: Annotated[int, typer.Option(min=1, help="Of four steps each, without two to warm up.")] = 10,
+    overlap: Annotated[str, typer.Option(help="on, off or on,off.")] = "on",
+    bucket_mb: Annotated[
+        str, typer.Option(help="MiB, such as 0,1,5,25,all; 0: a push per parameter.")
+    ] = "25",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
+    ] = None,
+) -> None:
+    """Time training steps: compute alone, the project, and DistributedDataParallel over gloo.
+
+    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. Exit codes:
+    0, 64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    """
+    from ps_lab.bench.report import step_table  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench.step import StepSetup, measure, parse_variants  # noqa: PLC0415
+    from ps_lab.bench.watcher import showing  # noqa: PLC0415
+    from ps_lab.display import make_console, make_error_console  # noqa: PLC0415
+    from ps_wire.consistency import parse  # noqa: PLC0415
+
+    setup = StepSetup(
+        model=model,
+        split=split,
+        batch_size=batch_size,
+        num_servers=num_servers,
+        num_workers=num_workers,
+        asked_carrier=carrier,
+        consistency=str(parse(consistency)),
+        optimizer=optimizer.lower(),
+        rounds=rounds,
+        variants=parse_variants(overlap, bucket_mb),
+    )
+    check_writable(json_file)
+    with showing(make_error_console()) as watcher:
+        outcome = measure(setup, watcher)
+    make_console().print(step_table(outcome))
+    write_json(json_file, outcome.to_json())
+
+
+def check_writable(path: Path | None) -> None:
+    """Finds out before a long run, not after it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"--json {path}: {error.strerror or error}") from None
+
+
+def write_json(path: Path | None, figures: dict[str, Any]) -> None:
+    """Writes the figures, if a file was named."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,193 @@
+"""Seconds per round: every worker pushes the gradient of every parameter and has pulled every new weight.
+
+The project, its peers and the machine's own limit are started once and take turns, round by round, since only
+ratios of medians that were taken in one run count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ps_lab.bench import limit, usage
+from ps_lab.bench.carriers import carrier_of
+from ps_lab.bench.figures import Round, Summary, cpu_s_per_gb, summarize
+from ps_lab.bench.parties import WARM_UP_ROUNDS, interleave
+from ps_lab.bench.peers import PEERS, Peer
+from ps_lab.bench.session import ProcessParty, Session
+from ps_lab.bench.setup import Setup
+from ps_lab.bench.watcher import Watcher
+from ps_lab.cluster import Job
+from ps_lab.errors import BenchFailed
+from ps_lab.observer import ask
+
+PROJECT = "project"
+JOB = "bench"
+SCRIPT = Path(__file__).with_name("children") / "project_worker.py"
+PROCESS_BYTES = 250 << 20  # of python with torch, idle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was measured.
+
+    Attributes:
+        setup: of the run.
+        carrier: that the project's workers had.
+        rounds: of each party, by name: the project, the peers, and the limit if it was measured.
+        server_peak_rss_bytes: resident memory of the project's servers at its peak, all servers together;
+            None where the system does not say.
+        server_state_bytes: weights and optimizer state that they hold.
+    """
+
+    setup: Setup
+    carrier: str
+    rounds: Mapping[str, list[Round]]
+    server_peak_rss_bytes: int | None
+    server_state_bytes: int
+
+    def summary(self, party: str) -> Summary:
+        """Seconds per round of a party."""
+        return summarize(self.rounds[party])
+
+    def ratio(self, party: str) -> float:
+        """The project's median over that party's."""
+        return self.summary(PROJECT).median / self.summary(party).median
+
+    def cpu_s_per_gb(self, party: str) -> float | None:
+        """CPU-seconds of all processes of a party per GB that all workers pushed and pulled."""
+        return cpu_s_per_gb(self.rounds[party], self.setup.bytes_per_round)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` writes."""
+        setup = self.setup
+
+        def against(party: str) -> dict[str, Any]:
+            return {"round_s": self.summary(party).to_json(), "ratio": self.ratio(party)}
+
+        return {
+            "model": setup.model,
+            "parameters": setup.parameters,
+            "tensors": len(setup.shapes),
+            "bytes": setup.weight_bytes,
+            "num_servers": setup.num_servers,
+            "num_workers": setup.num_workers,
+            "carrier": self.carrier,
+            "optimizer": setup.optimizer,
+            "consistency": setup.consistency,
+            "rounds": setup.rounds,
+            "round_s": self.summary(PROJECT).to_json(),
+            "cpu_s_per_gb": self.cpu_s_per_gb(PROJECT),
+            "server_peak_rss_bytes": self.server_peak_rss_bytes,
+            "server_state_bytes": self.server_state_bytes,
+            "peers": {name: against(name) for name in setup.peers},
+            "limit": against(limit.NAME) if setup.with_limit else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All that takes part, ready for its first round.
+
+    Attributes:
+        session: that holds the processes.
+        parties: the project first, then the peers, the limit last.
+        carrier: that the project's workers have.
+    """
+
+    session: Session
+    parties: list[ProcessParty]
+    carrier: str
+
+
+@contextmanager
+def started(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Iterator[Started]:
+    """Starts all parties; they end with the block.
+
+    Args:
+        setup: who does rounds of what.
+        watcher: is told how it gets on.
+        peers: those that `setup.peers` names.
+
+    Raises:
+        BenchFailed: they do not fit into memory, or a process hangs.
+        ProcessFailed: a process ended.
+        Interrupted: a signal came.
+    """
+    check_memory(setup, peers, available_bytes=usage.available_bytes())
+    watcher.phase("starting servers", 0)
+    with Session(num_servers=setup.num_servers, on_line=watcher.line) as session:
+        watcher.phase("starting workers and peers", 0)
+        yield _start(session, setup, peers)
+
+
+def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Outcome:
+    """Runs the bench. Call it in the main thread: it takes over the signals that stop a program.
+
+    Args and errors are those of `started`.
+    """
+    with started(setup, watcher, peers=peers) as run:
+        watcher.phase("rounds", len(run.parties) * (WARM_UP_ROUNDS + setup.rounds))
+        rounds = interleave(run.parties, setup.rounds, on_round=watcher.advance)
+        peaks = [usage.peak_rss_bytes(server.pid) for server in run.session.cluster.servers]
+        status = ask(run.session.cluster.addresses)
+    job = status.job(JOB)
+    assert job is not None, "the servers keep a job until they stop"
+    return Outcome(
+        setup=setup,
+        carrier=run.carrier,
+        rounds=rounds,
+        server_peak_rss_bytes=None if None in peaks else sum(peak or 0 for peak in peaks),
+        server_state_bytes=sum(table.weight_bytes + table.optimizer_bytes for table in job.tables),
+    )
+
+
+def check_memory(setup: Setup, peers: Mapping[str, Peer], *, available_bytes: int | None) -> None:
+    """Refuses what cannot fit: all parties are there at once.
+
+    Args:
+        setup: who takes part.
+        peers: those that it names.
+        available_bytes: of memory; None: not known, and nothing is refused.
+
+    Raises:
+        BenchFailed: the least that the parties take is more.
+    """
+    copies = {PROJECT: 2 + setup.state_slots + 2 * setup.num_workers}
+    copies |= {name: peers[name].copies(setup) for name in setup.peers}
+    copies |= {limit.NAME: limit.copies(setup)} if setup.with_limit else {}
+    processes = setup.num_servers + setup.num_workers * (1 + len(setup.peers))
+    needed = sum(copies.values()) * setup.weight_bytes + processes * PROCESS_BYTES
+    if available_bytes is not None and needed > available_bytes:
+        shares = ", ".join(f"{name} {_gib(count * setup.weight_bytes)}" for name, count in copies.items())
+        raise BenchFailed(
+            f"the bench needs at least {_gib(needed)} GiB ({shares}), and {_gib(available_bytes)} GiB are "
+            "free: leave peers out of --versus, take fewer workers, or pass --no-limit"
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f}"
+
+
+def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started:
+    job = Job(
+        name=JOB,
+        consistency=setup.consistency,
+        num_workers=setup.num_workers,
+        script=SCRIPT,
+        carrier=setup.asked_carrier,
+    )
+    configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
+    limit_s = setup.limit_s
+    parties = [session.start_workers(job, configuration, name=PROJECT, limit_s=limit_s)]
+    parties += [session.start(name, peers[name].plan(setup), limit_s=limit_s) for name in setup.peers]
+    session.wait_ready(limit_s=limit_s)
+    carrier = carrier_of(session.cluster.addresses, JOB)
+    if setup.with_limit:
+        parties.append(session.start(limit.NAME, limit.plan(setup, carrier), limit_s=limit_s))
+        session.wait_ready(limit_s=limit_s)
+    return Started(session=session, parties=parties, carrier=carrier)

@@ -1,0 +1,96 @@
+"""What a round-trip bench was asked to do, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ps_lab.bench.optimizers import OPTIMIZERS, check_optimizer
+from ps_lab.bench.shapes import Shapes, bytes_of, parameters_of
+from ps_wire import carrier as carriers
+from ps_wire.consistency import parse
+from ps_wire.errors import UsageError
+
+Peers: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Who does rounds of what.
+
+    Attributes:
+        model: a name for people.
+        shapes: of all parameters, float32.
+        num_servers: of the project, and of peers that have several.
+        num_workers: of every party.
+        asked_carrier: as typed; `auto` leaves it to the servers and workers.
+        consistency: of the project's job, as it prints itself.
+        optimizer: of all parties, by its name on the command line.
+        rounds: that are kept.
+        peers: names, in the order of their turns.
+        with_limit: measure what the machine allows, too.
+    """
+
+    model: str
+    shapes: Shapes
+    num_servers: int
+    num_workers: int
+    asked_carrier: str
+    consistency: str
+    optimizer: str
+    rounds: int
+    peers: Peers
+    with_limit: bool
+
+    def __post_init__(self) -> None:
+        for name, number in (
+            ("--num-servers", self.num_servers),
+            ("--num-workers", self.num_workers),
+            ("--rounds", self.rounds),
+        ):
+            if number < 1:
+                raise UsageError(f"{name} must be >= 1, got {number}")
+        carriers.parse(self.asked_carrier)
+        check_optimizer(self.optimizer)
+        parse(self.consistency)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the weights."""
+        return parameters_of(self.shapes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+        return bytes_of(self.shapes)
+
+    @property
+    def state_slots(self) -> int:
+        """Tensors of the weights' size in the optimizer's state."""
+        return OPTIMIZERS[self.optimizer].slots
+
+    @property
+    def bytes_per_round(self) -> int:
+        """Pushed and pulled by all workers together."""
+        return 2 * self.num_workers * self.weight_bytes
+
+    @property
+    def limit_s(self) -> float:
+        """How long a start or a round may take: a minute per GB that moves, and two for everything else."""
+        return 120.0 + 60.0 * self.bytes_per_round / 1e9
+
+
+def parse_peers(text: str, known: Sequence[str]) -> Peers:
+    """The names in "gloo,torch-rpc".
+
+    Raises:
+        UsageError: one is unknown, or there twice.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--versus {name!r} is not known; there are {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"--versus {text!r} names a peer twice")
+    return names

@@ -1,0 +1,111 @@
+"""`ps-lab bench` as a person uses it: real processes, few bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ps_lab.cluster import command_path
+
+pytestmark = pytest.mark.integration
+
+LIMIT_S = 110.0  # nine processes, most of which import torch
+
+
+def alive(mark: str) -> list[str]:
+    """The processes that carry a mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and mark.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def bench(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end; none of its processes is left then."""
+    name, value = "PS_TEST_MARK", str(tmp_path)
+    done = subprocess.run(
+        [command_path("ps-lab"), "bench", *words],
+        env=os.environ | {name: value},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert alive(f"{name}={value}") == []
+    return done
+
+
+def test_a_round_trip_beside_both_peers_and_the_limit(tmp_path: Path) -> None:
+    shapes, figures_file = tmp_path / "shapes.json", tmp_path / "figures.json"
+    shapes.write_text("[[100, 30], [100], []]")
+    done = bench(
+        tmp_path,
+        *("roundtrip", "--shapes", str(shapes), "--rounds", "3", "--optimizer", "adam"),
+        *("--versus", "gloo,torch-rpc", "--json", str(figures_file)),
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("project", "gloo", "torch-rpc", "the machine's limit"):
+        assert row in done.stdout
+    figures = json.loads(figures_file.read_text())
+    assert (figures["parameters"], figures["tensors"], figures["bytes"]) == (3101, 3, 12404)
+    assert (figures["num_servers"], figures["num_workers"], figures["rounds"]) == (1, 2, 3)
+    assert figures["carrier"] == ("uds" if sys.platform == "linux" else figures["carrier"])
+    assert figures["peers"].keys() == {"gloo", "torch-rpc"}
+    for party in (figures["limit"], *figures["peers"].values()):
+        assert party["ratio"] == figures["round_s"]["median"] / party["round_s"]["median"]
+    # weights and two moments, in partitions that are padded to whole pages
+    assert 3 * 12404 <= figures["server_state_bytes"] < 3 * (12404 + 4096 * 3)
+    assert figures["server_peak_rss_bytes"] > 50 << 20
+
+
+def test_a_step_beside_compute_alone_and_ddp(tmp_path: Path) -> None:
+    figures_file = tmp_path / "figures.json"
+    done = bench(
+        tmp_path,
+        *("step", "--model", "cnn", "--batch-size", "1", "--num-workers", "1", "--rounds", "1"),
+        *("--bucket-mb", "0", "--json", str(figures_file)),
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("compute alone", "project, overlap on, a push per parameter", "DDP (gloo)"):
+        assert row in done.stdout
+    figures = json.loads(figures_file.read_text())
+    assert (figures["tensors"], figures["steps_per_round"]) == (26, 4)
+    assert figures["project"]["bucket_mb"] == "0"
+    for party in ("alone", "project", "ddp"):
+        assert 0 < figures[party]["step_s"]["min"] <= figures[party]["step_s"]["max"]
+
+
+def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
+    mark = f"PS_TEST_MARK={tmp_path}"
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text("[[10]]")
+    running = subprocess.Popen(
+        [
+            *(command_path("ps-lab"), "bench", "roundtrip", "--shapes", str(shapes), "--versus", "gloo"),
+            *("--num-workers", "1", "--rounds", "100000000"),
+        ],
+        env=os.environ | dict([mark.split("=", 1)]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline_s = time.monotonic() + LIMIT_S
+    while not any("gloo_rank" in command for command in alive(mark)):
+        assert running.poll() is None
+        assert time.monotonic() < deadline_s
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 130, output
+    assert output.strip() == "ps-lab: Interrupted: stopped by SIGINT"
+    assert alive(mark) == []
