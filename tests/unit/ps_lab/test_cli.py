@@ -23,7 +23,7 @@ def ps_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["launch", "--on-failure", "shrug", "SCRIPT"], "stop"),
         (["launch", "--consistency", "often", "SCRIPT"], "valid are: bsp, ssp:S"),
         (["launch", "--consistency", "ssp:-1", "SCRIPT"], "staleness must be >= 0, got -1"),
-        (["launch", "--carrier", "pigeon", "SCRIPT"], "valid are: auto, uds, tcp, grpc"),
+        (["launch", "--carrier", "pigeon", "SCRIPT"], "valid are: auto, shm, uds, tcp, grpc"),
         (["launch", "--job", "a b", "SCRIPT"], "job name 'a b'"),
         (["launch", "no/such.py"], "no/such.py is not a file"),
         (["bench", "roundtrip", "--model", "alexnet"], "resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense"),
