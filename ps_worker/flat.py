@@ -87,6 +87,11 @@ def tensor_of(piece: Array, spec: ParameterSpec) -> torch.Tensor:
     return torch.from_numpy(piece.reshape(spec.shape))
 
 
+def twin(view: torch.Tensor) -> torch.Tensor:
+    """The same elements with another storage object: what moves the one's memory leaves the other's."""
+    return torch.from_numpy(view.numpy())
+
+
 def shaped(flat: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
     """A flat tensor seen as the parameter: its shape, and its strides where it has its own."""
     if spec.stride:

@@ -1,7 +1,8 @@
 """A model's parameters as views of the weights that arrive, and the proof that nobody else writes them.
 
-On a CPU a parameter of the table's dtype *is* the flat weights (`param.data` is a view of them); one on
-another device or of a smaller dtype is copied to, and rounded, when new weights are there. What a script
+On a CPU a parameter of the table's dtype *is* the flat weights (`param.data` lies in them, with a storage of
+its own: what moves it, such as `share_memory()`, must not move them); one on another device or of a smaller
+dtype, and one that has moved, is copied to, and rounded, when new weights are there. What a script
 writes into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step
 looks: version counters of all parameters, where their memory lies, and the bytes of a window of the flat
 weights that goes round (`param.data.clamp_()` bumps no counter).
@@ -17,11 +18,12 @@ from operator import attrgetter
 import torch
 
 from ps_wire.errors import ParameterUnsupported, WeightsChanged
-from ps_worker.flat import FlatBuckets
+from ps_worker.flat import FlatBuckets, twin
 
 WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
 
 _version_of = attrgetter("_version")
+_pointer_of = torch.Tensor.data_ptr
 
 
 class Weights:
@@ -32,7 +34,7 @@ class Weights:
         self._flat = flat
         self._names = list(parameters)
         self._parameters = list(parameters.values())
-        self._copied: list[int] = []
+        self._copied: set[int] = set()
         self._pointers: list[int] = []
         self._versions: list[int] = []
         self._turn = 0
@@ -40,15 +42,21 @@ class Weights:
         self._kept = torch.empty(0)
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
             if parameter.is_cpu and parameter.dtype is view.dtype:
-                parameter.data = view
+                parameter.data = twin(view)
             else:
-                self._copied.append(index)
+                self._copied.add(index)
         self._note_pointers()
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """New weights have arrived: makes autograd, other devices and smaller dtypes see them."""
+        """New weights have arrived: makes autograd, other devices and smaller dtypes see them.
+
+        Raises:
+            ParameterUnsupported: a parameter has another shape than when it was wrapped.
+        """
+        if self._moved():
+            self._follow(arrived=True)
         if self._copied:
             targets = [self._parameters[index].data for index in self._copied]
             torch._foreach_copy_(targets, [self._flat.views[index] for index in self._copied])
@@ -69,12 +77,16 @@ class Weights:
         if versions != self._versions:
             pairs = zip(versions, self._versions, self._names, strict=True)
             raise _changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
-        if [parameter.data_ptr() for parameter in self._parameters] != self._pointers:
-            self._follow()
+        if self._moved():
+            self._follow(arrived=False)
         if not torch.equal(self._window, self._kept):
             raise _changed("a parameter")
 
-    def _follow(self) -> None:
+    def _moved(self) -> bool:
+        return list(map(_pointer_of, self._parameters)) != self._pointers
+
+    def _follow(self, *, arrived: bool) -> None:
+        """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
         for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
             parameter, view = self._parameters[index], self._flat.views[index]
             if parameter.data_ptr() == pointer:
@@ -84,15 +96,13 @@ class Weights:
                     f"parameter {name!r} had shape {tuple(view.shape)} when it was wrapped and has "
                     f"{tuple(parameter.shape)} now: a table keeps its shapes; wrap a new optimizer"
                 )
-            mine = view.to(parameter.dtype)
-            if not torch.equal(parameter.detach().to("cpu"), mine):
+            if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
                 raise _changed(f"parameter {name!r}")
-            if index not in self._copied:
-                self._copied.append(index)
+            self._copied.add(index)
         self._note_pointers()
 
     def _note_pointers(self) -> None:
-        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
+        self._pointers = list(map(_pointer_of, self._parameters))
 
     def _next_window(self) -> None:
         """Keeps the bytes of another part of the flat weights."""
