@@ -142,15 +142,23 @@ def outside_of(model: torch.nn.Module, inside: Iterable[torch.Tensor]) -> dict[s
     """All that a model is made of beside a table: its buffers, and parameters without an optimizer.
 
     Raises:
-        ParameterUnsupported: one is lazy.
+        ParameterUnsupported: one cannot be packed, with the reason.
     """
     known = {id(tensor) for tensor in inside}
     named = [*model.named_parameters(), *model.named_buffers()]
     outside = {name: tensor for name, tensor in named if id(tensor) not in known}
     for name, tensor in outside.items():
-        if is_lazy(tensor):
-            raise ParameterUnsupported(f"{name!r} is lazy: run the model once before wrap")
+        fault = fault_of(tensor)
+        if fault is not None:
+            raise ParameterUnsupported(f"{name!r} {fault}")
     return outside
+
+
+def fault_of(tensor: torch.Tensor) -> str | None:
+    """Why a tensor outside tables cannot be packed, or None."""
+    if is_lazy(tensor):
+        return "is lazy: run the model once before wrap"
+    return None
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -161,22 +169,30 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
     )
 
 
-def unpack_into(blob: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies packed tensors into those of the same name. Raises what `copy_into` raises."""
-    copy_into(safetensors.torch.load(blob), tensors)
+def unpack(blob: bytes, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Packed tensors whose names begin with a prefix, by the rest of their names."""
+    loaded = safetensors.torch.load(blob)
+    return {name.removeprefix(prefix): it for name, it in loaded.items() if name.startswith(prefix)}
+
+
+def misfit(got: torch.Tensor | None, tensor: torch.Tensor) -> str | None:
+    """Why an unpacked tensor cannot be copied into one of the same name, or None."""
+    if got is not None and got.shape == tensor.shape:
+        return None
+    shape = "missing" if got is None else f"of shape {tuple(got.shape)}"
+    return f"has shape {tuple(tensor.shape)} here; in the job it is {shape}"
 
 
 def copy_into(loaded: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies tensors into those of the same name.
+    """Copies unpacked tensors into those of the same name.
 
     Raises:
         UsageError: a name or shape differs; nothing was copied.
     """
     for name, tensor in tensors.items():
-        got = loaded.get(name)
-        if got is None or got.shape != tensor.shape:
-            shape = "missing" if got is None else f"of shape {tuple(got.shape)}"
-            raise UsageError(f"{name!r} has shape {tuple(tensor.shape)} here; in the job it is {shape}")
+        fault = misfit(loaded.get(name), tensor)
+        if fault is not None:
+            raise UsageError(f"{name!r} {fault}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(loaded[name])
