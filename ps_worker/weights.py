@@ -2,10 +2,10 @@
 
 On a CPU a parameter of the table's dtype *is* the flat weights (`param.data` lies in them, with a storage of
 its own: what moves it, such as `share_memory()`, must not move them); one on another device or of a smaller
-dtype, and one that has moved, is copied to, and rounded, when new weights are there. What a script
-writes into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step
-looks: version counters of all parameters, where their memory lies, and the bytes of a window of the flat
-weights that goes round (`param.data.clamp_()` bumps no counter).
+dtype, and one that has moved, is copied to, and rounded, when new weights are there. What a script writes
+into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step looks:
+version counters of all parameters, where their memory lies and how large it is, and the bytes of a window of
+the flat weights that goes round (`param.data.clamp_()` bumps no counter).
 
 Who may write when is `wrapped`'s affair; see docs/architecture.md, region ownership.
 """
@@ -24,6 +24,7 @@ WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
 
 _version_of = attrgetter("_version")
 _pointer_of = torch.Tensor.data_ptr
+_numel_of = torch.Tensor.numel
 
 
 class Weights:
@@ -35,6 +36,8 @@ class Weights:
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._copied: set[int] = set()
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        self._numels = [view.numel() for view in flat.views]
         self._pointers: list[int] = []
         self._versions: list[int] = []
         self._turn = 0
@@ -53,7 +56,7 @@ class Weights:
         """New weights have arrived: makes autograd, other devices and smaller dtypes see them.
 
         Raises:
-            ParameterUnsupported: a parameter has another shape than when it was wrapped.
+            ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
         """
         if self._moved():
             self._follow(arrived=True)
@@ -71,7 +74,7 @@ class Weights:
 
         Raises:
             WeightsChanged: naming the parameter where it is known.
-            ParameterUnsupported: a parameter has another shape than when it was wrapped.
+            ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
         """
         versions = list(map(_version_of, self._parameters))
         if versions != self._versions:
@@ -83,18 +86,26 @@ class Weights:
             raise _changed("a parameter")
 
     def _moved(self) -> bool:
-        return list(map(_pointer_of, self._parameters)) != self._pointers
+        return (
+            list(map(_pointer_of, self._parameters)) != self._pointers
+            or list(map(_numel_of, self._parameters)) != self._numels
+        )
 
     def _follow(self, *, arrived: bool) -> None:
         """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
         for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
             parameter, view = self._parameters[index], self._flat.views[index]
-            if parameter.data_ptr() == pointer:
+            if parameter.data_ptr() == pointer and parameter.shape == view.shape:
                 continue
             if parameter.shape != view.shape:
                 raise ParameterUnsupported(
                     f"parameter {name!r} had shape {tuple(view.shape)} when it was wrapped and has "
                     f"{tuple(parameter.shape)} now: a table keeps its shapes; wrap a new optimizer"
+                )
+            if parameter.dtype is not self._dtypes[index]:
+                raise ParameterUnsupported(
+                    f"parameter {name!r} was {self._dtypes[index]} when it was wrapped and is "
+                    f"{parameter.dtype} now: convert the model before wrap"
                 )
             if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
                 raise _changed(f"parameter {name!r}")

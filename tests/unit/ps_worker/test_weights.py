@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ps_worker as ps
+from ps_worker.weights import WINDOW_ELEMENTS
 
 from .models import Mlp, loss_of
 from .reference import assert_same, check, seeded
@@ -69,3 +70,66 @@ def test_a_model_that_moves_before_finish_gets_the_final_weights(cluster: Cluste
 
     run_workers(cluster, body, num_workers=2)
     assert_same(*models)
+
+
+# -- changed -------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_cut_short_where_it_lies_is_named(cluster: Cluster):
+    """Its memory begins where it began; a gradient of one element would be spread over all."""
+
+    def body(worker: ps.Worker) -> None:
+        model = nn.Module()
+        model.p = nn.Parameter(torch.ones(4))
+        optimizer = worker.wrap(sgd(model), model)
+        model.p.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.p.data = model.p.data[:1]
+        model.p.sum().backward()
+        with pytest.raises(ps.ConfigurationRefused, match=r"'p' had shape \(4,\).* has \(1,\) now"):
+            optimizer.step()
+
+    run_workers(cluster, body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("end", ["step", "finish"])
+def test_a_model_that_changes_its_dtype_after_wrap_is_refused(cluster: Cluster, dtype: torch.dtype, end: str):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model)
+        train(0, model, optimizer)
+        model.to(dtype)
+        with pytest.raises(
+            ps.ConfigurationRefused, match=rf"'first.weight' was torch.float32 .* is {dtype} now"
+        ):
+            optimizer.step() if end == "step" else worker.finish()
+
+    run_workers(cluster, body)
+
+
+def test_a_large_model_that_is_written_past_autograd_in_each_step_is_found_within_some_steps(
+    cluster: Cluster,
+):
+    """A window of the weights is compared in each step, and they have four; so the first writes are lost."""
+
+    def body(worker: ps.Worker) -> None:
+        model = nn.Linear(3, WINDOW_ELEMENTS)
+        buckets = ps.BucketOptions(bucket_bytes=1 << 30, first_bucket_bytes=1 << 30)
+        optimizer = worker.wrap(sgd(model), model, buckets=buckets)
+        (flat,) = optimizer._started[0].exchange.weights.tensors
+
+        def steps() -> None:
+            for _ in range(5):
+                model.weight.data[-1].clamp_(-1e-4, 1e-4)
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        assert flat.numel() == 4 * WINDOW_ELEMENTS
+        with pytest.raises(ps.WeightsChanged, match="a parameter was written by the script after wrap"):
+            steps()
+        assert optimizer.step_number > 0
+
+    run_workers(cluster, body)
