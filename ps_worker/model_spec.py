@@ -13,6 +13,7 @@ from ps_wire.errors import ModelUnsupported, ParameterUnsupported, UsageError
 from ps_wire.table import BucketOptions, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.flat import stride_of
 from ps_worker.hyperparameters import spec_of
+from ps_worker.spans import sharing
 
 # Parameters of these dtypes have a float32 master on the servers; what is pulled is rounded.
 MASTERS = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -27,6 +28,7 @@ def parameters_of(
     Raises:
         UsageError: the groups hold a parameter that the model does not have, or none that it has.
         ModelUnsupported: the model is split or replicated by something else already.
+        ParameterUnsupported: one shares memory with another one or a buffer; both are named.
     """
     _check_modules(model)
     grouped = {id(parameter) for group in groups for parameter in group["params"]}
@@ -42,6 +44,12 @@ def parameters_of(
             f"the optimizer holds {strangers} parameters that the model does not have: "
             "wrap it with the module whose parameters it was made from"
         )
+    for one, other in sharing({**dict(model.named_parameters()), **dict(model.named_buffers())}):
+        if one in named or other in named:
+            raise ParameterUnsupported(
+                f"{one!r} and {other!r} share memory, and wrap gives a parameter memory of its own: "
+                "make them one parameter (b.weight = a.weight), or clone one before the optimizer is made"
+            )
     return named
 
 

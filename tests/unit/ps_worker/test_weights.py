@@ -133,3 +133,66 @@ def test_a_large_model_that_is_written_past_autograd_in_each_step_is_found_withi
         assert optimizer.step_number > 0
 
     run_workers(cluster, body)
+
+
+# -- memory --------------------------------------------------------------------------------------------
+
+
+def ties_parameters(model: Any) -> None:
+    model.second.weight.data = model.first.weight.data
+
+
+def views_a_parameter(model: Any) -> None:
+    model.register_buffer("seen", model.first.weight.detach()[2:])
+
+
+@pytest.mark.parametrize(
+    ("tie", "names"),
+    [
+        (ties_parameters, "'first.weight' and 'second.weight'"),
+        (views_a_parameter, "'first.weight' and 'seen'"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_parameter_that_shares_memory_is_refused_by_both_names(cluster: Cluster, tie: Any, names: str):
+    """Wrap would untie them."""
+
+    def body(worker: ps.Worker) -> None:
+        model = Mlp(13)
+        model.second = nn.Linear(13, 13)
+        tie(model)
+        with pytest.raises(ps.ConfigurationRefused, match=f"{names} share memory.* make them one parameter"):
+            worker.wrap(sgd(model), model)
+
+    run_workers(cluster, body)
+
+
+def test_parameters_between_each_others_elements_are_trained_as_in_torch(cluster: Cluster):
+    """Pieces of one memory without a common element, as flattened RNN weights or halves of a matrix are."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.randn(13, 6)
+            self.left, self.right = nn.Parameter(whole[:, :3]), nn.Parameter(whole[:, 3:])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ self.left).tanh() * (x @ self.right)
+
+    check(cluster, train, seeded(Halves), sgd, num_workers=2)
+
+
+def test_a_view_that_was_taken_before_wrap_keeps_the_old_weights_and_one_taken_later_follows(
+    cluster: Cluster,
+):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        before, start = model.first.weight.detach().numpy(), model.first.weight.detach().clone()
+        optimizer = worker.wrap(sgd(model), model)
+        after = model.first.weight.detach().numpy()
+        train(0, model, optimizer)
+        assert torch.equal(torch.from_numpy(before), start)
+        assert torch.equal(torch.from_numpy(after), model.first.weight)
+        assert not torch.equal(model.first.weight, start)
+
+    run_workers(cluster, body)
