@@ -41,8 +41,8 @@ class Weights:
         self._pointers: list[int] = []
         self._versions: list[int] = []
         self._turn = 0
-        self._window = torch.empty(0)
-        self._kept = torch.empty(0)
+        self._window = torch.empty(0, device="cpu")
+        self._kept = torch.empty(0, device="cpu")
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
             if parameter.is_cpu and parameter.dtype is view.dtype:
                 parameter.data = twin(view)
