@@ -40,7 +40,7 @@ class FlatBuckets:
             if shared is None
             else _tensors_in(shared, plan)
         )
-        self.views: list[torch.Tensor] = [torch.empty(0)] * len(plan.parameters)
+        self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
             flat = tensor.numpy()
             for place in bucket.placements:
@@ -71,7 +71,9 @@ def _tensors_in(shared: SharedMemory, plan: Plan) -> list[torch.Tensor]:
 
 
 def _zeros(numel: int, dtype: torch.dtype, *, private: bool) -> torch.Tensor:
-    return private_memory(numel * dtype.itemsize, dtype) if private else torch.zeros(numel, dtype=dtype)
+    if private:
+        return private_memory(numel * dtype.itemsize, dtype)
+    return torch.zeros(numel, dtype=dtype, device="cpu")
 
 
 def tensor_of(piece: Array, spec: ParameterSpec) -> torch.Tensor:
@@ -81,10 +83,15 @@ def tensor_of(piece: Array, spec: ParameterSpec) -> torch.Tensor:
     one, safetensors refuses them, and torch.save and deepcopy take the whole storage for each.
     """
     if not piece.size:
-        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
     if spec.stride:
         return torch.from_numpy(piece).as_strided(spec.shape, spec.stride)
     return torch.from_numpy(piece.reshape(spec.shape))
+
+
+def twin(view: torch.Tensor) -> torch.Tensor:
+    """The same elements with another storage object: what moves the one's memory leaves the other's."""
+    return torch.from_numpy(view.numpy())
 
 
 def shaped(flat: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:

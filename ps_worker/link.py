@@ -28,6 +28,7 @@ from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
+from ps_worker.outside import Outside
 from ps_worker.reach import reach
 from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
@@ -55,7 +56,7 @@ class Link:
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
         self._failure: PsError | None = None
-        self._outside: dict[int, Mapping[str, torch.Tensor]] = {}
+        self._outside: dict[int, Outside] = {}
         if not settings.servers:
             say(ALONE)
         self._service = reach(settings.servers)
@@ -109,7 +110,7 @@ class Link:
         self,
         spec: TableSpec,
         values: Iterable[torch.Tensor],
-        outside: Mapping[str, torch.Tensor],
+        outside: Outside | None = None,
         states: Sequence[Mapping[str, Any]] = (),
         *,
         strict: bool = False,
@@ -119,7 +120,7 @@ class Link:
         Args:
             spec: its number must be the next one.
             values: this worker's weights, in the order of the table's parameters; the starter's are used.
-            outside: by name, what goes along with the table and is not in it; set in place.
+            outside: what goes along with the table and is not in it; set in place.
             states: the optimizer's state of each parameter in torch's format, or none at all; the starter's
                 are used.
             strict: a step that takes other hyper-parameters than this worker's is an error here.
@@ -147,11 +148,14 @@ class Link:
         if failure is not None:
             exchange.fail(failure)
         exchange.share()
-        self._outside[spec.number] = outside
+        if outside is not None:
+            self._outside[spec.number] = outside
         if upload:
             self._upload(exchange, spec.number, values, states)
         step = self._membership.wait_started(spec.number)
-        self._get(spec.number, exchange, step, read=self.ended, outside={} if upload else outside)
+        self._get(exchange, step, read=self.ended)
+        if outside and not upload:
+            model_spec.copy_into(self._kept(spec.number), outside.tensors())
         return exchange, step
 
     def _upload(
@@ -168,31 +172,21 @@ class Link:
         exchange.wait_acked()
         if any(states):
             self.load_state(number, states)
-        self._membership.put_state(f"start/{number}", model_spec.pack(self._outside[number]))
+        outside = self._outside.get(number)
+        blob = model_spec.pack({} if outside is None else outside.tensors())
+        self._membership.put_state(f"start/{number}", blob)
         self._membership.uploaded(number)
 
-    def _get(
-        self,
-        number: int,
-        exchange: Exchange,
-        step: int,
-        *,
-        read: bool,
-        outside: Mapping[str, torch.Tensor],
-    ) -> None:
+    def _get(self, exchange: Exchange, step: int, *, read: bool) -> None:
         exchange.pull(step=step, read=read)
         exchange.wait_pulled(self._say)
-        if outside:
-            self._load_outside(number, outside)
 
-    def _load_outside(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _kept(self, number: int) -> dict[str, torch.Tensor]:
+        """What the job keeps with a table: as it was at the end, or at the start."""
         try:
-            blob = self._membership.get_state("final")
+            return model_spec.unpack(self._membership.get_state("final"), f"{number}/")
         except JobUnknown:
-            model_spec.unpack_into(self._membership.get_state(f"start/{number}"), tensors)
-        else:
-            prefixed = {f"{number}/{name}": tensor for name, tensor in tensors.items()}
-            model_spec.unpack_into(blob, prefixed)
+            return model_spec.unpack(self._membership.get_state(f"start/{number}"))
 
     def at_step_boundary(self, step: int) -> None:
         """To be called between steps by the thread that trains: uploads what a reader has asked for.
@@ -260,14 +254,16 @@ class Link:
         if not self.ended:
             self._membership.finish(self._final_state)
         for number, exchange in enumerate(self.exchanges):
-            self._get(number, exchange, 0, read=True, outside=self._outside[number])
+            self._get(exchange, 0, read=True)
+            if outside := self._outside.get(number):
+                outside.load(self._kept(number))
 
     def _final_state(self) -> bytes:
         return model_spec.pack(
             {
                 f"{number}/{name}": tensor
                 for number, outside in self._outside.items()
-                for name, tensor in outside.items()
+                for name, tensor in outside.tensors().items()
             }
         )
 

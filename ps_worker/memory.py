@@ -40,7 +40,7 @@ def private_memory(nbytes: int, dtype: torch.dtype) -> torch.Tensor:
     """
     mapped = _mapped(nbytes)
     if mapped is None:
-        return torch.zeros(nbytes // dtype.itemsize, dtype=dtype)
+        return torch.zeros(nbytes // dtype.itemsize, dtype=dtype, device="cpu")
     return torch.frombuffer(mapped, dtype=dtype)
 
 

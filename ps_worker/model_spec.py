@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import safetensors.torch
@@ -13,9 +14,12 @@ from ps_wire.errors import ModelUnsupported, ParameterUnsupported, UsageError
 from ps_wire.table import BucketOptions, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.flat import stride_of
 from ps_worker.hyperparameters import spec_of
+from ps_worker.spans import sharing
 
 # Parameters of these dtypes have a float32 master on the servers; what is pulled is rounded.
 MASTERS = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+ASIDE = "keep it in a plain attribute of its module, not as a buffer"
+NO_VALUES = "is on the meta device and has no values: give the model some before wrap (model.to_empty)"
 REPLICATED = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 
 
@@ -27,6 +31,8 @@ def parameters_of(
     Raises:
         UsageError: the groups hold a parameter that the model does not have, or none that it has.
         ModelUnsupported: the model is split or replicated by something else already.
+        ParameterUnsupported: one shares memory with another one or a buffer, and both are named; or autograd
+            does not follow it.
     """
     _check_modules(model)
     grouped = {id(parameter) for group in groups for parameter in group["params"]}
@@ -36,12 +42,23 @@ def parameters_of(
             raise ModelUnsupported(f"parameter {name!r} is a DTensor, a part of one: wrap the bare module")
         if id(parameter) in grouped:
             named[name] = parameter
+            if not is_lazy(parameter) and parameter.is_inference():
+                raise ParameterUnsupported(
+                    f"parameter {name!r} was made under torch.inference_mode(), and autograd does not follow "
+                    "it: make the model outside of it"
+                )
     strangers = len(grouped) - len(named)
     if strangers:
         raise UsageError(
             f"the optimizer holds {strangers} parameters that the model does not have: "
             "wrap it with the module whose parameters it was made from"
         )
+    for one, other in sharing({**dict(model.named_parameters()), **dict(model.named_buffers())}):
+        if one in named or other in named:
+            raise ParameterUnsupported(
+                f"{one!r} and {other!r} share memory, and wrap gives a parameter memory of its own: "
+                "make them one parameter (b.weight = a.weight), or clone one before the optimizer is made"
+            )
     return named
 
 
@@ -82,15 +99,24 @@ def table_of(
         clip_grad_norm: the largest norm of a step's mean gradient.
 
     Raises:
-        ParameterUnsupported: a parameter is sparse, complex, lazy or of a dtype that servers do not hold.
+        ParameterUnsupported: a parameter is sparse, complex, lazy, without values or of a dtype that servers
+            do not hold.
+        UsageError: one is no tensor.
     """
     devices: dict[torch.device, int] = {}
     specs = []
     for name, parameter in parameters.items():
+        if not isinstance(parameter, torch.Tensor):
+            kind = type(parameter)
+            raise UsageError(
+                f"{name!r} is a {kind.__module__}.{kind.__qualname__}: give a tensor (torch.as_tensor(x))"
+            )
         if isinstance(parameter, torch.nn.UninitializedParameter):
             raise ParameterUnsupported(f"parameter {name!r} is lazy: run the model once before wrap")
         if parameter.layout is not torch.strided:
             raise ParameterUnsupported(f"parameter {name!r} is {parameter.layout}: tables are dense")
+        if parameter.is_meta:
+            raise ParameterUnsupported(f"parameter {name!r} {NO_VALUES}")
         if parameter.is_complex():
             raise ParameterUnsupported(
                 f"parameter {name!r} is complex ({parameter.dtype}): keep it as two real ones, "
@@ -142,41 +168,82 @@ def outside_of(model: torch.nn.Module, inside: Iterable[torch.Tensor]) -> dict[s
     """All that a model is made of beside a table: its buffers, and parameters without an optimizer.
 
     Raises:
-        ParameterUnsupported: one is lazy.
+        ParameterUnsupported: one cannot be packed, with the reason.
     """
     known = {id(tensor) for tensor in inside}
     named = [*model.named_parameters(), *model.named_buffers()]
     outside = {name: tensor for name, tensor in named if id(tensor) not in known}
     for name, tensor in outside.items():
-        if is_lazy(tensor):
-            raise ParameterUnsupported(f"{name!r} is lazy: run the model once before wrap")
+        fault = fault_of(tensor)
+        if fault is not None:
+            raise ParameterUnsupported(f"{name!r} {fault}")
     return outside
 
 
+def fault_of(tensor: torch.Tensor) -> str | None:
+    """Why a tensor outside tables cannot be packed, or None."""
+    if is_lazy(tensor):
+        return "is lazy: run the model once before wrap"
+    if tensor.is_meta:
+        return NO_VALUES
+    if tensor.layout is not torch.strided:
+        return f"is {tensor.layout}, and a job keeps dense ones: {ASIDE}"
+    if not _packs(tensor.dtype):
+        return f"is {tensor.dtype}, which a job cannot keep: {ASIDE}"
+    return None
+
+
+@cache
+def _packs(dtype: torch.dtype) -> bool:
+    if dtype.is_complex:
+        return True
+    try:
+        safetensors.torch.save({"": torch.empty(0, dtype=dtype, device="cpu")})
+    except (KeyError, RuntimeError):
+        return False
+    return True
+
+
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Tensors as safetensors."""
+    """Tensors as safetensors; complex ones as real ones of shape (..., 2)."""
     return safetensors.torch.save(
         # safetensors refuses tensors that share memory, as buffers may
-        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        {name: _real(tensor.detach()).cpu().contiguous().clone() for name, tensor in tensors.items()}
     )
 
 
-def unpack_into(blob: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies packed tensors into those of the same name. Raises what `copy_into` raises."""
-    copy_into(safetensors.torch.load(blob), tensors)
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def unpack(blob: bytes, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Packed tensors whose names begin with a prefix, by the rest of their names."""
+    loaded = safetensors.torch.load(blob)
+    return {name.removeprefix(prefix): it for name, it in loaded.items() if name.startswith(prefix)}
+
+
+def misfit(got: torch.Tensor | None, tensor: torch.Tensor) -> str | None:
+    """Why an unpacked tensor cannot be copied into one of the same name, or None."""
+    shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+    if got is not None and got.shape == shape:
+        return None
+    there = "missing" if got is None else f"of shape {tuple(got.shape)}"
+    return f"has shape {shape} here; in the job it is {there}"
 
 
 def copy_into(loaded: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies tensors into those of the same name.
+    """Copies unpacked tensors into those of the same name.
 
     Raises:
         UsageError: a name or shape differs; nothing was copied.
     """
     for name, tensor in tensors.items():
-        got = loaded.get(name)
-        if got is None or got.shape != tensor.shape:
-            shape = "missing" if got is None else f"of shape {tuple(got.shape)}"
-            raise UsageError(f"{name!r} has shape {tuple(tensor.shape)} here; in the job it is {shape}")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(loaded[name])
+        fault = misfit(loaded.get(name), tensor)
+        if fault is not None:
+            raise UsageError(f"{name!r} {fault}")
+    for name, tensor in tensors.items():
+        got = torch.view_as_complex(loaded[name]) if tensor.is_complex() else loaded[name]
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # else torch refuses to write it
+            if 0 in tensor.stride():  # elements that share a place
+                tensor.data = tensor.contiguous()
+            tensor.copy_(got)

@@ -62,7 +62,7 @@ class Gathering:
     def _flat(self, parameter: int, name: str, dtype: torch.dtype) -> torch.Tensor:
         flats = self._flats[parameter]
         if name not in flats:
-            flats[name] = torch.zeros(self._plan.parameters[parameter].numel, dtype=dtype)
+            flats[name] = torch.zeros(self._plan.parameters[parameter].numel, dtype=dtype, device="cpu")
         return flats[name]
 
     @property
@@ -126,7 +126,9 @@ class Scattering:
 def _value(spec: ParameterSpec, name: str, value: object) -> torch.Tensor:
     """A scalar of no dimension, or a tensor's memory, shape (N,); both as shards keep them."""
     if isinstance(value, bool | int | float):
-        value = torch.tensor(float(value), dtype=torch.float32)  # as torch makes of old checkpoints
+        value = torch.tensor(
+            float(value), dtype=torch.float32, device="cpu"
+        )  # as torch makes of old checkpoints
     if not isinstance(value, torch.Tensor):
         raise UsageError(f"state {name!r} of parameter {spec.name!r} is {value!r}, which is no tensor")
     value = value.detach()
@@ -143,6 +145,6 @@ def _value(spec: ParameterSpec, name: str, value: object) -> torch.Tensor:
         dense = value.stride() == spec.stride if spec.stride else value.is_contiguous()
         if dense:
             return value.as_strided((spec.numel,), (1,))
-    flat = torch.empty(spec.numel, dtype=dtype)
+    flat = torch.empty(spec.numel, dtype=dtype, device="cpu")
     shaped(flat, spec).copy_(value)
     return flat

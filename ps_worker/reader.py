@@ -23,7 +23,6 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, cast
 
-import safetensors.torch
 import torch
 
 from ps_wire import frame as wire
@@ -316,9 +315,7 @@ class Reader:
         while not reply.state.last:
             reply = self._reply(until_s)
             blob += reply.state.data
-        loaded = safetensors.torch.load(bytes(blob))
-        prefix = "" if reply.state.origin == "start" else f"{table}/"
-        mine = {name.removeprefix(prefix): it for name, it in loaded.items() if name.startswith(prefix)}
+        mine = model_spec.unpack(bytes(blob), "" if reply.state.origin == "start" else f"{table}/")
         if not mine:  # they go along with another table of the model, or there are none
             return "none", 0
         model_spec.copy_into(mine, outside)

@@ -81,7 +81,7 @@ class ShareSampler(Sampler[list[int]]):
         order: list[int] | range = range(self._num_samples)
         if self._shuffle:
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._epoch) % (1 << 63))
-            order = torch.randperm(self._num_samples, generator=generator).tolist()
+            order = torch.randperm(self._num_samples, generator=generator, device="cpu").tolist()
         at = self._start + sum(self.sizes[: self._skipped])
         for size in self.sizes[self._skipped :]:
             yield list(order[at : at + size])

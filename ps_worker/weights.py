@@ -1,10 +1,11 @@
 """A model's parameters as views of the weights that arrive, and the proof that nobody else writes them.
 
-On a CPU a parameter of the table's dtype *is* the flat weights (`param.data` is a view of them); one on
-another device or of a smaller dtype is copied to, and rounded, when new weights are there. What a script
-writes into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step
-looks: version counters of all parameters, where their memory lies, and the bytes of a window of the flat
-weights that goes round (`param.data.clamp_()` bumps no counter).
+On a CPU a parameter of the table's dtype *is* the flat weights (`param.data` lies in them, with a storage of
+its own: what moves it, such as `share_memory()`, must not move them); one on another device or of a smaller
+dtype, and one that has moved, is copied to, and rounded, when new weights are there. What a script writes
+into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step looks:
+version counters of all parameters, where their memory lies and how large it is, and the bytes of a window of
+the flat weights that goes round (`param.data.clamp_()` bumps no counter).
 
 Who may write when is `wrapped`'s affair; see docs/architecture.md, region ownership.
 """
@@ -17,11 +18,13 @@ from operator import attrgetter
 import torch
 
 from ps_wire.errors import ParameterUnsupported, WeightsChanged
-from ps_worker.flat import FlatBuckets
+from ps_worker.flat import FlatBuckets, twin
 
 WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
 
 _version_of = attrgetter("_version")
+_pointer_of = torch.Tensor.data_ptr
+_numel_of = torch.Tensor.numel
 
 
 class Weights:
@@ -32,23 +35,31 @@ class Weights:
         self._flat = flat
         self._names = list(parameters)
         self._parameters = list(parameters.values())
-        self._copied: list[int] = []
+        self._copied: set[int] = set()
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        self._numels = [view.numel() for view in flat.views]
         self._pointers: list[int] = []
         self._versions: list[int] = []
         self._turn = 0
-        self._window = torch.empty(0)
-        self._kept = torch.empty(0)
+        self._window = torch.empty(0, device="cpu")
+        self._kept = torch.empty(0, device="cpu")
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
             if parameter.is_cpu and parameter.dtype is view.dtype:
-                parameter.data = view
+                parameter.data = twin(view)
             else:
-                self._copied.append(index)
+                self._copied.add(index)
         self._note_pointers()
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """New weights have arrived: makes autograd, other devices and smaller dtypes see them."""
+        """New weights have arrived: makes autograd, other devices and smaller dtypes see them.
+
+        Raises:
+            ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
+        """
+        if self._moved():
+            self._follow(arrived=True)
         if self._copied:
             targets = [self._parameters[index].data for index in self._copied]
             torch._foreach_copy_(targets, [self._flat.views[index] for index in self._copied])
@@ -63,36 +74,46 @@ class Weights:
 
         Raises:
             WeightsChanged: naming the parameter where it is known.
-            ParameterUnsupported: a parameter has another shape than when it was wrapped.
+            ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
         """
         versions = list(map(_version_of, self._parameters))
         if versions != self._versions:
             pairs = zip(versions, self._versions, self._names, strict=True)
             raise _changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
-        if [parameter.data_ptr() for parameter in self._parameters] != self._pointers:
-            self._follow()
+        if self._moved():
+            self._follow(arrived=False)
         if not torch.equal(self._window, self._kept):
             raise _changed("a parameter")
 
-    def _follow(self) -> None:
+    def _moved(self) -> bool:
+        return (
+            list(map(_pointer_of, self._parameters)) != self._pointers
+            or list(map(_numel_of, self._parameters)) != self._numels
+        )
+
+    def _follow(self, *, arrived: bool) -> None:
+        """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
         for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
             parameter, view = self._parameters[index], self._flat.views[index]
-            if parameter.data_ptr() == pointer:
+            if parameter.data_ptr() == pointer and parameter.shape == view.shape:
                 continue
             if parameter.shape != view.shape:
                 raise ParameterUnsupported(
                     f"parameter {name!r} had shape {tuple(view.shape)} when it was wrapped and has "
                     f"{tuple(parameter.shape)} now: a table keeps its shapes; wrap a new optimizer"
                 )
-            mine = view.to(parameter.dtype)
-            if not torch.equal(parameter.detach().to("cpu"), mine):
+            if parameter.dtype is not self._dtypes[index]:
+                raise ParameterUnsupported(
+                    f"parameter {name!r} was {self._dtypes[index]} when it was wrapped and is "
+                    f"{parameter.dtype} now: convert the model before wrap"
+                )
+            if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
                 raise _changed(f"parameter {name!r}")
-            if index not in self._copied:
-                self._copied.append(index)
+            self._copied.add(index)
         self._note_pointers()
 
     def _note_pointers(self) -> None:
-        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
+        self._pointers = list(map(_pointer_of, self._parameters))
 
     def _next_window(self) -> None:
         """Keeps the bytes of another part of the flat weights."""

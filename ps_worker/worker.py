@@ -21,6 +21,7 @@ from ps_worker import model_spec
 from ps_worker.hyperparameters import OptimizerChoice, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import number_of
+from ps_worker.outside import Outside
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
@@ -126,9 +127,9 @@ class Worker(WorkerData):
                 buckets=buckets or BucketOptions(),
                 clip_grad_norm=clip_grad_norm if mean else None,
             )
-            outside: dict[str, torch.Tensor] = {}
+            outside = None
             if not any(known is model for known in self._models):
-                outside = model_spec.outside_of(model, parameters.values())
+                outside = Outside(model, parameters.values(), self._say)
             states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
                 spec, parameters.values(), outside, states, strict=strict_hyperparameters
@@ -180,7 +181,7 @@ class Worker(WorkerData):
             buckets=buckets or BucketOptions(),
             clip_grad_norm=clip_grad_norm,
         )
-        exchange, step = self._link.start_table(spec, tensors.values(), {})
+        exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
         made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary)
         self._tables.append(made)

@@ -300,7 +300,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
                 table.send_rest(scale)
         else:
             norm = sum([table.copy_all(scale) for table in self._tables]) ** 0.5
-            factor = torch.clamp(self._clip / torch.tensor(norm + NORM_EPSILON), max=1.0).item()
+            factor = torch.clamp(self._clip / torch.tensor(norm + NORM_EPSILON, device="cpu"), max=1.0).item()
             for table in self._tables:
                 table.push_all(factor)
 

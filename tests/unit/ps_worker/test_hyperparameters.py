@@ -73,7 +73,7 @@ def test_what_arrives_makes_the_same_optimizer(name: str):
 
 
 def test_how_an_update_is_executed_does_not_travel():
-    for kind in ({"foreach": True}, {"fused": True}, {"foreach": False}):
+    for kind in ({"foreach": True}, {"fused": True}, {"foreach": False}, {"differentiable": True}):
         assert spec_of(made("Adam", **kind)) == spec_of(made("Adam"))
 
 

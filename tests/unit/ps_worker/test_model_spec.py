@@ -10,7 +10,7 @@ from torch import nn
 
 from ps_wire.errors import ParameterUnsupported, UsageError
 from ps_wire.table import BucketOptions
-from ps_worker.model_spec import model_table, outside_of, pack, parameters_of, unpack_into
+from ps_worker.model_spec import copy_into, model_table, outside_of, pack, parameters_of, unpack
 
 from .models import Branches, Conv, Tied
 
@@ -132,14 +132,14 @@ def test_a_tied_parameter_inside_is_not_outside_by_its_other_name():
 )
 def test_packed_tensors_come_back(value: torch.Tensor):
     into = {"x": torch.zeros(value.shape, dtype=value.dtype)}
-    unpack_into(pack({"x": value}), into)
+    copy_into(unpack(pack({"x": value})), into)
     assert torch.equal(into["x"], value)
 
 
 def test_tensors_that_share_memory_are_packed_apart():
     whole = torch.arange(6.0)
     into = {"whole": torch.zeros(6), "part": torch.zeros(2), "again": torch.zeros(6)}
-    unpack_into(pack({"whole": whole, "part": whole[2:4], "again": whole}), into)
+    copy_into(unpack(pack({"whole": whole, "part": whole[2:4], "again": whole})), into)
     assert torch.equal(into["whole"], whole)
     assert torch.equal(into["part"], whole[2:4])
 
@@ -148,7 +148,7 @@ def test_unpacking_sets_leaves_and_strided_tensors_in_place():
     leaf = torch.zeros(2, 3, requires_grad=True)
     strided = torch.zeros(3, 2).t()
     value = torch.arange(6.0).view(2, 3)
-    unpack_into(pack({"a": value, "b": value}), {"a": leaf, "b": strided})
+    copy_into(unpack(pack({"a": value, "b": value})), {"a": leaf, "b": strided})
     assert torch.equal(leaf, value)
     assert torch.equal(strided, value)
 
@@ -157,5 +157,5 @@ def test_unpacking_sets_leaves_and_strided_tensors_in_place():
 def test_state_that_differs_copies_nothing(other: dict[str, torch.Tensor]):
     into = {"first": torch.zeros(1), "x": torch.zeros(2)}
     with pytest.raises(UsageError, match=r"'x' has shape \(2,\) here"):
-        unpack_into(pack({"first": torch.ones(1), **other}), into)
+        copy_into(unpack(pack({"first": torch.ones(1), **other})), into)
     assert float(into["first"]) == 0.0

@@ -206,3 +206,19 @@ def test_hooks_of_all_optimizers_fire_once_a_step(cluster: Cluster):
             handle.remove()
     assert [when for when, one in fired if one is mine] == ["pre", "post"] * 2
     assert {type(one) for _, one in fired if one is not mine} == {torch.optim.SGD}
+
+
+def test_no_gradient_flows_through_a_step_of_a_differentiable_optimizer(cluster: Cluster):
+    """The servers make the update: the weights are those of one that is not differentiable."""
+
+    def make(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, differentiable=not kind, **kind)
+
+    def script(rank: int, model: nn.Module, optimizer: Any) -> None:
+        for step in range(3):
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(parameter.grad_fn is None for parameter in model.parameters())
+
+    check(cluster, script, seeded(Mlp), make)
