@@ -92,7 +92,9 @@ class Worker(WorkerData):
             model: that owns the optimizer's parameters.
             overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
                 touched the gradients.
-            weight: of a push in a BSP mean: "equal", or the "samples" that the loader handed out for it.
+            weight: of a push in a BSP mean: "equal", or the "samples" that were handed out since the last step
+                by the loader of the latest batch: a validation pass in between has no say. Of a step that
+                draws from several loaders, the last one counts.
             clip_grad_norm: largest L2 norm of the gradient over all parameters, as
                 `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
                 workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
