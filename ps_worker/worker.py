@@ -92,8 +92,8 @@ class Worker(WorkerData):
             model: that owns the optimizer's parameters.
             overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
                 touched the gradients.
-            weight: of a push in a BSP mean: "equal", or the "samples" that were handed out since the last step
-                by the loader of the latest batch: a validation pass in between has no say. Of a step that
+            weight: of a push in a BSP mean: "equal", or the "samples" that the loader of the latest batch has
+                handed out since the last step. So a validation pass in between has no say; of a step that
                 draws from several loaders, the last one counts.
             clip_grad_norm: largest L2 norm of the gradient over all parameters, as
                 `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
@@ -131,10 +131,12 @@ class Worker(WorkerData):
             outside: dict[str, torch.Tensor] = {}
             if not any(known is model for known in self._models):
                 outside = model_spec.outside_of(model, parameters.values())
-            states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
+            states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
                 spec, parameters.values(), outside, states, strict=strict_hyperparameters
             )
+            for parameter in parameters.values():
+                optimizer.state.pop(parameter, None)
             self._models.append(model)
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)

@@ -134,9 +134,9 @@ class WorkerData:
             counts[loader] = counts.pop(loader, 0) + samples
 
     def _sample_weight(self) -> Callable[[], float]:
-        """A function that gives the samples that the loader of the latest batch handed out since the last call.
+        """A function that gives the samples handed out since it was last called.
 
-        Of that loader alone: what others handed out before were batches to validate on.
+        Of the loader of the latest batch alone: what others handed out before were batches to validate on.
         """
         counts: dict[object, int] = {}
         self._unweighed.append(counts)

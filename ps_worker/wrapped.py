@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -26,11 +25,6 @@ from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAcce
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
-HOOKS = tuple(
-    f"_optimizer_{call}_{when}_hooks"
-    for call in ("step", "state_dict", "load_state_dict")
-    for when in ("pre", "post")
-)
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
@@ -79,14 +73,8 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._at_step = at_step
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
-        for name in HOOKS:
-            setattr(self, name, getattr(inner, name))
-        inner.param_groups = self.param_groups
-        inner.step = MethodType(_refuse_step, inner)  # type: ignore[method-assign]
-        self.step_number = 0
         self.abstained = 0
         self.waited_s = 0.0
-        self._inner = inner
         self._model = model
         self._start_table = start_table
         self._access = access
@@ -104,6 +92,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._resume: torch.utils.hooks.RemovableHandle | None = None
         self._add_table(list(range(len(self.param_groups))))
         self.step_number = self._tables[0].step
+        self._take_over(inner)  # at last: one that was refused is as it was
 
     # -- what a script calls ---------------------------------------------------------------------------
 
@@ -136,6 +125,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         if closed is not None:
             raise UsageError(closed)
         self.settle()
+        self._check_groups()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -166,6 +156,9 @@ class WrappedOptimizer(RemoteStateOptimizer):
             self._wait_in_forward()
             raise
         self._waiting = False
+        if self._resume is not None:
+            self._resume.remove()
+            self._resume = None
         self.waited_s += time.monotonic() - started_s
         self._step_weight = None
         self.refresh()
@@ -212,11 +205,6 @@ class WrappedOptimizer(RemoteStateOptimizer):
         except BaseException:
             self.param_groups.pop()
             raise
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `RemoteStateOptimizer.load_state_dict`."""
-        super().load_state_dict(state_dict)
-        self._inner.param_groups = self.param_groups
 
     def _between_steps(self, what: str) -> None:
         self.settle()
@@ -265,8 +253,20 @@ class WrappedOptimizer(RemoteStateOptimizer):
                 weight=self._weigh,
             )
         )
+        self._sizes = self._group_sizes()
+
+    def _group_sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.param_groups]
+
+    def _check_groups(self) -> None:
+        if self._group_sizes() != self._sizes:
+            raise UsageError(
+                f"param_groups had {self._sizes} parameters, and {self._group_sizes()} now: what is in no "
+                "table is not trained; call add_param_group, and freeze what is to rest (requires_grad=False)"
+            )
 
     def _read(self, groups: list[int]) -> Hyperparameters:
+        self._check_groups()
         return read_groups(self.defaults, [self.param_groups[index] for index in groups])
 
     def _weigh(self) -> float:
@@ -315,11 +315,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
     def _wait_in_forward(self) -> None:
         """Ctrl-C in a notebook: whoever goes on gets whole weights first."""
         if self._resume is None:
-            self._resume = self._model.register_forward_pre_hook(lambda *_: self.settle())
+            self._resume = self._model.register_forward_pre_hook(self._settle_first)
 
-
-def _refuse_step(_self: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-    raise UsageError("this optimizer was wrapped: call step() of what worker.wrap returned")
-
-
-_refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers then ask `_opt_called`
+    def _settle_first(self, *_: Any) -> None:
+        self.settle()

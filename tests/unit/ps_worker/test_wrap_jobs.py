@@ -156,6 +156,7 @@ def noted_weights(optimizer: Any) -> list[float]:
 
 def test_samples_of_an_abstained_step_do_not_weigh_in_the_next(cluster: Cluster):
     """The abstained batch's gradient was never pushed."""
+
     def body(worker: ps.Worker) -> list[float]:
         model = seeded(Mlp)
         optimizer = worker.wrap(sgd(model), model, weight="samples", overlap=False)
