@@ -159,6 +159,6 @@ _refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedu
 
 def _refuse_copy() -> NoReturn:
     raise UsageError(
-        "a wrapped optimizer cannot be copied or pickled: its state is on the servers, keep its state_dict(). "
+        "a wrapped optimizer cannot be copied or pickled: its state is on servers, keep its state_dict(). "
         "A model whose step() was interrupted refers to it: call worker.synchronize() before saving the model"
     )

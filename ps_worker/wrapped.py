@@ -21,6 +21,7 @@ from ps_wire.errors import UsageError
 from ps_wire.table import Hyperparameters
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import read_groups
+from ps_worker.outgoing import Unscale
 from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAccess
 from ps_worker.weights import Weights
 
@@ -106,7 +107,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sends this step's gradients and waits for the weights of the next.
 
-        With a `GradScaler` the gradients are divided by its scale as they leave; if it found an overflow,
+        With a `GradScaler` its scale is taken out of the gradients as they leave; if it found an overflow,
         this worker abstains from the step and the others go on.
 
         Args:
@@ -134,7 +135,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
             weights.check()
         scale, overflow = self._scaling()
         self._decide(scaled=scale is not None or overflow is not None)
-        self._send(scale, overflow=bool(overflow))
+        self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
         for table in self._tables:
             table.pull()
         self.step_number += 1
@@ -279,6 +280,13 @@ class WrappedOptimizer(RemoteStateOptimizer):
         scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return None if scale is None else float(scale), None if overflow is None else float(overflow)
 
+    def _unscale(self, scale: float) -> Unscale:
+        """As plain torch does: kernels that take a scale divide by it, for others a scaler multiplies."""
+        if "fused" in self.defaults:
+            return lambda flat: flat.div_(scale)
+        inverse = torch.tensor(scale, dtype=torch.float64).reciprocal().float().item()
+        return lambda flat: flat.mul_(inverse)
+
     def _decide(self, *, scaled: bool) -> None:
         """After a watched step: overlap if nothing touched the gradients. Later: an error if so."""
         if any(table.left for table in self._tables):
@@ -292,14 +300,14 @@ class WrappedOptimizer(RemoteStateOptimizer):
             untouched = all(table.change() is None for table in self._tables)
             self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
 
-    def _send(self, scale: float | None, *, overflow: bool) -> None:
+    def _send(self, unscale: Unscale | None, *, overflow: bool) -> None:
         if overflow or not any(table.any or table.left for table in self._tables):
             self._abstain(overflow=overflow)
         elif self._clip is None:
             for table in self._tables:
-                table.send_rest(scale)
+                table.send_rest(unscale)
         else:
-            norm = sum([table.copy_all(scale) for table in self._tables]) ** 0.5
+            norm = sum([table.copy_all(unscale) for table in self._tables]) ** 0.5
             factor = torch.clamp(self._clip / torch.tensor(norm + NORM_EPSILON), max=1.0).item()
             for table in self._tables:
                 table.push_all(factor)

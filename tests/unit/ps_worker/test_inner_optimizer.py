@@ -175,7 +175,9 @@ def test_a_model_can_be_saved_once_an_interrupted_step_is_settled(cluster: Clust
 # -- checkpoints of an older torch ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", "SGD Adam AdamW NAdam RAdam RMSprop Adagrad ASGD Rprop".split())
+@pytest.mark.parametrize(
+    "name", ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "ASGD", "Rprop"]
+)
 def test_a_checkpoint_of_an_older_torch_loads_as_in_torch(cluster: Cluster, name: str):
     """What torch has added to the param-groups since gets torch's own default."""
     execution = {"foreach", "capturable", "differentiable", "fused"}

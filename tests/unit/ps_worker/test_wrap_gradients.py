@@ -206,3 +206,21 @@ def test_hooks_of_all_optimizers_fire_once_a_step(cluster: Cluster):
             handle.remove()
     assert [when for when, one in fired if one is mine] == ["pre", "post"] * 2
     assert {type(one) for _, one in fired if one is not mine} == {torch.optim.SGD}
+
+
+@pytest.mark.parametrize("overlap", ["auto", True])
+def test_a_hook_that_clears_gradients_in_backward_is_refused_by_name(cluster: Cluster, overlap: Any):
+    """As one that steps an optimizer per parameter inside backward does."""
+
+    def clear(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        handle = model.first.weight.register_post_accumulate_grad_hook(clear)
+        optimizer = worker.wrap(sgd(model), model, overlap=overlap)
+        with pytest.raises(ps.UsageError, match=r"a hook cleared the gradient of 'first.weight'"):
+            loss_of(model, 0, 0).backward()
+        handle.remove()
+
+    run_workers(cluster, body)
