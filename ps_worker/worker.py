@@ -18,7 +18,7 @@ from ps_wire.errors import PsError, UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
-from ps_worker.hyperparameters import OptimizerChoice, spec_of
+from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import number_of
 from ps_worker.remote_state import StartedTable, StateAccess
@@ -113,8 +113,9 @@ class Worker(WorkerData):
             raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
         if weight not in ("equal", "samples"):
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
-        if clip_grad_norm is not None and not 0.0 < clip_grad_norm < float("inf"):
-            raise UsageError(f"clip_grad_norm must be finite and > 0, got {clip_grad_norm}")
+        check_norm(clip_grad_norm)
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"wrap takes the model, a torch.nn.Module, got {type(model).__name__}")
         spec_of(optimizer)  # refuses a foreign one before anything is touched
         mean = isinstance(self._settings.consistency, BSP)
 
@@ -175,6 +176,7 @@ class Worker(WorkerData):
         Raises:
             What `wrap` raises.
         """
+        check_norm(clip_grad_norm)
         number = self._next_table(tensors)
         spec = model_spec.table_of(
             number,

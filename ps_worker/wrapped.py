@@ -54,7 +54,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         weight: Callable[[], float],
         closed: Callable[[], str | None],
         log: Callable[[str], None],
-        at_step: Callable[[int], None] = lambda _step: None,
+        at_step: Callable[[int], None],
     ) -> None:
         """See `Worker.wrap`.
 

@@ -1,4 +1,4 @@
-"""The optimizer that was wrapped, from then on: a second name for what `wrap` returned, or refused by name."""
+"""The optimizer that was wrapped: a second name for what `wrap` returned, or refused by name."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_a_hook_that_clears_gradients_in_backward_is_refused_by_name(cluster: Cl
     def body(worker: ps.Worker) -> None:
         model = seeded(Mlp)
         handle = model.first.weight.register_post_accumulate_grad_hook(clear)
-        optimizer = worker.wrap(sgd(model), model, overlap=overlap)
+        worker.wrap(sgd(model), model, overlap=overlap)
         with pytest.raises(ps.UsageError, match=r"a hook cleared the gradient of 'first.weight'"):
             loss_of(model, 0, 0).backward()
         handle.remove()

@@ -83,6 +83,17 @@ def test_what_wrap_refuses(cluster: Cluster):
     wraps(lambda _: sgd(Mlp()), ps.UsageError, "4 parameters that the model does not have")
     wraps(sgd, ps.UsageError, "overlap must be", overlap="on")
     wraps(sgd, ps.UsageError, "weight must be", weight="batches")
+    wraps(sgd, ps.UsageError, "clip_grad_norm must be a number", clip_grad_norm="1")
+    wraps(sgd, ps.UsageError, "clip_grad_norm must be a number", clip_grad_norm=float("nan"))
+    wraps(lambda _: None, ps.ConfigurationRefused, "not an optimizer of torch.optim")
+
+
+def test_what_is_no_model_is_refused(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        with pytest.raises(ps.UsageError, match=r"wrap takes the model, a torch.nn.Module, got NoneType"):
+            worker.wrap(sgd(seeded(Mlp)), None)
+
+    run_workers(cluster, body)
 
 
 def test_a_wrapped_optimizer_refuses_what_it_cannot_do(cluster: Cluster):
