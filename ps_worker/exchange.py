@@ -234,7 +234,7 @@ class Exchange:
 
     def _waiting_for(self) -> str:
         shards = sorted({self.partitions[index].shard for index in self._unpulled})
-        behind = [worker for worker, clock in sorted(self.clocks.items()) if clock < self._pull_step]
+        behind = sorted(it for it, at in self.clocks.items() if at < self._pull_step and it != self._worker)
         text = f"waiting for weights of table {self._table} at step {self._pull_step} from shards {shards}"
         return f"{text}; workers last seen behind it, on this table: {behind}" if behind else text
 
