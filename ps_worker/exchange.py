@@ -13,7 +13,6 @@ belongs to the exchange. Weights are written, by the receiving threads or by a s
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -73,6 +72,11 @@ class Exchange:
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Callback] = []
+
+    @property
+    def spread(self) -> int:
+        """Newest minus oldest version of the weights, over partitions."""
+        return max(self.versions) - min(self.versions)
 
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
@@ -198,9 +202,7 @@ class Exchange:
         """
         wanted = _indices(partitions)
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._error is not None or self._pushes.acked(wanted), limit_s
-            )
+            done = self._changed.wait_for(lambda: bool(self._error) or self._pushes.acked(wanted), limit_s)
             self._raise_failed()
             return done
 
@@ -215,8 +217,8 @@ class Exchange:
             self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
-    def wait_pulled(self, report: Callable[[str], None] | None = None) -> float:
-        """Waits until every weight asked for has arrived; returns the seconds that took.
+    def wait_pulled(self, report: Callable[[str], None] | None = None) -> None:
+        """Waits until every weight asked for has arrived.
 
         Args:
             report: called with a text every `REPORT_WAIT_S` of waiting.
@@ -224,19 +226,17 @@ class Exchange:
         Raises:
             PsError: the exchange has failed.
         """
-        started_s = time.monotonic()
         with self._changed:
             while self._unpulled and self._error is None:
                 if not self._changed.wait(REPORT_WAIT_S) and report is not None:
                     report(self._waiting_for())
             self._raise_failed()
-        return time.monotonic() - started_s
 
     def _waiting_for(self) -> str:
         shards = sorted({self.partitions[index].shard for index in self._unpulled})
-        behind = [worker for worker, clock in sorted(self.clocks.items()) if clock < self._pull_step]
-        text = f"waiting for weights at step {self._pull_step} from shards {shards}"
-        return f"{text}; workers last seen behind it: {behind}" if behind else text
+        behind = sorted(it for it, at in self.clocks.items() if at < self._pull_step and it != self._worker)
+        text = f"waiting for weights of table {self._table} at step {self._pull_step} from shards {shards}"
+        return f"{text}; workers last seen behind it, on this table: {behind}" if behind else text
 
     def when_acked(self, callback: Callback) -> None:
         """Calls back once no push is under way, with None or the failure; on whichever thread sees it."""

@@ -19,7 +19,7 @@ import torch
 from ps_wire.errors import GradientChanged
 from ps_wire.table import Hyperparameters
 from ps_worker.exchange import Exchange
-from ps_worker.outgoing import Outgoing
+from ps_worker.outgoing import Outgoing, Unscale
 
 SAMPLE = 16  # gradients of which a row is compared in a step: 4 us each
 REMEDY = "wrap the optimizer with overlap=False"
@@ -123,22 +123,22 @@ class Gradients:
         if not self.exchange.takes(self._hyperparameters()):
             raise changed_error("param_groups changed between backward and step()")
 
-    def send_rest(self, scale: float | None) -> None:
+    def send_rest(self, unscale: Unscale | None) -> None:
         """Sends every bucket that has not left, with what gradients there are now.
 
         Args:
-            scale: what the loss was multiplied with; what is sent is divided by it.
+            unscale: takes a loss scale out of what is sent, in place.
         """
         for bucket in self._buckets:
             if not bucket.left:
-                bucket.copy(scale)
+                bucket.copy(unscale)
                 self._push(bucket, late=True)
 
-    def copy_all(self, scale: float | None) -> float:
+    def copy_all(self, unscale: Unscale | None) -> float:
         """Copies every bucket, sends none; returns the sum of squares of all elements."""
         squares = 0.0
         for bucket in self._buckets:
-            bucket.copy(scale)
+            bucket.copy(unscale)
             flat = self.exchange.gradients.tensors[bucket.bucket.index]
             squares += float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
         return squares
@@ -199,6 +199,7 @@ class Gradients:
     def _complete(self, bucket: Outgoing) -> None:
         if self._syncing():
             bucket.copy()
+            bucket.check_whole()
             self._push(bucket, late=False)
 
     def _push(self, bucket: Outgoing, *, late: bool) -> None:

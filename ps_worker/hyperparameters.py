@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -121,6 +122,18 @@ def spec_of(
         raise OptimizerUnsupported(f"{cls.__name__}: {error.message}", optimizer=cls.__name__) from None
 
 
+def check_norm(clip_grad_norm: object) -> None:
+    """Refuses what is no norm to clip a gradient to; None is none.
+
+    Raises:
+        UsageError: it is not a number, or not one that is finite and > 0.
+    """
+    if clip_grad_norm is None:
+        return
+    if not (isinstance(clip_grad_norm, Real) and 0.0 < float(clip_grad_norm) < float("inf")):
+        raise UsageError(f"clip_grad_norm must be a number, finite and > 0, got {clip_grad_norm!r}")
+
+
 def read_groups(defaults: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> Hyperparameters:
     """What param-groups say now, but for parameters, execution choices and keys of schedulers.
 
@@ -132,9 +145,12 @@ def read_groups(defaults: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]
         UsageError: a value is neither a number, a flag, a text nor a few numbers.
     """
     names = sorted(defaults.keys() - EXECUTION)
-    return Hyperparameters(
-        tuple(tuple((name, _value(name, group[name])) for name in names) for group in groups)
-    )
+    try:
+        return Hyperparameters(
+            tuple(tuple((name, _value(name, group[name])) for name in names) for group in groups)
+        )
+    except KeyError as error:
+        raise UsageError(f"a param-group has no {error}: give it one, as the others have") from None
 
 
 def _value(name: str, value: object) -> Value:
@@ -142,7 +158,9 @@ def _value(name: str, value: object) -> Value:
         return float(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Sequence) and all(isinstance(item, int | float | torch.Tensor) for item in value):
+    if isinstance(value, Real):  # numpy's
+        return float(value)
+    if isinstance(value, Sequence) and all(isinstance(item, Real | torch.Tensor) for item in value):
         return tuple(float(item) for item in value)
     raise UsageError(
         f"hyper-parameter {name} is {value!r}: numbers, flags, texts and tuples of numbers travel"

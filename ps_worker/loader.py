@@ -30,6 +30,10 @@ class Loader:
 
     Attributes:
         dataset: what it draws from.
+        batch_size: samples of this worker's batches.
+        drop_last: full batches only.
+        num_workers: processes that read, as in a `DataLoader` of torch.
+        collate_fn: makes a batch of samples.
     """
 
     def __init__(
@@ -46,11 +50,26 @@ class Loader:
         ended: bool,
         on_batch: Callable[[int], None],
         options: Mapping[str, Any],
-        current_epoch: Callable[[], int | None] = lambda: None,
+        current_epoch: Callable[[], int | None],
     ) -> None:
-        """See `Worker.loader`."""
-        if batch_size < 1:
-            raise UsageError(f"batch_size must be >= 1, got {batch_size}")
+        """See `Worker.loader`.
+
+        Args:
+            dataset: with a length and an index, or iterable.
+            batch_size: per worker.
+            shuffle: another order each epoch; None is for map-style datasets.
+            seed: of that order.
+            drop_last: full batches only.
+            options: of torch's `DataLoader`.
+            rank: of this worker.
+            num_workers: of the job, which share the dataset.
+            even: all get equally many batches.
+            ended: the job has: nothing is handed out.
+            on_batch: called with the number of samples of each batch that is handed out.
+            current_epoch: the one that the script is in, or None where it does not say.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
         for name in OURS:
             if name in options:
                 raise UsageError(f"worker.loader draws the samples itself, in its order: leave {name} out")
@@ -69,6 +88,10 @@ class Loader:
                 "dataset, the same in every worker (its set_epoch(epoch) is called before each epoch)"
             )
         self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_workers: int = options.get("num_workers", 0)
+        self.collate_fn: Callable[[Any], Any] = options.get("collate_fn") or default_collate
         self._ended = ended
         self._on_batch = on_batch
         self._current_epoch = current_epoch
@@ -98,7 +121,7 @@ class Loader:
             )
             self._length = None if num_samples is None else stream.count(num_samples)
             self._share = StreamBatches(dataset, stream, shared=bool(options.get("num_workers")))
-            collate = SizedCollate(options.get("collate_fn") or default_collate)
+            collate = SizedCollate(self.collate_fn)
             self._loader: DataLoader[Any] = DataLoader(
                 self._share, batch_size=None, **{**options, "collate_fn": collate}
             )

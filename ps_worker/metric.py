@@ -18,11 +18,11 @@ def number_of(name: str, value: object) -> float:
     """
     try:
         return float(value.item() if isinstance(value, _ARRAYS) else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise UsageError(f"log({name}=...) takes a number, got {_described(value)}") from None
 
 
 def _described(value: object) -> str:
     if isinstance(value, _ARRAYS):
         return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
-    return repr(value)[:200]
+    return "an int out of range" if isinstance(value, int) else repr(value)[:200]

@@ -5,8 +5,7 @@ shards send it straight to the reader: its PULL frames come first and are acknow
 coordinator. A cut that does not come about is asked for again, under the next number.
 
 Threads: the user's reads; one takes the coordinator's replies, one of each connection its frames. All that
-they have to say goes through `_inbox`, with the number of the request that it is about, so that what comes
-late is known as such.
+they have to say goes through `_inbox`, with the number of its request, so that what comes late is known.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
 
 logger = logging.getLogger("ps_worker")
-
 READ_LIMIT_S = 60.0
 LEAVE_LIMIT_S = 5.0
 
@@ -173,12 +171,14 @@ class Reader:
 
         Raises:
             TableMismatch: a parameter is missing or has another shape or dtype; nothing was loaded.
-            UsageError: the same of a buffer, or the reader has left; nothing was loaded.
+            UsageError: the same of a buffer, or the reader has left, or a number makes no sense.
             JobUnknown: the job has no such table, or it has not started.
             CutAborted: no cut came about within `limit_s`: a worker takes too long for a step.
             ConnectionLost: a server is gone.
         """
-        until_s = time.monotonic() + limit_s
+        if table < 0 or not limit_s > 0:
+            raise UsageError(f"read takes a table >= 0 and a limit_s > 0, got {table} and {limit_s}")
+        until_s = time.monotonic() + min(limit_s, threading.TIMEOUT_MAX)
         spec, exchange = self._table(table, until_s)
         inside = _matched(spec, model, self._settings.job)
         clocks = None
@@ -191,7 +191,7 @@ class Reader:
                 parameter.copy_(view)
         return Cut(
             version=min(exchange.versions),
-            spread=max(exchange.versions) - min(exchange.versions),
+            spread=exchange.spread,
             clocks=clocks,
             buffers=cast(Literal["live", "final", "start", "none"], buffers),
             buffers_step=step,
@@ -236,8 +236,8 @@ class Reader:
             item = self._inbox.get(timeout=max(until_s - time.monotonic(), 0.0))
         except queue.Empty:
             raise CutAborted(
-                f"job {self._settings.job} was not read in time: its live workers did not come to the end of "
-                "the steps that they have begun; read later, or with a larger limit_s"
+                f"job {self._settings.job} was not read in time: no live worker came to the end of a step "
+                "(one in this thread cannot while it reads); read later, or with a larger limit_s"
             ) from None
         if isinstance(item, PsError):
             self._error = item

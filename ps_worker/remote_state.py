@@ -1,20 +1,30 @@
 """An optimizer whose state lives on the servers: `state_dict` reads it, `load_state_dict` sets it.
 
 torch's own methods make and take the format, run the hooks and set `param_groups`; between them `self.state`
-is filled for as long as they need it. It must not know how a step goes.
+is filled for as long as they need it. The optimizer that was wrapped becomes a second name for this one.
+It must not know how a step goes.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
+from ps_wire.errors import UsageError
 from ps_worker.exchange import Exchange
 
 States: TypeAlias = Sequence[Mapping[str, Any]]
+
+HOOKS = tuple(
+    f"_optimizer_{call}_{when}_hooks"
+    for call in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+)
+FORWARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,10 +60,35 @@ class StateAccess:
 
 
 class RemoteStateOptimizer(torch.optim.Optimizer):
-    """See the module's docstring. A subclass adds its tables to `_started`."""
+    """See the module's docstring. A subclass adds its tables to `_started`; its `state` is always empty."""
 
     _access: StateAccess
     _started: list[StartedTable]
+    _inner: torch.optim.Optimizer
+
+    def _take_over(self, inner: torch.optim.Optimizer) -> None:
+        """Makes calls of the optimizer that was wrapped calls of this one; its `step` is refused."""
+        self._inner = inner
+        for name in HOOKS:
+            setattr(self, name, getattr(inner, name))
+        inner.param_groups = self.param_groups
+        for name in FORWARDED:
+            setattr(inner, name, getattr(self, name))
+        inner.step = _refuse_step  # type: ignore[method-assign]
+        inner.__getstate__ = _refuse_copy  # type: ignore[method-assign]
+
+    def __getstate__(self) -> NoReturn:
+        """Refuses copies and pickles.
+
+        Raises:
+            UsageError: always.
+        """
+        _refuse_copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called by torch's `load_state_dict`: param-groups of an older torch get what they lack."""
+        super().__setstate__(state)
+        self._inner.__setstate__({"state": defaultdict(dict), "param_groups": self.param_groups})
 
     def _between_steps(self, what: str) -> None:
         """Refuses where gradients of a step have left."""
@@ -113,3 +148,17 @@ class RemoteStateOptimizer(torch.optim.Optimizer):
             started.loads += 1
             mine = [states[parameter] for parameter in started.parameters.values()]
             self._access.share(started.number, started.loads, mine)
+
+
+def _refuse_step(*_: Any, **__: Any) -> NoReturn:
+    raise UsageError("this optimizer was wrapped: call step() of what worker.wrap returned")
+
+
+_refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers then ask `_opt_called`
+
+
+def _refuse_copy() -> NoReturn:
+    raise UsageError(
+        "a wrapped optimizer cannot be copied or pickled: its state is on servers, keep its state_dict(). "
+        "A model whose step() was interrupted refers to it: call worker.synchronize() before saving the model"
+    )

@@ -52,7 +52,6 @@ def gather(
     """The figures of this worker, of what every shard says of every table and of its own exchanges."""
     tables, exchanges = tuple(tables), tuple(exchanges)
     mine = [entry for table in tables for entry in table.workers if entry.worker == worker]
-    spreads = [max(exchange.versions) - min(exchange.versions) for exchange in exchanges]
     return Stats(
         step=step,
         abstained=abstained,
@@ -62,6 +61,6 @@ def gather(
         waited_s=waited_s,
         gate_wait_s=max([entry.gate_wait_s for entry in mine], default=0.0),
         max_gap=max([entry.max_gap for entry in mine], default=0),
-        spread=max(spreads, default=0),
+        spread=max([exchange.spread for exchange in exchanges], default=0),
         staleness=summarize(merge_counts(table.tau for table in tables)),
     )

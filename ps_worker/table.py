@@ -51,7 +51,7 @@ class Table:
         exchange: Exchange,
         names: tuple[str, ...],
         step: int,
-        at_step: Callable[[int], None] = lambda _step: None,
+        at_step: Callable[[int], None],
     ) -> None:
         self.step = step
         self._at_step = at_step
@@ -151,7 +151,7 @@ class Table:
         return Pulled(
             values=values,
             version=min(exchange.versions),
-            spread=max(exchange.versions) - min(exchange.versions),
+            spread=exchange.spread,
             clocks=dict(exchange.clocks),
         )
 

@@ -18,7 +18,7 @@ from ps_wire.errors import PsError, UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
-from ps_worker.hyperparameters import OptimizerChoice, spec_of
+from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import number_of
 from ps_worker.outside import Outside
@@ -93,7 +93,9 @@ class Worker(WorkerData):
             model: that owns the optimizer's parameters.
             overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
                 touched the gradients.
-            weight: of a push in a BSP mean: "equal", or the "samples" that the loader handed out for it.
+            weight: of a push in a BSP mean: "equal", or the "samples" that the loader of the latest batch has
+                handed out since the last step. So a validation pass in between has no say; of a step that
+                draws from several loaders, the last one counts.
             clip_grad_norm: largest L2 norm of the gradient over all parameters, as
                 `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
                 workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
@@ -112,8 +114,9 @@ class Worker(WorkerData):
             raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
         if weight not in ("equal", "samples"):
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
-        if clip_grad_norm is not None and not 0.0 < clip_grad_norm < float("inf"):
-            raise UsageError(f"clip_grad_norm must be finite and > 0, got {clip_grad_norm}")
+        check_norm(clip_grad_norm)
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"wrap takes the model, a torch.nn.Module, got {type(model).__name__}")
         spec_of(optimizer)  # refuses a foreign one before anything is touched
         mean = isinstance(self._settings.consistency, BSP)
 
@@ -130,10 +133,12 @@ class Worker(WorkerData):
             outside = None
             if not any(known is model for known in self._models):
                 outside = Outside(model, parameters.values(), self._say)
-            states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
+            states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
                 spec, parameters.values(), outside, states, strict=strict_hyperparameters
             )
+            for parameter in parameters.values():
+                optimizer.state.pop(parameter, None)
             self._models.append(model)
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
@@ -172,6 +177,7 @@ class Worker(WorkerData):
         Raises:
             What `wrap` raises.
         """
+        check_norm(clip_grad_norm)
         number = self._next_table(tensors)
         spec = model_spec.table_of(
             number,

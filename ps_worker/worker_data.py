@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -29,6 +30,7 @@ class WorkerData:
     def __init__(self, consistency: Consistency) -> None:
         self._even = isinstance(consistency, BSP)
         self._samples = 0
+        self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
 
     def loader(
@@ -95,7 +97,7 @@ class WorkerData:
             num_workers=self.num_workers,
             even=self._even,
             ended=self.ended,
-            on_batch=self._count_samples,
+            on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
         )
 
@@ -126,16 +128,22 @@ class WorkerData:
         finally:
             self._epoch = None
 
-    def _count_samples(self, samples: int) -> None:
+    def _count_samples(self, loader: object, samples: int) -> None:
         self._samples += samples
+        for counts in self._unweighed:
+            counts[loader] = counts.pop(loader, 0) + samples
 
     def _sample_weight(self) -> Callable[[], float]:
-        """A function that gives the samples handed out since it was last called."""
-        taken = self._samples
+        """A function that gives the samples handed out since it was last called.
+
+        Of the loader of the latest batch alone: what others handed out before were batches to validate on.
+        """
+        counts: dict[object, int] = {}
+        self._unweighed.append(counts)
 
         def weight() -> float:
-            nonlocal taken
-            count, taken = self._samples - taken, self._samples
-            return float(max(count, 1))
+            samples = counts.popitem()[1] if counts else 1
+            counts.clear()
+            return float(max(samples, 1))
 
         return weight

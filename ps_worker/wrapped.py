@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -22,15 +21,11 @@ from ps_wire.errors import UsageError
 from ps_wire.table import Hyperparameters
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import read_groups
+from ps_worker.outgoing import Unscale
 from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAccess
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
-HOOKS = tuple(
-    f"_optimizer_{call}_{when}_hooks"
-    for call in ("step", "state_dict", "load_state_dict")
-    for when in ("pre", "post")
-)
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
@@ -59,7 +54,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         weight: Callable[[], float],
         closed: Callable[[], str | None],
         log: Callable[[str], None],
-        at_step: Callable[[int], None] = lambda _step: None,
+        at_step: Callable[[int], None],
     ) -> None:
         """See `Worker.wrap`.
 
@@ -79,14 +74,8 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._at_step = at_step
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
-        for name in HOOKS:
-            setattr(self, name, getattr(inner, name))
-        inner.param_groups = self.param_groups
-        inner.step = MethodType(_refuse_step, inner)  # type: ignore[method-assign]
-        self.step_number = 0
         self.abstained = 0
         self.waited_s = 0.0
-        self._inner = inner
         self._model = model
         self._start_table = start_table
         self._access = access
@@ -104,6 +93,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._resume: torch.utils.hooks.RemovableHandle | None = None
         self._add_table(list(range(len(self.param_groups))))
         self.step_number = self._tables[0].step
+        self._take_over(inner)  # at last: one that was refused is as it was
 
     # -- what a script calls ---------------------------------------------------------------------------
 
@@ -117,7 +107,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sends this step's gradients and waits for the weights of the next.
 
-        With a `GradScaler` the gradients are divided by its scale as they leave; if it found an overflow,
+        With a `GradScaler` its scale is taken out of the gradients as they leave; if it found an overflow,
         this worker abstains from the step and the others go on.
 
         Args:
@@ -136,6 +126,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         if closed is not None:
             raise UsageError(closed)
         self.settle()
+        self._check_groups()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -144,7 +135,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
             weights.check()
         scale, overflow = self._scaling()
         self._decide(scaled=scale is not None or overflow is not None)
-        self._send(scale, overflow=bool(overflow))
+        self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
         for table in self._tables:
             table.pull()
         self.step_number += 1
@@ -166,6 +157,9 @@ class WrappedOptimizer(RemoteStateOptimizer):
             self._wait_in_forward()
             raise
         self._waiting = False
+        if self._resume is not None:
+            self._resume.remove()
+            self._resume = None
         self.waited_s += time.monotonic() - started_s
         self._step_weight = None
         self.refresh()
@@ -212,11 +206,6 @@ class WrappedOptimizer(RemoteStateOptimizer):
         except BaseException:
             self.param_groups.pop()
             raise
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `RemoteStateOptimizer.load_state_dict`."""
-        super().load_state_dict(state_dict)
-        self._inner.param_groups = self.param_groups
 
     def _between_steps(self, what: str) -> None:
         self.settle()
@@ -265,8 +254,20 @@ class WrappedOptimizer(RemoteStateOptimizer):
                 weight=self._weigh,
             )
         )
+        self._sizes = self._group_sizes()
+
+    def _group_sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.param_groups]
+
+    def _check_groups(self) -> None:
+        if self._group_sizes() != self._sizes:
+            raise UsageError(
+                f"param_groups had {self._sizes} parameters, and {self._group_sizes()} now: what is in no "
+                "table is not trained; call add_param_group, and freeze what is to rest (requires_grad=False)"
+            )
 
     def _read(self, groups: list[int]) -> Hyperparameters:
+        self._check_groups()
         return read_groups(self.defaults, [self.param_groups[index] for index in groups])
 
     def _weigh(self) -> float:
@@ -278,6 +279,13 @@ class WrappedOptimizer(RemoteStateOptimizer):
         """What a `GradScaler` says of the step: its scale if gradients still have it, and overflows found."""
         scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return None if scale is None else float(scale), None if overflow is None else float(overflow)
+
+    def _unscale(self, scale: float) -> Unscale:
+        """As plain torch does: kernels that take a scale divide by it, for others a scaler multiplies."""
+        if "fused" in self.defaults:
+            return lambda flat: flat.div_(scale)
+        inverse = torch.tensor(scale, dtype=torch.float64).reciprocal().float().item()
+        return lambda flat: flat.mul_(inverse)
 
     def _decide(self, *, scaled: bool) -> None:
         """After a watched step: overlap if nothing touched the gradients. Later: an error if so."""
@@ -292,14 +300,14 @@ class WrappedOptimizer(RemoteStateOptimizer):
             untouched = all(table.change() is None for table in self._tables)
             self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
 
-    def _send(self, scale: float | None, *, overflow: bool) -> None:
+    def _send(self, unscale: Unscale | None, *, overflow: bool) -> None:
         if overflow or not any(table.any or table.left for table in self._tables):
             self._abstain(overflow=overflow)
         elif self._clip is None:
             for table in self._tables:
-                table.send_rest(scale)
+                table.send_rest(unscale)
         else:
-            norm = sum([table.copy_all(scale) for table in self._tables]) ** 0.5
+            norm = sum([table.copy_all(unscale) for table in self._tables]) ** 0.5
             factor = torch.clamp(self._clip / torch.tensor(norm + NORM_EPSILON, device="cpu"), max=1.0).item()
             for table in self._tables:
                 table.push_all(factor)
@@ -315,11 +323,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
     def _wait_in_forward(self) -> None:
         """Ctrl-C in a notebook: whoever goes on gets whole weights first."""
         if self._resume is None:
-            self._resume = self._model.register_forward_pre_hook(lambda *_: self.settle())
+            self._resume = self._model.register_forward_pre_hook(self._settle_first)
 
-
-def _refuse_step(_self: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-    raise UsageError("this optimizer was wrapped: call step() of what worker.wrap returned")
-
-
-_refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers then ask `_opt_called`
+    def _settle_first(self, *_: Any) -> None:
+        self.settle()

@@ -37,6 +37,7 @@ def made(samples: int | Dataset[Any], rank: int = 0, num_workers: int = 1, **giv
         "ended": False,
         "on_batch": lambda _size: None,
         "options": {},
+        "current_epoch": lambda: None,
     }
     dataset = range(samples) if isinstance(samples, int) else samples
     return Loader(dataset, rank=rank, num_workers=num_workers, **values | given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -52,6 +53,25 @@ def test_every_optimizer_of_torch_travels(name: str, given: dict[str, Any] | Non
     for key, value in group:
         expected = optimizer.param_groups[0][key]
         assert value == (tuple(expected) if isinstance(expected, list | tuple) else expected), key
+
+
+def test_numbers_of_numpy_travel_as_numbers():
+    optimizer = made("Adam", lr=0.5)
+    optimizer.param_groups[0] |= {
+        "lr": np.float32(0.25),
+        "betas": (np.float32(0.5), 0.75),
+        "eps": np.int64(1),
+    }
+    (group,) = read_groups(optimizer.defaults, optimizer.param_groups).groups
+    assert {**dict(group), "lr": 0.25, "betas": (0.5, 0.75), "eps": 1.0} == dict(group)
+    assert type(dict(group)["lr"]) is float
+
+
+def test_a_param_group_that_lacks_a_value_is_named():
+    optimizer = made("Adam")
+    del optimizer.param_groups[0]["eps"]
+    with pytest.raises(UsageError, match="a param-group has no 'eps'"):
+        read_groups(optimizer.defaults, optimizer.param_groups)
 
 
 @pytest.mark.parametrize("name", sorted(optimizers.KNOWN))

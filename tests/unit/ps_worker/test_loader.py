@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
@@ -128,8 +128,10 @@ class Unsized(Dataset):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"batch_size": -3}, "batch_size must be >= 1, got -3"),
+        ({"batch_size": 0}, "batch_size must be a whole number >= 1, got 0"),
+        ({"batch_size": -3}, "batch_size must be a whole number >= 1, got -3"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number >= 1, got 2.5"),
+        ({"batch_size": None}, "batch_size must be a whole number >= 1, got None"),
         ({"options": {"sampler": None}}, "leave sampler out"),
         ({"options": {"batch_sampler": None}}, "leave batch_sampler out"),
         ({"options": {"in_order": False}}, "leave in_order out"),
@@ -147,6 +149,17 @@ def test_a_dataset_without_a_length_that_is_not_iterable_is_a_named_error(cluste
             worker.loader(Unsized())
 
     run_workers(cluster, body)
+
+
+def test_a_loader_says_what_it_was_made_with_as_torchs_does():
+    """But for `sampler`: it deals the samples itself."""
+    plain = made(40)
+    assert (plain.batch_size, plain.drop_last, plain.num_workers) == (16, False, 0)
+    assert plain.collate_fn is default_collate
+    other = made(40, batch_size=4, drop_last=True, options={"num_workers": 2, "collate_fn": list})
+    assert (other.batch_size, other.drop_last, other.num_workers) == (4, True, 2)
+    assert other.collate_fn is list
+    assert not hasattr(other, "sampler")
 
 
 def test_options_of_a_dataloader_pass_through():
@@ -168,6 +181,7 @@ def test_options_of_a_dataloader_pass_through():
         even=True,
         ended=False,
         on_batch=lambda _size: None,
+        current_epoch=lambda: None,
         options={"collate_fn": collate},
     )
     assert list(loader) == [4, 4]

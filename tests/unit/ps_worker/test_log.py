@@ -64,9 +64,11 @@ def test_nan_is_a_number_and_the_latest_value_counts(cluster: Cluster):
         (np.zeros(3), r"ndarray of shape \(3,\), float64"),
         ([1.0], r"\[1.0\]"),
         ("much", "'much'"),
+        (10**400, "an int out of range"),
+        (10**5000, "an int out of range"),
         (None, "None"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:30] if not isinstance(value, int) else "large",
 )
 def test_what_is_no_number_is_a_named_error(cluster: Cluster, value: Any, text: str):
     def body(worker: ps.Worker) -> None:

@@ -24,8 +24,15 @@ def adam(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
 
 
-def scaled_steps(rank: int, model: torch.nn.Module, optimizer: Any, *, unscale: bool, clip: bool) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+def rmsprop(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
+    kind.pop("fused", None)  # it has no such kernel
+    return torch.optim.RMSprop(model.parameters(), lr=0.01, **kind)
+
+
+def scaled_steps(
+    rank: int, model: torch.nn.Module, optimizer: Any, *, unscale: bool, clip: bool, scale: float = 2.0**8
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
     for step in range(STEPS):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(model, rank, step)
@@ -44,6 +51,17 @@ def scaled_steps(rank: int, model: torch.nn.Module, optimizer: Any, *, unscale: 
 def test_a_grad_scaler_gives_the_bytes_of_torch(cluster: Cluster, make: Any, unscale: bool, clip: bool):
     def script(rank: int, model: torch.nn.Module, optimizer: Any) -> None:
         scaled_steps(rank, model, optimizer, unscale=unscale, clip=clip)
+
+    check(cluster, script, seeded(Mlp), make)
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("make", [sgd, adam, rmsprop])
+def test_a_scale_that_is_no_power_of_two_gives_the_bytes_of_torch(cluster: Cluster, make: Any, unscale: bool):
+    """Torch divides in its fused kernels, and elsewhere multiplies by the reciprocal."""
+
+    def script(rank: int, model: torch.nn.Module, optimizer: Any) -> None:
+        scaled_steps(rank, model, optimizer, unscale=unscale, clip=False, scale=3.0)
 
     check(cluster, script, seeded(Mlp), make)
 

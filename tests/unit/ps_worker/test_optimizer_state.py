@@ -144,7 +144,7 @@ def test_an_optimizer_with_state_goes_on_on_the_shards_when_it_is_wrapped(shards
 
     (states,) = run_workers(shards, body)
     assert_same(model, expected)
-    assert_same_state(state_dict_of(optimizer, model, states), uninterrupted.state_dict())
+    assert_same_state(state_dict_of(make(kind, model), model, states), uninterrupted.state_dict())
 
 
 def test_a_dump_is_a_copy(one_shard):

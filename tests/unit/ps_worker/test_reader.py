@@ -181,6 +181,20 @@ def test_a_cut_that_does_not_come_about_is_given_up_and_the_job_goes_on(cluster:
     run_workers(cluster, body, num_workers=2, job=job)
 
 
+def test_numbers_that_make_no_sense_are_refused_at_once(cluster: Cluster):
+    job = fresh_name()
+
+    def body(worker: ps.Worker) -> None:
+        worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        with reader_of(cluster, job) as reader:
+            for given in ({"table": -1}, {"limit_s": 0.0}, {"limit_s": float("nan")}):
+                with pytest.raises(ps.UsageError, match=r"table >= 0 and a limit_s > 0"):
+                    reader.read(Holder(), **given)
+            assert reader.read(Holder(), limit_s=float("inf")).clocks == {0: 0}
+
+    run_workers(cluster, body, job=job)
+
+
 def test_a_reader_that_vanishes_during_its_cut_holds_nobody_up(cluster: Cluster):
     """Its stream ends, and with it the hold, long before any limit."""
     job = fresh_name()

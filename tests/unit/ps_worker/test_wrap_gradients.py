@@ -222,3 +222,21 @@ def test_no_gradient_flows_through_a_step_of_a_differentiable_optimizer(cluster:
             assert all(parameter.grad_fn is None for parameter in model.parameters())
 
     check(cluster, script, seeded(Mlp), make)
+
+
+@pytest.mark.parametrize("overlap", ["auto", True])
+def test_a_hook_that_clears_gradients_in_backward_is_refused_by_name(cluster: Cluster, overlap: Any):
+    """As one that steps an optimizer per parameter inside backward does."""
+
+    def clear(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        handle = model.first.weight.register_post_accumulate_grad_hook(clear)
+        worker.wrap(sgd(model), model, overlap=overlap)
+        with pytest.raises(ps.UsageError, match=r"a hook cleared the gradient of 'first.weight'"):
+            loss_of(model, 0, 0).backward()
+        handle.remove()
+
+    run_workers(cluster, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from typing import Any
@@ -139,29 +140,61 @@ def test_pushes_weigh_as_many_samples_as_the_loader_gave(cluster: Cluster):
     assert_same(got[1], expected)
 
 
+def noted_weights(optimizer: Any) -> list[float]:
+    """What the pushes of table 0 will weigh, as they leave."""
+    weights: list[float] = []
+    exchange = optimizer._tables[0].exchange
+    push = exchange.push
+
+    def noting(partition: Any, **given: Any) -> None:
+        weights.append(given["weight"])
+        push(partition, **given)
+
+    exchange.push = noting
+    return weights
+
+
 def test_samples_of_an_abstained_step_do_not_weigh_in_the_next(cluster: Cluster):
     """The abstained batch's gradient was never pushed."""
-    weights: list[float] = []
 
-    def body(worker: ps.Worker) -> None:
+    def body(worker: ps.Worker) -> list[float]:
         model = seeded(Mlp)
         optimizer = worker.wrap(sgd(model), model, weight="samples", overlap=False)
-        exchange = optimizer._tables[0].exchange
-        push = exchange.push
-
-        def noting(partition: Any, **given: Any) -> None:
-            weights.append(given["weight"])
-            push(partition, **given)
-
-        exchange.push = noting
+        weights = noted_weights(optimizer)
         for number, x in enumerate(worker.loader([batch(0, index, 13) for index in range(8)], batch_size=4)):
             if number == 1:
                 model(x).square().mean().backward()
             optimizer.step()
         worker.finish()
+        return weights
 
-    run_workers(cluster, body)
-    assert set(weights) == {4.0}
+    assert set(run_workers(cluster, body)[0]) == {4.0}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_samples_of_a_validation_pass_do_not_weigh(cluster: Cluster, overlap: bool):
+    """Gradients on or off: neither loader knows what it is for. Accumulated batches all weigh."""
+
+    def body(worker: ps.Worker) -> list[float]:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model, weight="samples", overlap=overlap)
+        weights = noted_weights(optimizer)
+        training = worker.loader([batch(0, index, 13) for index in range(12)], batch_size=2)
+        validation = worker.loader([batch(1, index, 13) for index in range(41)], batch_size=8)
+        for _ in range(2):
+            for number, x in enumerate(training):
+                with optimizer.no_sync() if number % 2 == 0 else contextlib.nullcontext():
+                    model(x).square().mean().backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            for x in validation:
+                model(x)
+        worker.finish()
+        assert worker._samples == 2 * (12 + 41)
+        return weights
+
+    assert set(run_workers(cluster, body)[0]) == {4.0}
 
 
 def test_a_strict_worker_gets_an_error_where_its_learning_rate_was_not_taken(cluster: Cluster):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+import ps_worker.exchange
 
 from .models import Mlp, Normed, loss_of
 from .reference import assert_same, batch, seeded
@@ -70,6 +71,48 @@ def test_two_optimizers_are_two_tables(cluster: Cluster, overlap: Any):
     assert_same(got, expected)
 
 
+class _GivenUp(Exception):
+    """Whoever waits has said for what."""
+
+
+def test_optimizers_that_step_unequally_often_wait_and_name_their_tables(cluster: Cluster, monkeypatch: Any):
+    """Worker 0 steps both in turn, worker 1 the first one only: they wait for each other, at two tables."""
+    monkeypatch.setattr(ps_worker.exchange, "REPORT_WAIT_S", 0.2)
+    said: dict[int, str] = {}
+
+    def body(worker: ps.Worker) -> None:
+        pair = seeded(make_pair)
+        first = worker.wrap(sgd(pair["judge"]), pair["judge"])
+        second = worker.wrap(sgd(pair["made"]), pair["made"])
+
+        def say(text: str) -> None:
+            if "waiting for weights" in text:
+                said[worker.rank] = text
+                if worker.rank == 0 and len(said) == 2:
+                    raise _GivenUp
+
+        first._log = second._log = say
+
+        def train() -> None:
+            for _ in range(2):
+                pair["judge"](pair["made"](batch(worker.rank, 0, 4, 13))).square().mean().backward()
+                first.step()
+                if worker.rank == 0:
+                    second.step()
+
+        if worker.rank == 1:  # it goes on when the other has left
+            train()
+        else:
+            with pytest.raises(_GivenUp):
+                train()
+
+    run_workers(cluster, body, num_workers=2)
+    assert "of table 1 at step 1" in said[0]
+    assert said[0].endswith("behind it, on this table: [1]")
+    assert "of table 0 at step 2" in said[1]
+    assert said[1].endswith("behind it, on this table: [0]")
+
+
 def test_what_wrap_refuses(cluster: Cluster):
     def wraps(make: Any, error: type[Exception], text: str, **options: Any) -> None:
         def body(worker: ps.Worker) -> None:
@@ -83,6 +126,17 @@ def test_what_wrap_refuses(cluster: Cluster):
     wraps(lambda _: sgd(Mlp()), ps.UsageError, "4 parameters that the model does not have")
     wraps(sgd, ps.UsageError, "overlap must be", overlap="on")
     wraps(sgd, ps.UsageError, "weight must be", weight="batches")
+    wraps(sgd, ps.UsageError, "clip_grad_norm must be a number", clip_grad_norm="1")
+    wraps(sgd, ps.UsageError, "clip_grad_norm must be a number", clip_grad_norm=float("nan"))
+    wraps(lambda _: None, ps.ConfigurationRefused, "not an optimizer of torch.optim")
+
+
+def test_what_is_no_model_is_refused(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        with pytest.raises(ps.UsageError, match=r"wrap takes the model, a torch.nn.Module, got NoneType"):
+            worker.wrap(sgd(seeded(Mlp)), None)
+
+    run_workers(cluster, body)
 
 
 def test_a_wrapped_optimizer_refuses_what_it_cannot_do(cluster: Cluster):
