@@ -179,7 +179,7 @@ def test_a_norm_that_makes_no_sense_is_a_usage_error(one_shard: Cluster, wrong: 
     """Before anything is sent."""
 
     def body(worker: ps.Worker) -> None:
-        with pytest.raises(UsageError, match="clip_grad_norm must be finite and > 0, got"):
+        with pytest.raises(UsageError, match="clip_grad_norm must be a number, finite and > 0, got"):
             worker.table(zeros(), optimizer=ps.SGD(lr=0.5), clip_grad_norm=wrong)
 
     run_workers(one_shard, body)
