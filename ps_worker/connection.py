@@ -26,8 +26,8 @@ from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.carrier_choice import CarrierChoice
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-CALL_LIMIT_S = 10.0
-MIN_CALL_LIMIT_S = 0.2
+ATTEMPT_LIMIT_S = 10.0  # of one attempt to connect again, of which several fit into a retry limit
+MIN_ATTEMPT_LIMIT_S = 0.2  # for the last one, when the retry limit is all but over
 
 logger = logging.getLogger("ps_worker")
 
@@ -153,7 +153,7 @@ class Connection:
     def _left_s(self, broken_s: float | None) -> float:
         """Seconds that the next try may take."""
         gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
-        return min(CALL_LIMIT_S, max(self._retry_limit_s - gone_s, MIN_CALL_LIMIT_S))
+        return min(ATTEMPT_LIMIT_S, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""

@@ -28,8 +28,8 @@ from ps_worker.connection import Connection
 from ps_worker.pushes import Pushes
 from ps_worker.table_memory import TableMemory
 
-KEPT_HYPERPARAMETERS = 8
-REPORT_WAIT_S = 10.0
+KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
+REPORT_WAIT_S = 10.0  # longer than a step that only is slow, short for a person who looks on
 
 Callback: TypeAlias = Callable[[PsError | None], None]
 

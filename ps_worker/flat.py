@@ -33,7 +33,6 @@ class FlatBuckets:
             private: children that this process forks (loaders) get none of the memory.
             shared: zeros to use, where shards map the memory.
         """
-        self.plan = plan
         self.shared = shared
         self.tensors = (
             [_zeros(bucket.numel, getattr(torch, bucket.dtype), private=private) for bucket in plan.buckets]

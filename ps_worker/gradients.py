@@ -90,7 +90,7 @@ class Gradients:
         return any(bucket.arrived for bucket in self._buckets)
 
     @property
-    def any(self) -> bool:
+    def there(self) -> bool:
         """Whether a parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self._parameters)
 

@@ -147,13 +147,17 @@ def read_groups(defaults: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]
     names = sorted(defaults.keys() - EXECUTION)
     try:
         return Hyperparameters(
-            tuple(tuple((name, _value(name, group[name])) for name in names) for group in groups)
+            tuple(
+                tuple((name, _value(name, group[name], defaults[name])) for name in names) for group in groups
+            )
         )
     except KeyError as error:
         raise UsageError(f"a param-group has no {error}: give it one, as the others have") from None
 
 
-def _value(name: str, value: object) -> Value:
+def _value(name: str, value: object, default: object) -> Value:
+    if isinstance(value, bool) and type(default) in (int, float):
+        return float(value)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
     if value is None or isinstance(value, bool | int | float | str):

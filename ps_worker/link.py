@@ -34,7 +34,7 @@ from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
 
-FIGURES_LIMIT_S = 10.0
+FIGURES_LIMIT_S = 10.0  # for a shard to count; a script waits for it
 ALONE = "no PS_SERVERS: running alone, with a server in this process"
 
 

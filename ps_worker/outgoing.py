@@ -28,7 +28,7 @@ from ps_wire.plan import Bucket
 from ps_worker.exchange import Exchange
 
 MANY = 1000  # hooks in a bucket that together take a millisecond
-HOOK_BYTES = 1 << 10
+HOOK_BYTES = 1 << 10  # travel in the time that a hook takes
 
 _version_of = attrgetter("_version")
 _gradient_of = attrgetter("grad")

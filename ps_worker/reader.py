@@ -39,8 +39,8 @@ from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
 
 logger = logging.getLogger("ps_worker")
-READ_LIMIT_S = 60.0
-LEAVE_LIMIT_S = 5.0
+READ_LIMIT_S = 60.0  # as long as a long step, and the upload of its buffers
+LEAVE_LIMIT_S = 5.0  # for a thread that has been told to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from ps_worker.optimizer_state import Gathering, Scattering
 from ps_worker.settings import Settings
 
 RETRY_S = 0.2
-CALL_LIMIT_S = 600.0  # of one call, which may carry gigabytes; a peer that is gone ends it after seconds
+STATE_LIMIT_S = 600.0  # of one call, which may carry gigabytes; a peer that is gone ends it after seconds
 
 
 class SharedState:
@@ -55,7 +55,7 @@ class SharedState:
         request = pb.DumpRequest(key=self._key(table))
 
         def call(stub: Calls) -> None:
-            for message in stub.Dump(request, timeout=CALL_LIMIT_S):
+            for message in stub.Dump(request, timeout=STATE_LIMIT_S):
                 gathering.take(message)
 
         for shard in range(plan.num_shards):
@@ -72,7 +72,7 @@ class SharedState:
         for shard in range(plan.num_shards):
 
             def call(stub: Calls, shard: int = shard) -> None:
-                stub.LoadState(scattering.messages(shard, key), timeout=CALL_LIMIT_S)
+                stub.LoadState(scattering.messages(shard, key), timeout=STATE_LIMIT_S)
 
             self._call(shard, call)
 

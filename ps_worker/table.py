@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from ps_wire.errors import PsError, UsageError
-from ps_worker.exchange import Exchange
+from ps_worker.exchange import Callback, Exchange
 
+Result = TypeVar("Result")
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 
 
@@ -115,30 +117,10 @@ class Table:
             self._check(out)
         self._exchange.wait_pulled()
         self._exchange.pull(step=self.step)
-        future: Future[Pulled] = Future()
-        future.set_running_or_notify_cancel()  # what has been asked for cannot be called back
-
-        def done(error: PsError | None) -> None:
-            if error is None:
-                future.set_result(self._pulled(out))
-            else:
-                future.set_exception(error)
-
-        self._exchange.when_pulled(done)
-        return future
+        return _future(self._exchange.when_pulled, lambda: self._pulled(out))
 
     def _acknowledged(self) -> Future[None]:
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()
-
-        def done(error: PsError | None) -> None:
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self._exchange.when_acked(done)
-        return future
+        return _future(self._exchange.when_acked, lambda: None)
 
     @torch.no_grad()
     def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
@@ -166,3 +148,18 @@ class Table:
                     f"{name!r} has shape {tuple(view.shape)} and dtype {view.dtype} in this table, "
                     f"got {tuple(tensor.shape)} and {tensor.dtype}"
                 )
+
+
+def _future(when: Callable[[Callback], None], result: Callable[[], Result]) -> Future[Result]:
+    """Done with `result()`, or the error, when `when` calls back."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()  # what has been asked for cannot be called back
+
+    def done(error: PsError | None) -> None:
+        if error is None:
+            future.set_result(result())
+        else:
+            future.set_exception(error)
+
+    when(done)
+    return future

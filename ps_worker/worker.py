@@ -30,7 +30,7 @@ from ps_worker.worker_data import WorkerData
 from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
-SETTLE_LIMIT_S = 5.0
+SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go
 
 
 class Worker(WorkerData):

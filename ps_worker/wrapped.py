@@ -301,7 +301,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
             self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
 
     def _send(self, unscale: Unscale | None, *, overflow: bool) -> None:
-        if overflow or not any(table.any or table.left for table in self._tables):
+        if overflow or not any(table.there or table.left for table in self._tables):
             self._abstain(overflow=overflow)
         elif self._clip is None:
             for table in self._tables:

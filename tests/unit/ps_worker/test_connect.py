@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -66,6 +68,19 @@ def test_leaving_ends_every_thread_and_so_does_a_refused_join(cluster: Cluster):
             join(cluster, job)
         assert threads() == joined
     assert threads() == before
+
+
+def test_a_worker_that_nobody_leaves_stays_until_someone_does(cluster: Cluster):
+    """Threads and the end of the process hold it, whether or not a script still does."""
+    held = weakref.ref(join(cluster, fresh_name()))
+    gc.collect()
+    worker = held()
+    assert worker is not None
+    assert any(thread.name == "ps-heartbeat" for thread in threading.enumerate())
+    worker.leave()
+    del worker
+    gc.collect()
+    assert held() is None
 
 
 def test_a_script_that_a_child_imports_again_does_not_join(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):

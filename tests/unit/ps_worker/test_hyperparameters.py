@@ -67,6 +67,14 @@ def test_numbers_of_numpy_travel_as_numbers():
     assert type(dict(group)["lr"]) is float
 
 
+def test_a_flag_in_place_of_a_number_is_a_number_as_in_torch():
+    optimizer = made("Adam", amsgrad=True)
+    optimizer.param_groups[0]["lr"] = True
+    (group,) = read_groups(optimizer.defaults, optimizer.param_groups).groups
+    assert type(dict(group)["lr"]) is float
+    assert dict(group)["amsgrad"] is True
+
+
 def test_a_param_group_that_lacks_a_value_is_named():
     optimizer = made("Adam")
     del optimizer.param_groups[0]["eps"]
