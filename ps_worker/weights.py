@@ -41,6 +41,7 @@ class Weights:
         self._pointers: list[int] = []
         self._versions: list[int] = []
         self._turn = 0
+        self._looked = False  # `check` has, since the last `refresh`
         self._window = torch.empty(0, device="cpu")
         self._kept = torch.empty(0, device="cpu")
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
@@ -58,8 +59,9 @@ class Weights:
         Raises:
             ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
         """
-        if self._moved():
+        if not self._looked and self._moved():
             self._follow(arrived=True)
+        self._looked = False
         if self._copied:
             targets = [self._parameters[index].data for index in self._copied]
             torch._foreach_copy_(targets, [self._flat.views[index] for index in self._copied])
@@ -84,6 +86,7 @@ class Weights:
             self._follow(arrived=False)
         if not torch.equal(self._window, self._kept):
             raise _changed("a parameter")
+        self._looked = True
 
     def _moved(self) -> bool:
         return (

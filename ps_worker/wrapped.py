@@ -284,7 +284,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         """As plain torch does: kernels that take a scale divide by it, for others a scaler multiplies."""
         if "fused" in self.defaults:
             return lambda flat: flat.div_(scale)
-        inverse = torch.tensor(scale, dtype=torch.float64).reciprocal().float().item()
+        inverse = torch.tensor(scale, dtype=torch.float64, device="cpu").reciprocal().float().item()
         return lambda flat: flat.mul_(inverse)
 
     def _decide(self, *, scaled: bool) -> None:

@@ -144,6 +144,7 @@ def batches_of(rank: int, batch_size: int) -> Iterator[Any]:
         even=True,
         ended=False,
         on_batch=lambda _: None,
+        current_epoch=lambda: None,
         options={},
     )
     while True:
