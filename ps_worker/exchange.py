@@ -93,19 +93,15 @@ class Exchange:
         """What the next pushes take; sent to all shards where it differs from what they take now."""
         if hyper == self._hyper:
             return
-        self._hyper = hyper
-        self._hyper_number += 1
-        frame = self._frame(
-            wire.Kind.HYPER,
-            hyper=self._hyper_number,
-            meta=hyperparameters_to_proto(hyper).SerializeToString(),
-        )
+        number, data = self._hyper_number + 1, hyperparameters_to_proto(hyper).SerializeToString()
+        frame = self._frame(wire.Kind.HYPER, hyper=number, meta=data)
         with self._changed:
-            self._hyper_frames[self._hyper_number] = frame
+            self._hyper_frames[number] = frame
             while len(self._hyper_frames) > KEPT_HYPERPARAMETERS:
                 self._hyper_frames.popitem(last=False)
         for connection in self._connections:
             connection.send(frame)
+        self._hyper, self._hyper_number = hyper, number  # only now: Ctrl-C may have come between
 
     def takes(self, hyper: Hyperparameters) -> bool:
         """Whether pushes take these hyper-parameters now."""
@@ -145,13 +141,19 @@ class Exchange:
             ),
         )
 
-    def abstain(self, partitions: Iterable[Partition], *, step: int) -> None:
-        """Advances the worker's clock on these partitions with nothing to apply."""
-        for partition in partitions:
-            frame = self._frame(
-                wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=meta.listed([partition.index])
-            )
-            self._send_noted(partition, frame)
+    def abstain(self, *, step: int) -> None:
+        """Advances the worker's clock where nothing was pushed for this step, with nothing to apply.
+
+        May be called again. What is not acknowledged is sent again: Ctrl-C may have come before that.
+        """
+        with self._changed:
+            noted, again = self._pushes.steps, list(self._pushes.unacked.values())
+        for sent in again:
+            self._connections[self.partitions[sent.partition].shard].send(sent)
+        for partition in self.partitions:
+            if noted.get(partition.index) != step:
+                place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
+                self._send_noted(partition, self._frame(wire.Kind.ABSTAIN, **place))
 
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
@@ -183,10 +185,8 @@ class Exchange:
         return [self._frame(wire.Kind.PULL, **place, meta=meta.listed(wanted))]
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
-        incarnation = self._incarnation
-        return wire.Frame(
-            kind=kind, table=self._table, worker=self._worker, incarnation=incarnation, **fields
-        )
+        fields |= {"table": self._table, "worker": self._worker, "incarnation": self._incarnation}
+        return wire.Frame(kind=kind, **fields)
 
     # -- waiting ---------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from ps_worker.reason import sendable
 from ps_worker.settings import Settings
 
 HEARTBEAT_S = 1.0
@@ -210,10 +211,10 @@ class Membership:
         return ended.has_state
 
     def leave(self, reason: str) -> None:
-        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`."""
+        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again."""
         self._leaving = True
         self._stop.set()
-        self._send(leave=pb.Leave(reason=reason, progress=self._progress()))
+        self._send(leave=pb.Leave(reason=sendable(reason), progress=self._progress()))
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._outbox.put(None)

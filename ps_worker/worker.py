@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
@@ -20,7 +21,8 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
 from ps_worker.hyperparameters import OptimizerChoice, spec_of
 from ps_worker.link import Link
-from ps_worker.metric import number_of
+from ps_worker.metric import name_of, number_of
+from ps_worker.reason import reason_of
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
@@ -58,7 +60,8 @@ class Worker(WorkerData):
         self._models: list[torch.nn.Module] = []  # whose buffers go along with one of the tables
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._metrics: dict[str, float] = {}
-        self._left = False
+        self._leaving = False
+        self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
@@ -201,10 +204,10 @@ class Worker(WorkerData):
             metrics: numbers; tensors and arrays of one element are read without their graph.
 
         Raises:
-            UsageError: a value is not a number.
+            UsageError: a value is not a number, or its name cannot travel.
         """
         for name, value in metrics.items():
-            self._metrics[name] = number_of(name, value)
+            self._metrics[name_of(name)] = number_of(name, value)
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.
@@ -245,7 +248,7 @@ class Worker(WorkerData):
         if self._finished:
             return
         for optimizer in self._optimizers:
-            optimizer.abandon(SETTLE_LIMIT_S)
+            optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
         self._link.finish()
@@ -261,19 +264,20 @@ class Worker(WorkerData):
     def leave(self, reason: str = "") -> None:
         """Leaves the job; the others go on without this worker. Safe to call twice.
 
-        Does nothing in a forked child: the worker is its parent.
+        Does nothing in a forked child: the worker is its parent. After a Ctrl-C inside it the worker has left
+        nonetheless; a second call does what is left to do.
         """
         if self._left or os.getpid() != self._pid:
             return
+        self._leaving = True
+        with ExitStack() as last_first:  # whatever one of them raises, the others are called
+            last_first.callback(self._link.close, reason)
+            for optimizer in self._optimizers:
+                last_first.callback(optimizer.detach)
+            for optimizer in self._optimizers:
+                last_first.callback(self._let_go, optimizer)
         self._left = True
         atexit.unregister(self.leave)
-        for optimizer in self._optimizers:
-            try:
-                optimizer.abandon(SETTLE_LIMIT_S)
-            except PsError as error:
-                logger.debug("a step could not be settled: %s", error)
-            optimizer.detach()
-        self._link.close(reason)
 
     def __enter__(self) -> Self:
         return self
@@ -284,9 +288,16 @@ class Worker(WorkerData):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.leave("" if kind is None else f"{kind.__name__}: {error}")
+        self.leave(reason_of(error))
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _let_go(optimizer: WrappedOptimizer) -> None:
+        try:
+            optimizer.release(SETTLE_LIMIT_S)
+        except PsError as error:
+            logger.debug("a step could not be settled: %s", error)
 
     def _next_table(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """The number of the next table, if none of these is in another one."""
@@ -301,7 +312,7 @@ class Worker(WorkerData):
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""
-        if self._left:
+        if self._leaving:
             return f"this worker has left job {self._settings.job}: connect again to train on"
         if self._finished:
             return f"this worker has finished job {self._settings.job}: no step comes after finish()"

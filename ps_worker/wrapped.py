@@ -26,6 +26,7 @@ from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAcce
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
+NO_STEP, SENDING, WAITING = "no step", "sending", "waiting"
 HOOKS = tuple(
     f"_optimizer_{call}_{when}_hooks"
     for call in ("step", "state_dict", "load_state_dict")
@@ -100,7 +101,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._syncing = True
         self._tables: list[Gradients] = []
         self._weights: list[Weights] = []
-        self._waiting = False
+        self._stage = NO_STEP
         self._resume: torch.utils.hooks.RemovableHandle | None = None
         self._add_table(list(range(len(self.param_groups))))
         self.step_number = self._tables[0].step
@@ -132,9 +133,15 @@ class WrappedOptimizer(RemoteStateOptimizer):
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
-        closed = self._closed()
-        if closed is not None:
+        if (closed := self._closed()) is not None:
             raise UsageError(closed)
+        try:
+            return self._step(closure)
+        except BaseException as error:
+            self._broken_off(error)
+            raise
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self.settle()
         loss = None
         if closure is not None:
@@ -144,40 +151,41 @@ class WrappedOptimizer(RemoteStateOptimizer):
             weights.check()
         scale, overflow = self._scaling()
         self._decide(scaled=scale is not None or overflow is not None)
+        self._stage = SENDING
         self._send(scale, overflow=bool(overflow))
-        for table in self._tables:
-            table.pull()
-        self.step_number += 1
-        self._waiting = True
-        self.settle()
+        self._ask()
+        self._await()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
         self._at_step(self.step_number)
         return loss
 
     def settle(self) -> None:
-        """Waits until the weights that `step()` has asked for are here, if it was interrupted meanwhile."""
-        if not self._waiting:
-            return
-        started_s = time.monotonic()
-        try:
+        """Ends a step that was interrupted: what has not left abstains, and the weights are waited for."""
+        if self._stage == SENDING:
             for table in self._tables:
-                table.exchange.wait_pulled(self._log)
-        except KeyboardInterrupt:
-            self._wait_in_forward()
-            raise
-        self._waiting = False
-        self.waited_s += time.monotonic() - started_s
-        self._step_weight = None
-        self.refresh()
-        for table in self._tables:
-            table.begin(self._mode)
+                table.abstain()
+            self._ask()
+        if self._stage == WAITING:
+            self._await()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch.
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """Gives up a step whose backward was interrupted, as by Ctrl-C in a notebook, and clears gradients.
+
+        What has already left counts, the rest abstains. Waits for the weights of the next step.
 
         Raises:
-            GradientChanged: gradients of this step have already left.
+            PsError: the job cannot go on.
         """
+        if self._stage == NO_STEP and any(table.left for table in self._tables):
+            self._stage = SENDING
+        self.settle()
+        for table in self._tables:
+            table.forget_arrivals()
+        super().zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
         self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
 
@@ -230,16 +238,12 @@ class WrappedOptimizer(RemoteStateOptimizer):
         for weights in self._weights:
             weights.refresh()
 
-    def abandon(self, limit_s: float) -> None:
-        """Settles a step that will not be finished: what has not left abstains, and no gate waits for it."""
-        if self._waiting or not any(table.left for table in self._tables):
-            return
-        for table in self._tables:
-            table.abstain()
-            table.step += 1
-            table.exchange.wait_acked(limit_s=limit_s)
-            table.begin(self._mode)
-        self.step_number += 1
+    def release(self, limit_s: float) -> None:
+        """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
+        if self._stage == SENDING or (self._stage == NO_STEP and any(table.left for table in self._tables)):
+            for table in self._tables:
+                table.abstain()
+                table.exchange.wait_acked(limit_s=limit_s)
 
     def detach(self) -> None:
         """Takes the hooks off; the model keeps its weights."""
@@ -312,9 +316,28 @@ class WrappedOptimizer(RemoteStateOptimizer):
         for table in self._tables:
             table.abstain()
 
-    def _wait_in_forward(self) -> None:
-        """Ctrl-C in a notebook: whoever goes on gets whole weights first."""
-        if self._resume is None:
+    def _ask(self) -> None:
+        for table in self._tables:
+            table.pull()
+        self.step_number, self._stage = self.step_number + 1, WAITING
+
+    def _await(self) -> None:
+        """May be called again where it was interrupted, and so may `_ask`."""
+        started_s = time.monotonic()
+        for table in self._tables:
+            table.exchange.wait_pulled(self._log)
+        self.waited_s += time.monotonic() - started_s
+        self._step_weight = None
+        self.refresh()
+        for table in self._tables:
+            table.begin(self._mode)
+        self._stage = NO_STEP
+
+    def _broken_off(self, error: BaseException) -> None:
+        """After an error the script may step again; after Ctrl-C whoever goes on gets whole weights first."""
+        if isinstance(error, Exception):
+            self._stage = WAITING if self._stage == WAITING else NO_STEP
+        elif self._stage != NO_STEP and self._resume is None:
             self._resume = self._model.register_forward_pre_hook(lambda *_: self.settle())
 
 
