@@ -159,9 +159,7 @@ class Job:
         return [removal(self.name, member)]
 
     def leave(self, member: Member, reason: str = "") -> list[Action]:
-        """A worker goes, in order; with a reason, the others are told. Said again, it is no news."""
-        if member.state is MemberState.LEAVING:
-            return []
+        """A worker goes, in order; with a reason, the others are told."""
         if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
             member.state = MemberState.LEAVING
             return [*notices(self.roster.present(), member, reason), removal(self.name, member)]

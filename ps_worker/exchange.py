@@ -13,7 +13,6 @@ belongs to the exchange. Weights are written, by the receiving threads or by a s
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -107,12 +106,14 @@ class Exchange:
         """Whether pushes take these hyper-parameters now."""
         return hyper == self._hyper
 
-    def load(self, partition: Partition) -> None:
-        """Sends the weights of a partition as the start of the table."""
-        self._send_noted(
-            partition,
-            self._frame(wire.Kind.LOAD, partition=partition.index, payload=self.weights.bytes_of(partition)),
-        )
+    def load(self) -> None:
+        """Sends the weights as the start of the table. May be called again."""
+        self._send_again()
+        for partition in self.partitions:
+            if partition.index not in self._pushes.steps:
+                payload = self.weights.bytes_of(partition)
+                frame = self._frame(wire.Kind.LOAD, partition=partition.index, payload=payload)
+                self._send_noted(partition, frame)
 
     def push(self, partition: Partition, *, step: int, weight: float, present: Sequence[bool]) -> None:
         """Sends a partition's gradient memory, which belongs to the exchange until its ACK.
@@ -142,16 +143,10 @@ class Exchange:
         )
 
     def abstain(self, *, step: int) -> None:
-        """Advances the worker's clock where nothing was pushed for this step, with nothing to apply.
-
-        May be called again. What is not acknowledged is sent again: Ctrl-C may have come before that.
-        """
-        with self._changed:
-            noted, again = self._pushes.steps, list(self._pushes.unacked.values())
-        for sent in again:
-            self._connections[self.partitions[sent.partition].shard].send(sent)
+        """Takes this step with nothing to apply where nothing was pushed. May be called again."""
+        self._send_again()
         for partition in self.partitions:
-            if noted.get(partition.index) != step:
+            if self._pushes.steps.get(partition.index) != step:
                 place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
                 self._send_noted(partition, self._frame(wire.Kind.ABSTAIN, **place))
 
@@ -170,6 +165,13 @@ class Exchange:
         for shard, connection in enumerate(self._connections):
             for frame in self._pulls(shard):
                 connection.send(frame)
+
+    def _send_again(self) -> None:
+        """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
+        with self._changed:
+            frames = list(self._pushes.unacked.values())
+        for frame in frames:
+            self._connections[self.partitions[frame.partition].shard].send(frame)
 
     def _send_noted(self, partition: Partition, frame: wire.Frame) -> None:
         with self._changed:
@@ -215,8 +217,8 @@ class Exchange:
             self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
-    def wait_pulled(self, report: Callable[[str], None] | None = None) -> float:
-        """Waits until every weight asked for has arrived; returns the seconds that took.
+    def wait_pulled(self, report: Callable[[str], None] | None = None) -> None:
+        """Waits until every weight asked for has arrived.
 
         Args:
             report: called with a text every `REPORT_WAIT_S` of waiting.
@@ -224,13 +226,11 @@ class Exchange:
         Raises:
             PsError: the exchange has failed.
         """
-        started_s = time.monotonic()
         with self._changed:
             while self._unpulled and self._error is None:
                 if not self._changed.wait(REPORT_WAIT_S) and report is not None:
                     report(self._waiting_for())
             self._raise_failed()
-        return time.monotonic() - started_s
 
     def _waiting_for(self) -> str:
         shards = sorted({self.partitions[index].shard for index in self._unpulled})

@@ -80,7 +80,11 @@ class Gradients:
         self._buckets = [
             Outgoing(exchange, bucket, self._parameters, names) for bucket in exchange.plan.buckets
         ]
-        self._hook()
+        try:
+            self._hook()
+        except BaseException:  # Ctrl-C: nobody has this object yet, to take its hooks off
+            self.detach()
+            raise
 
     @property
     def left(self) -> bool:

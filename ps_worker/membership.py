@@ -103,7 +103,7 @@ class Membership:
                 pid=os.getpid(),
             )
         )
-        call = self._service.coordinator.Member(_until_none(self._outbox))
+        call = self._service.coordinator.Member(_each_once(self._outbox))
         self._start_thread("ps-member", lambda: self._read(call))
         self.joined = self._wait("joined", settings.connect_limit_s)
 
@@ -301,8 +301,14 @@ class Membership:
             raise self._error
 
 
-def _until_none(
-    outbox: queue.SimpleQueue[pb.MemberRequest | None],
-) -> Iterator[pb.MemberRequest]:
+def _each_once(outbox: queue.SimpleQueue[pb.MemberRequest | None]) -> Iterator[pb.MemberRequest]:
+    """What is queued, until None. After a Ctrl-C the user's thread queues again what may be there already."""
+    said: set[tuple[str | None, bytes]] = set()
     while (message := outbox.get()) is not None:
+        kind = message.WhichOneof("kind")
+        named = kind == "make_table" or (kind == "uploaded" and not message.uploaded.live)
+        key = kind, message.SerializeToString(deterministic=True) if named else b""
+        if (named or kind in ("finish", "leave")) and key in said:
+            continue
+        said.add(key)
         yield message

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -18,7 +17,7 @@ from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import model_spec
+from ps_worker import model_spec, terminal
 from ps_worker.hyperparameters import OptimizerChoice, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
@@ -57,12 +56,13 @@ class Worker(WorkerData):
         self._settings = settings
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
-        self._models: list[torch.nn.Module] = []  # whose buffers go along with one of the tables
+        self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._metrics: dict[str, float] = {}
         self._leaving = False
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
+        self._finishing = False
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self.rank = self._link.rank
@@ -130,13 +130,15 @@ class Worker(WorkerData):
                 clip_grad_norm=clip_grad_norm if mean else None,
             )
             outside: dict[str, torch.Tensor] = {}
-            if not any(known is model for known in self._models):
+            if not any(known is model and table < spec.number for table, known in self._models.items()):
                 outside = model_spec.outside_of(model, parameters.values())
-            states = [optimizer.state.pop(parameter, {}) for parameter in parameters.values()]
+            states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
                 spec, parameters.values(), outside, states, strict=strict_hyperparameters
             )
-            self._models.append(model)
+            self._models[spec.number] = model
+            for parameter in parameters.values():
+                optimizer.state.pop(parameter, None)
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
@@ -213,8 +215,11 @@ class Worker(WorkerData):
         """Figures so far; asks every shard for its part.
 
         Raises:
+            UsageError: the worker has left.
             ServerUnreachable: a shard does not answer.
         """
+        if self._leaving:
+            raise UsageError(self._closed())
         return gather(
             self._link.figures(),
             self._link.exchanges,
@@ -242,15 +247,21 @@ class Worker(WorkerData):
     def finish(self) -> None:
         """Says that this worker has no more data, waits for all, and loads the final weights and buffers.
 
+        Where Ctrl-C ended it, a second call waits again; no step comes between.
+
         Raises:
+            UsageError: the worker has left.
             PsError: the job cannot go on.
         """
         if self._finished:
             return
+        if self._leaving:
+            raise UsageError(self._closed())
         for optimizer in self._optimizers:
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
+        self._finishing = True
         self._link.finish()
         for optimizer in self._optimizers:
             optimizer.refresh()
@@ -304,17 +315,18 @@ class Worker(WorkerData):
         closed = self._closed()
         if closed is not None and not self.ended:
             raise UsageError(closed)
+        number = sum(optimizer.num_tables for optimizer in self._optimizers) + len(self._tables)
         for name, tensor in tensors.items():
-            if id(tensor) in self._table_of:
-                _, other = self._table_of[id(tensor)]
+            _, other = self._table_of.get(id(tensor), (tensor, number))
+            if other < number:
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
-        return len(self._link.exchanges)
+        return number
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""
         if self._leaving:
             return f"this worker has left job {self._settings.job}: connect again to train on"
-        if self._finished:
+        if self._finishing:
             return f"this worker has finished job {self._settings.job}: no step comes after finish()"
         return self._ended_text() if self.ended else None
 
@@ -333,11 +345,7 @@ class Worker(WorkerData):
         )
 
     def _say(self, text: str) -> None:
-        if not logger.handlers and not logging.getLogger().handlers:
-            handler = logging.StreamHandler(sys.stderr)
-            handler.setFormatter(logging.Formatter("%(message)s"))
-            logger.addHandler(handler)
-            logger.setLevel(logging.INFO)
+        terminal.show(logger)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
 

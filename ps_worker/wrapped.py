@@ -19,7 +19,6 @@ import torch
 from torch._compile import _disable_dynamo
 
 from ps_wire.errors import UsageError
-from ps_wire.table import Hyperparameters
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import read_groups
 from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAccess
@@ -104,7 +103,6 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._stage = NO_STEP
         self._resume: torch.utils.hooks.RemovableHandle | None = None
         self._add_table(list(range(len(self.param_groups))))
-        self.step_number = self._tables[0].step
 
     # -- what a script calls ---------------------------------------------------------------------------
 
@@ -112,6 +110,11 @@ class WrappedOptimizer(RemoteStateOptimizer):
     def overlaps(self) -> bool:
         """Whether gradients leave while backward is still running."""
         return self._mode is Mode.OVERLAPPING
+
+    @property
+    def num_tables(self) -> int:
+        """That its parameters are in: one, and one for each group that was added."""
+        return len(self._tables)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -172,10 +175,8 @@ class WrappedOptimizer(RemoteStateOptimizer):
     def abandon(self) -> None:
         """Gives up a step whose backward was interrupted, as by Ctrl-C in a notebook, and clears gradients.
 
-        What has already left counts, the rest abstains. Waits for the weights of the next step.
-
-        Raises:
-            PsError: the job cannot go on.
+        What has already left counts, the rest abstains. Waits for the weights of the next step, or raises why
+        the job cannot go on.
         """
         if self._stage == NO_STEP and any(table.left for table in self._tables):
             self._stage = SENDING
@@ -256,22 +257,23 @@ class WrappedOptimizer(RemoteStateOptimizer):
 
     def _add_table(self, groups: list[int]) -> None:
         started = self._start_table([self.param_groups[index] for index in groups])
-        self._started.append(started)
-        self._weights.append(Weights(started.exchange.weights, started.parameters))
-        self._tables.append(
-            Gradients(
-                started.exchange,
-                started.parameters,
-                step=started.step,
-                mode=self._mode if self._closed() is None else Mode.WAITING,
-                syncing=lambda: self._syncing,
-                hyperparameters=lambda: self._read(groups),
-                weight=self._weigh,
-            )
+        weights = Weights(started.exchange.weights, started.parameters)
+        table = Gradients(
+            started.exchange,
+            started.parameters,
+            step=started.step,
+            mode=self._mode if self._closed() is None else Mode.WAITING,
+            syncing=lambda: self._syncing,
+            hyperparameters=lambda: read_groups(self.defaults, [self.param_groups[i] for i in groups]),
+            weight=self._weigh,
         )
-
-    def _read(self, groups: list[int]) -> Hyperparameters:
-        return read_groups(self.defaults, [self.param_groups[index] for index in groups])
+        if not self._tables:
+            self.step_number = started.step
+        self._started, self._weights, self._tables = (  # together: no Ctrl-C comes between
+            [*self._started, started],
+            [*self._weights, weights],
+            [*self._tables, table],
+        )
 
     def _weigh(self) -> float:
         if self._step_weight is None:

@@ -329,15 +329,3 @@ def test_a_notice_is_one_bounded_line():
     zero, one = desk.start()
     desk.leave(one, reason=" \n\x00")
     assert "notice" not in desk.kinds(zero)
-
-
-def test_a_worker_that_says_twice_that_it_leaves_leaves_once():
-    """Ctrl-C may land where nobody can tell whether it was said."""
-    desk = Desk(2)
-    zero, one = desk.start()
-    first = desk.job.leave(zero)
-    assert desk.job.leave(zero) == []
-    desk.do(first)
-    assert desk.kinds(zero).count("left") == 1
-    desk.finish(one)
-    assert desk.kinds(one)[-1] == "upload_final"
