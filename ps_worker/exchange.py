@@ -111,9 +111,8 @@ class Exchange:
         self._send_again()
         for partition in self.partitions:
             if partition.index not in self._pushes.steps:
-                payload = self.weights.bytes_of(partition)
-                frame = self._frame(wire.Kind.LOAD, partition=partition.index, payload=payload)
-                self._send_noted(partition, frame)
+                place = {"partition": partition.index, "payload": self.weights.bytes_of(partition)}
+                self._send_noted(partition, self._frame(wire.Kind.LOAD, **place))
 
     def push(self, partition: Partition, *, step: int, weight: float, present: Sequence[bool]) -> None:
         """Sends a partition's gradient memory, which belongs to the exchange until its ACK.
@@ -169,6 +168,7 @@ class Exchange:
     def _send_again(self) -> None:
         """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
         with self._changed:
+            self._raise_failed()
             frames = list(self._pushes.unacked.values())
         for frame in frames:
             self._connections[self.partitions[frame.partition].shard].send(frame)

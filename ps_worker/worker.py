@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
@@ -149,7 +149,7 @@ class Worker(WorkerData):
             access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
             overlap=overlap,
             clip_grad_norm=None if mean else clip_grad_norm,
-            weight=self._sample_weight() if weight == "samples" else _one,
+            weight=self._sample_weight() if weight == "samples" else lambda: 1.0,
             closed=self._closed,
             log=self._say,
             at_step=self._link.at_step_boundary,
@@ -219,7 +219,7 @@ class Worker(WorkerData):
             ServerUnreachable: a shard does not answer.
         """
         if self._leaving:
-            raise UsageError(self._closed())
+            raise UsageError(self._closed() or "")
         return gather(
             self._link.figures(),
             self._link.exchanges,
@@ -256,7 +256,7 @@ class Worker(WorkerData):
         if self._finished:
             return
         if self._leaving:
-            raise UsageError(self._closed())
+            raise UsageError(self._closed() or "")
         for optimizer in self._optimizers:
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
@@ -276,7 +276,7 @@ class Worker(WorkerData):
         """Leaves the job; the others go on without this worker. Safe to call twice.
 
         Does nothing in a forked child: the worker is its parent. After a Ctrl-C inside it the worker has left
-        nonetheless; a second call does what is left to do.
+        nonetheless; a second call does the rest.
         """
         if self._left or os.getpid() != self._pid:
             return
@@ -285,7 +285,6 @@ class Worker(WorkerData):
             last_first.callback(self._link.close, reason)
             for optimizer in self._optimizers:
                 last_first.callback(optimizer.detach)
-            for optimizer in self._optimizers:
                 last_first.callback(self._let_go, optimizer)
         self._left = True
         atexit.unregister(self.leave)
@@ -305,10 +304,8 @@ class Worker(WorkerData):
 
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer) -> None:
-        try:
+        with suppress(PsError):  # then the others know already
             optimizer.release(SETTLE_LIMIT_S)
-        except PsError as error:
-            logger.debug("a step could not be settled: %s", error)
 
     def _next_table(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """The number of the next table, if none of these is in another one."""
@@ -348,7 +345,3 @@ class Worker(WorkerData):
         terminal.show(logger)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
-
-
-def _one() -> float:
-    return 1.0

@@ -155,7 +155,7 @@ def test_weights_arrive_in_the_flat_memory_with_version_and_clocks():
     exchange.pull(step=2)
     for index in range(exchange.plan.num_partitions):
         exchange.take(pulled(exchange, index, step=2, value=float(index + 1), version=7 + index))
-    assert exchange.wait_pulled() < 1.0
+    exchange.wait_pulled()
     assert exchange.versions == [7 + index for index in range(exchange.plan.num_partitions)]
     assert exchange.clocks == {5: 2, 6: 3}
     for partition in exchange.partitions:

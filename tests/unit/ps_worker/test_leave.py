@@ -109,3 +109,19 @@ def test_wherever_ctrl_c_lands_in_leave_a_second_leave_leaves(cluster: Cluster, 
         model.zero_grad()
         point += 6
     assert point > 60
+
+
+def test_what_is_called_after_leave_says_so(cluster: Cluster):
+    """Whether there was a table or not; a finish after a finish is none."""
+    for tables in range(2):
+        model = seeded(Mlp)
+        with ps.connect(servers=cluster.servers, job=fresh_name()) as worker:
+            for _ in range(tables):
+                worker.wrap(sgd(model), model)
+        for call in (worker.stats, worker.finish):
+            with pytest.raises(ps.UsageError, match="has left job"):
+                call()
+    with ps.connect(servers=cluster.servers, job=fresh_name()) as worker:
+        worker.wrap(sgd(model), model)
+        worker.finish()
+    worker.finish()
