@@ -266,3 +266,11 @@ def test_ctrl_c_ends_it_as_it_ends_any_script(tmp_path: Path):
     assert ended.stderr.startswith(f"worker: {ALONE}\nTraceback")
     assert ended.stderr.count("Traceback") == 1, ended.stderr
     assert ended.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_worker_that_leaves_at_once_is_no_stranger(caplog: pytest.LogCaptureFixture):
+    """Its connection may come when it has left: nothing that a person should read."""
+    for _ in range(20):
+        with ps.connect():
+            pass
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
