@@ -141,7 +141,7 @@ def test_nothing_is_left_after_leave():
     gc.collect()
     assert shard() is None
     assert all(cell() is None for cell in cells)
-    with pytest.raises(ps.ServerUnreachable, match="has left"):
+    with pytest.raises(ps.UsageError, match="has left"):
         worker.stats()
 
 
