@@ -9,6 +9,7 @@ It knows frames and the shard, not the carrier underneath. `_lock` is held while
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from ps_server.log import logger
@@ -19,6 +20,7 @@ from ps_wire.carrier import MEMORY, Carrier, Message, Outlet
 from ps_wire.errors import (
     FrameRefused,
     InternalError,
+    JobUnknown,
     PsError,
     StaleIncarnation,
     StrangerRefused,
@@ -149,8 +151,14 @@ class Session:
 
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:
         self._shard.count_refused()
-        logger.warning(
-            "job %s worker %d: %s frame refused: %s", self._job, self._worker, frame.kind.name, error
+        gone = not self.authenticated and isinstance(error, JobUnknown)  # its worker has left meanwhile
+        logger.log(
+            logging.DEBUG if gone else logging.WARNING,
+            "job %s worker %d: %s frame refused: %s",
+            self._job,
+            self._worker,
+            frame.kind.name,
+            error,
         )
         refusal = wire.Frame(
             kind=wire.Kind.REFUSE,

@@ -97,30 +97,27 @@ class Exchange:
         """What the next pushes take; sent to all shards where it differs from what they take now."""
         if hyper == self._hyper:
             return
-        self._hyper = hyper
-        self._hyper_number += 1
-        frame = self._frame(
-            wire.Kind.HYPER,
-            hyper=self._hyper_number,
-            meta=hyperparameters_to_proto(hyper).SerializeToString(),
-        )
+        number, data = self._hyper_number + 1, hyperparameters_to_proto(hyper).SerializeToString()
+        frame = self._frame(wire.Kind.HYPER, hyper=number, meta=data)
         with self._changed:
-            self._hyper_frames[self._hyper_number] = frame
+            self._hyper_frames[number] = frame
             while len(self._hyper_frames) > KEPT_HYPERPARAMETERS:
                 self._hyper_frames.popitem(last=False)
         for connection in self._connections:
             connection.send(frame)
+        self._hyper, self._hyper_number = hyper, number  # only now: Ctrl-C may have come between
 
     def takes(self, hyper: Hyperparameters) -> bool:
         """Whether pushes take these hyper-parameters now."""
         return hyper == self._hyper
 
-    def load(self, partition: Partition) -> None:
-        """Sends the weights of a partition as the start of the table."""
-        self._send_noted(
-            partition,
-            self._frame(wire.Kind.LOAD, partition=partition.index, payload=self.weights.bytes_of(partition)),
-        )
+    def load(self) -> None:
+        """Sends the weights as the start of the table. May be called again."""
+        self._send_again()
+        for partition in self.partitions:
+            if partition.index not in self._pushes.steps:
+                place = {"partition": partition.index, "payload": self.weights.bytes_of(partition)}
+                self._send_noted(partition, self._frame(wire.Kind.LOAD, **place))
 
     def push(self, partition: Partition, *, step: int, weight: float, present: Sequence[bool]) -> None:
         """Sends a partition's gradient memory, which belongs to the exchange until its ACK.
@@ -149,13 +146,13 @@ class Exchange:
             ),
         )
 
-    def abstain(self, partitions: Iterable[Partition], *, step: int) -> None:
-        """Advances the worker's clock on these partitions with nothing to apply."""
-        for partition in partitions:
-            frame = self._frame(
-                wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=meta.listed([partition.index])
-            )
-            self._send_noted(partition, frame)
+    def abstain(self, *, step: int) -> None:
+        """Takes this step with nothing to apply where nothing was pushed. May be called again."""
+        self._send_again()
+        for partition in self.partitions:
+            if self._pushes.steps.get(partition.index) != step:
+                place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
+                self._send_noted(partition, self._frame(wire.Kind.ABSTAIN, **place))
 
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
@@ -173,6 +170,14 @@ class Exchange:
             for frame in self._pulls(shard):
                 connection.send(frame)
 
+    def _send_again(self) -> None:
+        """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
+        with self._changed:
+            self._raise_failed()
+            frames = list(self._pushes.unacked.values())
+        for frame in frames:
+            self._connections[self.partitions[frame.partition].shard].send(frame)
+
     def _send_noted(self, partition: Partition, frame: wire.Frame) -> None:
         with self._changed:
             self._raise_failed()
@@ -187,10 +192,8 @@ class Exchange:
         return [self._frame(wire.Kind.PULL, **place, meta=meta.listed(wanted))]
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
-        incarnation = self._incarnation
-        return wire.Frame(
-            kind=kind, table=self._table, worker=self._worker, incarnation=incarnation, **fields
-        )
+        fields |= {"table": self._table, "worker": self._worker, "incarnation": self._incarnation}
+        return wire.Frame(kind=kind, **fields)
 
     # -- waiting ---------------------------------------------------------------------------------------
 

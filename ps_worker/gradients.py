@@ -22,7 +22,9 @@ from ps_worker.exchange import Exchange
 from ps_worker.outgoing import Outgoing, Unscale
 
 SAMPLE = 16  # gradients of which a row is compared in a step: 4 us each
-REMEDY = "wrap the optimizer with overlap=False"
+REMEDY = (
+    "wrap the optimizer with overlap=False; after a Ctrl-C in backward, optimizer.abandon() gives the step up"
+)
 
 
 class Mode(Enum):
@@ -66,6 +68,7 @@ class Gradients:
         """
         self.exchange = exchange
         self.step = step
+        self._next = step
         self.mode = mode
         self._parameters = list(parameters.values())
         self._syncing = syncing
@@ -77,7 +80,11 @@ class Gradients:
         self._buckets = [
             Outgoing(exchange, bucket, self._parameters, names) for bucket in exchange.plan.buckets
         ]
-        self._hook()
+        try:
+            self._hook()
+        except BaseException:  # Ctrl-C: nobody has this object yet, to take its hooks off
+            self.detach()
+            raise
 
     @property
     def left(self) -> bool:
@@ -150,17 +157,17 @@ class Gradients:
             self._push(bucket, late=True)
 
     def abstain(self) -> None:
-        """Takes this step with nothing to apply, on every partition that has not left."""
-        rest = [partition for bucket in self._buckets if not bucket.left for partition in bucket.partitions]
-        self.exchange.abstain(rest, step=self.step)
+        """Takes this step with nothing to apply on what has not left. May be called again."""
+        self.exchange.abstain(step=self.step)
 
     def pull(self) -> None:
-        """The step's pushes are out: asks for the weights of the next."""
-        self.step += 1
-        self.exchange.pull(step=self.step)
+        """The step's pushes are out: asks for the weights of the next. May be called again."""
+        self._next = self.step + 1
+        self.exchange.pull(step=self._next)
 
     def begin(self, mode: Mode) -> None:
-        """Gets ready for the next step's gradients."""
+        """Gets ready for the gradients of the step that was pulled for. May be called again."""
+        self.step = self._next
         if mode is not self.mode:
             for bucket in self._buckets:
                 bucket.unhook()

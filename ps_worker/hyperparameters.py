@@ -134,6 +134,25 @@ def check_norm(clip_grad_norm: object) -> None:
         raise UsageError(f"clip_grad_norm must be a number, finite and > 0, got {clip_grad_norm!r}")
 
 
+def sizes_of(groups: Iterable[Mapping[str, Any]]) -> list[int]:
+    """How many parameters each param-group has."""
+    return [len(group["params"]) for group in groups]
+
+
+def check_sizes(before: list[int], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuses param-groups that were changed by hand.
+
+    Raises:
+        UsageError: they had other numbers of parameters `before`.
+    """
+    now = sizes_of(groups)
+    if now != before:
+        raise UsageError(
+            f"param_groups had {before} parameters, and {now} now: what is in no table is not trained; "
+            "call add_param_group, and freeze what is to rest (requires_grad=False)"
+        )
+
+
 def read_groups(defaults: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> Hyperparameters:
     """What param-groups say now, but for parameters, execution choices and keys of schedulers.
 

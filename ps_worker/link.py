@@ -57,6 +57,9 @@ class Link:
         self._exchanges: dict[int, Exchange] = {}
         self._failure: PsError | None = None
         self._outside: dict[int, Outside] = {}
+        self._newest: tuple[TableSpec, Exchange] | None = None
+        self._filled: set[int] = set()  # tables whose exchange has this worker's weights
+        self._uploaded: set[int] = set()
         if not settings.servers:
             say(ALONE)
         self._service = reach(settings.servers)
@@ -117,6 +120,8 @@ class Link:
     ) -> tuple[Exchange, int]:
         """Makes a table and waits until it has started; then its weights, and `outside`, are the job's.
 
+        Where Ctrl-C ended it, it may be called again for the same table, and goes on.
+
         Args:
             spec: its number must be the next one.
             values: this worker's weights, in the order of the table's parameters; the starter's are used.
@@ -127,20 +132,26 @@ class Link:
 
         Returns:
             The exchange, with the job's weights, and this worker's first step.
+
+        Raises:
+            UsageError: a call that was interrupted has made the table otherwise.
         """
-        if self.resumed:
-            self._state.count_anew(spec.number)
-        self._membership.make_table(spec)
-        exchange = Exchange(  # while the shards open it
-            table=spec.number,
-            plan=Plan(spec, len(self._connections)),
-            worker=self.rank,
-            incarnation=self._incarnation,
-            start=spec.optimizer.hyperparameters,
-            strict=strict,
-            shared=self._shares,
-        )
-        exchange.connect(self._connections)
+        exchange = self._made_again(spec)
+        if exchange is None:
+            if self.resumed:
+                self._state.count_anew(spec.number)
+            self._membership.make_table(spec)
+            exchange = Exchange(  # while the shards open it
+                table=spec.number,
+                plan=Plan(spec, len(self._connections)),
+                worker=self.rank,
+                incarnation=self._incarnation,
+                start=spec.optimizer.hyperparameters,
+                strict=strict,
+                shared=self._shares,
+            )
+            exchange.connect(self._connections)
+            self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
         with self._lock:
             self._exchanges[spec.number] = exchange
@@ -151,12 +162,26 @@ class Link:
         if outside is not None:
             self._outside[spec.number] = outside
         if upload:
-            self._upload(exchange, spec.number, values, states)
+            if spec.number not in self._uploaded:
+                self._upload(exchange, spec.number, values, states)
+            self._membership.uploaded(spec.number)
         step = self._membership.wait_started(spec.number)
         self._get(exchange, step, read=self.ended)
         if outside and not upload:
             model_spec.copy_into(self._kept(spec.number), outside.tensors())
         return exchange, step
+
+    def _made_again(self, spec: TableSpec) -> Exchange | None:
+        """The exchange of this table, if a start of it was interrupted."""
+        if self._newest is None or self._newest[0].number != spec.number:
+            return None
+        made, exchange = self._newest
+        if made != spec:
+            raise UsageError(
+                f"a call that was interrupted has made table {spec.number} of other parameters, optimizer or "
+                "options: make it as it was, or leave the job and connect again"
+            )
+        return exchange
 
     def _upload(
         self,
@@ -165,17 +190,18 @@ class Link:
         values: Iterable[torch.Tensor],
         states: Sequence[Mapping[str, Any]],
     ) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(exchange.weights.views, list(values))
-        for partition in exchange.partitions:
-            exchange.load(partition)
+        if number not in self._filled:
+            with torch.no_grad():
+                torch._foreach_copy_(exchange.weights.views, list(values))
+            self._filled.add(number)
+        exchange.load()
         exchange.wait_acked()
         if any(states):
             self.load_state(number, states)
         outside = self._outside.get(number)
         blob = model_spec.pack({} if outside is None else outside.tensors())
         self._membership.put_state(f"start/{number}", blob)
-        self._membership.uploaded(number)
+        self._uploaded.add(number)
 
     def _get(self, exchange: Exchange, step: int, *, read: bool) -> None:
         exchange.pull(step=step, read=read)

@@ -23,6 +23,7 @@ from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from ps_worker.reason import sendable
 from ps_worker.settings import Settings
 
 HEARTBEAT_S = 1.0
@@ -102,7 +103,7 @@ class Membership:
                 pid=os.getpid(),
             )
         )
-        call = self._service.coordinator.Member(_until_none(self._outbox))
+        call = self._service.coordinator.Member(_each_once(self._outbox))
         self._start_thread("ps-member", lambda: self._read(call))
         self.joined = self._wait("joined", settings.connect_limit_s)
 
@@ -210,10 +211,10 @@ class Membership:
         return ended.has_state
 
     def leave(self, reason: str) -> None:
-        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`."""
+        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again."""
         self._leaving = True
         self._stop.set()
-        self._send(leave=pb.Leave(reason=reason, progress=self._progress()))
+        self._send(leave=pb.Leave(reason=sendable(reason), progress=self._progress()))
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._outbox.put(None)
@@ -300,8 +301,14 @@ class Membership:
             raise self._error
 
 
-def _until_none(
-    outbox: queue.SimpleQueue[pb.MemberRequest | None],
-) -> Iterator[pb.MemberRequest]:
+def _each_once(outbox: queue.SimpleQueue[pb.MemberRequest | None]) -> Iterator[pb.MemberRequest]:
+    """What is queued, until None. After a Ctrl-C the user's thread queues again what may be there already."""
+    said: set[tuple[str | None, bytes]] = set()
     while (message := outbox.get()) is not None:
+        kind = message.WhichOneof("kind")
+        named = kind == "make_table" or (kind == "uploaded" and not message.uploaded.live)
+        key = kind, message.SerializeToString(deterministic=True) if named else b""
+        if (named or kind in ("finish", "leave")) and key in said:
+            continue
+        said.add(key)
         yield message

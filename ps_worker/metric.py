@@ -10,6 +10,19 @@ from ps_wire.errors import UsageError
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
+def name_of(name: str) -> str:
+    """The name.
+
+    Raises:
+        UsageError: it cannot travel, since it is no Unicode text.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"log() takes names of Unicode text, got {name!a}") from None
+    return name
+
+
 def number_of(name: str, value: object) -> float:
     """The number; of a tensor or array of one element, read without its graph.
 

@@ -137,9 +137,9 @@ class Outgoing:
         self.arrived.append(parameter)
         self._check_dense(gradient, place)
         self._exchange.wait_free(self.partitions)
+        self._zeros.discard(place)
         with torch.no_grad():  # a gradient may have a graph of its own
             self._views[place].copy_(gradient)
-        self._zeros.discard(place)
         self._noted[place] = (gradient, gradient._version)
 
     @_disable_dynamo

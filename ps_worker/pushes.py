@@ -18,16 +18,19 @@ class Pushes:
     Attributes:
         unacked: by partition, what the shard has not acknowledged.
         lent: by partition, what it has acknowledged and still reads where it lies.
+        steps: by partition, the step of the last push or abstention, or -1.
     """
 
     def __init__(self) -> None:
         self.unacked: dict[int, wire.Frame] = {}
         self.lent: dict[int, wire.Frame] = {}
+        self.steps: dict[int, int] = {}
 
     def note(self, frame: wire.Frame) -> None:
         """This one is about to be sent."""
         assert frame.partition not in self.unacked, f"partition {frame.partition} is under way"
-        self.unacked[frame.partition] = frame
+        place, step = frame.partition, -1 if frame.kind is wire.Kind.LOAD else frame.step
+        self.unacked[place], self.steps[place] = frame, step  # together: no Ctrl-C comes between
 
     def take(self, answer: wire.Frame) -> bool:
         """An ACK or FREE has come; False: it answers none of these."""

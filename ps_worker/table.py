@@ -96,7 +96,7 @@ class Table:
         """Takes one step with nothing to apply."""
         exchange = self._exchange
         exchange.wait_acked()
-        exchange.abstain(exchange.partitions, step=self.step)
+        exchange.abstain(step=self.step)
         self.step += 1
         self._at_step(self.step)
         return self._acknowledged()

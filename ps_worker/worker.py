@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
@@ -17,11 +17,12 @@ from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import model_spec
+from ps_worker import model_spec, terminal
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
-from ps_worker.metric import number_of
+from ps_worker.metric import name_of, number_of
 from ps_worker.outside import Outside
+from ps_worker.reason import reason_of
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
@@ -56,11 +57,13 @@ class Worker(WorkerData):
         self._settings = settings
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
-        self._models: list[torch.nn.Module] = []  # whose buffers go along with one of the tables
+        self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._metrics: dict[str, float] = {}
-        self._left = False
+        self._leaving = False
+        self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
+        self._finishing = False
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self.rank = self._link.rank
@@ -131,15 +134,15 @@ class Worker(WorkerData):
                 clip_grad_norm=clip_grad_norm if mean else None,
             )
             outside = None
-            if not any(known is model for known in self._models):
+            if not any(known is model and table < spec.number for table, known in self._models.items()):
                 outside = Outside(model, parameters.values(), self._say)
             states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
                 spec, parameters.values(), outside, states, strict=strict_hyperparameters
             )
+            self._models[spec.number] = model
             for parameter in parameters.values():
                 optimizer.state.pop(parameter, None)
-            self._models.append(model)
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
@@ -150,7 +153,7 @@ class Worker(WorkerData):
             access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
             overlap=overlap,
             clip_grad_norm=None if mean else clip_grad_norm,
-            weight=self._sample_weight() if weight == "samples" else _one,
+            weight=self._sample_weight() if weight == "samples" else lambda: 1.0,
             closed=self._closed,
             log=self._say,
             at_step=self._link.at_step_boundary,
@@ -208,17 +211,20 @@ class Worker(WorkerData):
             metrics: numbers; tensors and arrays of one element are read without their graph.
 
         Raises:
-            UsageError: a value is not a number.
+            UsageError: a value is not a number, or its name cannot travel.
         """
         for name, value in metrics.items():
-            self._metrics[name] = number_of(name, value)
+            self._metrics[name_of(name)] = number_of(name, value)
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.
 
         Raises:
+            UsageError: the worker has left.
             ServerUnreachable: a shard does not answer.
         """
+        if self._leaving:
+            raise UsageError(self._closed() or "")
         return gather(
             self._link.figures(),
             self._link.exchanges,
@@ -230,13 +236,9 @@ class Worker(WorkerData):
         )
 
     def synchronize(self) -> None:
-        """Waits until all weights that were asked for are here.
+        """Waits until all weights that were asked for are here. Raises `PsError` where the job cannot go on.
 
-        To be called before the weights are read outside the model's forward: for a moving average of them,
-        a checkpoint, a norm.
-
-        Raises:
-            PsError: the job cannot go on.
+        To be called before the weights are read outside the model's forward: for an average, a checkpoint.
         """
         for optimizer in self._optimizers:
             optimizer.settle()
@@ -246,15 +248,21 @@ class Worker(WorkerData):
     def finish(self) -> None:
         """Says that this worker has no more data, waits for all, and loads the final weights and buffers.
 
+        Where Ctrl-C ended it, a second call waits again; no step comes between.
+
         Raises:
+            UsageError: the worker has left.
             PsError: the job cannot go on.
         """
         if self._finished:
             return
+        if self._leaving:
+            raise UsageError(self._closed() or "")
         for optimizer in self._optimizers:
-            optimizer.abandon(SETTLE_LIMIT_S)
+            optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
+        self._finishing = True
         self._link.finish()
         for optimizer in self._optimizers:
             optimizer.refresh()
@@ -268,19 +276,19 @@ class Worker(WorkerData):
     def leave(self, reason: str = "") -> None:
         """Leaves the job; the others go on without this worker. Safe to call twice.
 
-        Does nothing in a forked child: the worker is its parent.
+        Does nothing in a forked child: the worker is its parent. After a Ctrl-C inside it the worker has left
+        nonetheless; a second call does the rest.
         """
         if self._left or os.getpid() != self._pid:
             return
+        self._leaving = True
+        with ExitStack() as last_first:  # whatever one of them raises, the others are called
+            last_first.callback(self._link.close, reason)
+            for optimizer in self._optimizers:
+                last_first.callback(optimizer.detach)
+                last_first.callback(self._let_go, optimizer)
         self._left = True
         atexit.unregister(self.leave)
-        for optimizer in self._optimizers:
-            try:
-                optimizer.abandon(SETTLE_LIMIT_S)
-            except PsError as error:
-                logger.debug("a step could not be settled: %s", error)
-            optimizer.detach()
-        self._link.close(reason)
 
     def __enter__(self) -> Self:
         return self
@@ -291,26 +299,32 @@ class Worker(WorkerData):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.leave("" if kind is None else f"{kind.__name__}: {error}")
+        self.leave(reason_of(error))
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _let_go(optimizer: WrappedOptimizer) -> None:
+        with suppress(PsError):  # then the others know already
+            optimizer.release(SETTLE_LIMIT_S)
 
     def _next_table(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """The number of the next table, if none of these is in another one."""
         closed = self._closed()
         if closed is not None and not self.ended:
             raise UsageError(closed)
+        number = sum(optimizer.num_tables for optimizer in self._optimizers) + len(self._tables)
         for name, tensor in tensors.items():
-            if id(tensor) in self._table_of:
-                _, other = self._table_of[id(tensor)]
+            _, other = self._table_of.get(id(tensor), (tensor, number))
+            if other < number:
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
-        return len(self._link.exchanges)
+        return number
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""
-        if self._left:
+        if self._leaving:
             return f"this worker has left job {self._settings.job}: connect again to train on"
-        if self._finished:
+        if self._finishing:
             return f"this worker has finished job {self._settings.job}: no step comes after finish()"
         return self._ended_text() if self.ended else None
 
@@ -329,14 +343,6 @@ class Worker(WorkerData):
         )
 
     def _say(self, text: str) -> None:
-        if not logger.handlers and not logging.getLogger().handlers:
-            handler = logging.StreamHandler(sys.stderr)
-            handler.setFormatter(logging.Formatter("%(message)s"))
-            logger.addHandler(handler)
-            logger.setLevel(logging.INFO)
+        terminal.show(logger)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
-
-
-def _one() -> float:
-    return 1.0

@@ -20,12 +20,13 @@ from torch._compile import _disable_dynamo
 from ps_wire.errors import UsageError
 from ps_wire.table import Hyperparameters
 from ps_worker.gradients import Gradients, Mode, changed_error
-from ps_worker.hyperparameters import read_groups
+from ps_worker.hyperparameters import check_sizes, read_groups, sizes_of
 from ps_worker.outgoing import Unscale
 from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAccess
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
+NO_STEP, SENDING, WAITING = "no step", "sending", "waiting"
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
@@ -89,10 +90,9 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._syncing = True
         self._tables: list[Gradients] = []
         self._weights: list[Weights] = []
-        self._waiting = False
+        self._stage = NO_STEP
         self._resume: torch.utils.hooks.RemovableHandle | None = None
         self._add_table(list(range(len(self.param_groups))))
-        self.step_number = self._tables[0].step
         self._take_over(inner)  # at last: one that was refused is as it was
 
     # -- what a script calls ---------------------------------------------------------------------------
@@ -101,6 +101,11 @@ class WrappedOptimizer(RemoteStateOptimizer):
     def overlaps(self) -> bool:
         """Whether gradients leave while backward is still running."""
         return self._mode is Mode.OVERLAPPING
+
+    @property
+    def num_tables(self) -> int:
+        """That its parameters are in: one, and one for each group that was added."""
+        return len(self._tables)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -122,11 +127,17 @@ class WrappedOptimizer(RemoteStateOptimizer):
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
-        closed = self._closed()
-        if closed is not None:
+        if (closed := self._closed()) is not None:
             raise UsageError(closed)
+        try:
+            return self._step(closure)
+        except BaseException as error:
+            self._broken_off(error)
+            raise
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self.settle()
-        self._check_groups()
+        check_sizes(self._sizes, self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -135,43 +146,39 @@ class WrappedOptimizer(RemoteStateOptimizer):
             weights.check()
         scale, overflow = self._scaling()
         self._decide(scaled=scale is not None or overflow is not None)
+        self._stage = SENDING
         self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
-        for table in self._tables:
-            table.pull()
-        self.step_number += 1
-        self._waiting = True
-        self.settle()
+        self._ask()
+        self._await()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
         self._at_step(self.step_number)
         return loss
 
     def settle(self) -> None:
-        """Waits until the weights that `step()` has asked for are here, if it was interrupted meanwhile."""
-        if not self._waiting:
-            return
-        started_s = time.monotonic()
-        try:
+        """Ends a step that was interrupted: what has not left abstains, and the weights are waited for."""
+        if self._stage == SENDING:
             for table in self._tables:
-                table.exchange.wait_pulled(self._log)
-        except KeyboardInterrupt:
-            self._wait_in_forward()
-            raise
-        self._waiting = False
-        if self._resume is not None:
-            self._resume.remove()
-            self._resume = None
-        self.waited_s += time.monotonic() - started_s
-        self._step_weight = None
-        self.refresh()
+                table.abstain()
+            self._ask()
+        if self._stage == WAITING:
+            self._await()
+
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """Gives up a step whose backward was interrupted, as by Ctrl-C in a notebook, and clears gradients.
+
+        What has already left counts, the rest abstains. Waits for the weights of the next step, or raises why
+        the job cannot go on.
+        """
+        if self._stage == NO_STEP and any(table.left for table in self._tables):
+            self._stage = SENDING
+        self.settle()
         for table in self._tables:
-            table.begin(self._mode)
+            table.forget_arrivals()
+        super().zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch.
-
-        Raises:
-            GradientChanged: gradients of this step have already left.
-        """
+        """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
         self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
 
@@ -219,16 +226,12 @@ class WrappedOptimizer(RemoteStateOptimizer):
         for weights in self._weights:
             weights.refresh()
 
-    def abandon(self, limit_s: float) -> None:
-        """Settles a step that will not be finished: what has not left abstains, and no gate waits for it."""
-        if self._waiting or not any(table.left for table in self._tables):
-            return
-        for table in self._tables:
-            table.abstain()
-            table.step += 1
-            table.exchange.wait_acked(limit_s=limit_s)
-            table.begin(self._mode)
-        self.step_number += 1
+    def release(self, limit_s: float) -> None:
+        """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
+        if self._stage == SENDING or (self._stage == NO_STEP and any(table.left for table in self._tables)):
+            for table in self._tables:
+                table.abstain()
+                table.exchange.wait_acked(limit_s=limit_s)
 
     def detach(self) -> None:
         """Takes the hooks off; the model keeps its weights."""
@@ -241,33 +244,27 @@ class WrappedOptimizer(RemoteStateOptimizer):
 
     def _add_table(self, groups: list[int]) -> None:
         started = self._start_table([self.param_groups[index] for index in groups])
-        self._started.append(started)
-        self._weights.append(Weights(started.exchange.weights, started.parameters))
-        self._tables.append(
-            Gradients(
-                started.exchange,
-                started.parameters,
-                step=started.step,
-                mode=self._mode if self._closed() is None else Mode.WAITING,
-                syncing=lambda: self._syncing,
-                hyperparameters=lambda: self._read(groups),
-                weight=self._weigh,
-            )
+        weights = Weights(started.exchange.weights, started.parameters)
+        table = Gradients(
+            started.exchange,
+            started.parameters,
+            step=started.step,
+            mode=self._mode if self._closed() is None else Mode.WAITING,
+            syncing=lambda: self._syncing,
+            hyperparameters=lambda: self._read(groups),
+            weight=self._weigh,
         )
-        self._sizes = self._group_sizes()
-
-    def _group_sizes(self) -> list[int]:
-        return [len(group["params"]) for group in self.param_groups]
-
-    def _check_groups(self) -> None:
-        if self._group_sizes() != self._sizes:
-            raise UsageError(
-                f"param_groups had {self._sizes} parameters, and {self._group_sizes()} now: what is in no "
-                "table is not trained; call add_param_group, and freeze what is to rest (requires_grad=False)"
-            )
+        if not self._tables:
+            self.step_number = started.step
+        self._started, self._weights, self._tables = (  # together: no Ctrl-C comes between
+            [*self._started, started],
+            [*self._weights, weights],
+            [*self._tables, table],
+        )
+        self._sizes = sizes_of(self.param_groups)
 
     def _read(self, groups: list[int]) -> Hyperparameters:
-        self._check_groups()
+        check_sizes(self._sizes, self.param_groups)
         return read_groups(self.defaults, [self.param_groups[index] for index in groups])
 
     def _weigh(self) -> float:
@@ -320,9 +317,31 @@ class WrappedOptimizer(RemoteStateOptimizer):
         for table in self._tables:
             table.abstain()
 
-    def _wait_in_forward(self) -> None:
-        """Ctrl-C in a notebook: whoever goes on gets whole weights first."""
-        if self._resume is None:
+    def _ask(self) -> None:
+        for table in self._tables:
+            table.pull()
+        self.step_number, self._stage = self.step_number + 1, WAITING
+
+    def _await(self) -> None:
+        """May be called again where it was interrupted, and so may `_ask`."""
+        started_s = time.monotonic()
+        for table in self._tables:
+            table.exchange.wait_pulled(self._log)
+        self.waited_s += time.monotonic() - started_s
+        self._step_weight = None
+        self.refresh()
+        for table in self._tables:
+            table.begin(self._mode)
+        self._stage = NO_STEP
+        if self._resume is not None:
+            self._resume.remove()
+            self._resume = None
+
+    def _broken_off(self, error: BaseException) -> None:
+        """After an error the script may step again; after Ctrl-C whoever goes on gets whole weights first."""
+        if isinstance(error, Exception):
+            self._stage = WAITING if self._stage == WAITING else NO_STEP
+        elif self._stage != NO_STEP and self._resume is None:
             self._resume = self._model.register_forward_pre_hook(self._settle_first)
 
     def _settle_first(self, *_: Any) -> None:

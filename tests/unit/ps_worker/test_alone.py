@@ -141,7 +141,7 @@ def test_nothing_is_left_after_leave():
     gc.collect()
     assert shard() is None
     assert all(cell() is None for cell in cells)
-    with pytest.raises(ps.ServerUnreachable, match="has left"):
+    with pytest.raises(ps.UsageError, match="has left"):
         worker.stats()
 
 
@@ -266,3 +266,11 @@ def test_ctrl_c_ends_it_as_it_ends_any_script(tmp_path: Path):
     assert ended.stderr.startswith(f"worker: {ALONE}\nTraceback")
     assert ended.stderr.count("Traceback") == 1, ended.stderr
     assert ended.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_worker_that_leaves_at_once_is_no_stranger(caplog: pytest.LogCaptureFixture):
+    """Its connection may come when it has left: nothing that a person should read."""
+    for _ in range(20):
+        with ps.connect():
+            pass
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []

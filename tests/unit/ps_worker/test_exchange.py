@@ -233,8 +233,8 @@ def test_a_failure_ends_every_wait_now_and_later():
         exchange.wait_pulled,
         lambda: exchange.pull(step=2),
         lambda: push_all(exchange, 1),
-        lambda: exchange.abstain(exchange.partitions, step=1),
-        lambda: exchange.load(exchange.partitions[0]),
+        lambda: exchange.abstain(step=1),
+        exchange.load,
     ):
         with pytest.raises(ConnectionLost) as caught:
             later()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_worker.wrapped import WAITING
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, seeded
@@ -41,9 +42,13 @@ def interrupt(wrapped: list[Any]) -> None:
     """SIGINT for the main thread, once it waits for weights in `step()` of `wrapped[0]`."""
     main = threading.main_thread().ident
     until_s = time.monotonic() + LIMIT_S
-    while not (wrapped and wrapped[0]._waiting and sys._current_frames()[main].f_code.co_name == "wait"):
+    while not (wrapped and wrapped[0]._stage == WAITING and _function_of(main) == "wait"):
         assert time.monotonic() < until_s
     signal.pthread_kill(main, signal.SIGINT)
+
+
+def _function_of(thread: int | None) -> str:
+    return sys._current_frames()[thread].f_code.co_name
 
 
 @pytest.mark.parametrize("read", READS)

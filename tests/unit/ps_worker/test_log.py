@@ -77,3 +77,12 @@ def test_what_is_no_number_is_a_named_error(cluster: Cluster, value: Any, text: 
         assert not worker._progress().metrics
 
     run_workers(cluster, body)
+
+
+def test_a_name_that_cannot_travel_is_a_named_error_and_heartbeats_go_on(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        with pytest.raises(UsageError, match=r"names of Unicode text, got '.*udce9'"):
+            worker.log(**{"loss\udce9": 1.0})
+        assert not worker._progress().metrics
+
+    run_workers(cluster, body)

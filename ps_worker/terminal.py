@@ -1,0 +1,24 @@
+"""The worker's log at the terminal of a script that has set up no logging of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def show(logger: logging.Logger) -> None:
+    """Has the logger's lines shown, unless the script has given it, or the root logger, a handler."""
+    if not logger.handlers and not logging.getLogger().handlers:
+        logger.addHandler(_Terminal())
+        logger.setLevel(logging.INFO)
+
+
+class _Terminal(logging.Handler):
+    """Writes to what `sys.stderr` is by then; silent once the root logger shows the lines itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one line."""
+        if logging.getLogger().handlers or sys.stderr is None or sys.stderr.closed:
+            return
+        sys.stderr.write(f"{record.getMessage()}\n")
+        sys.stderr.flush()

@@ -1,0 +1,48 @@
+"""KeyboardInterrupt at a chosen line of the library, as Ctrl-C may land on any."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def interrupted_at(number: int, body: Callable[[], object], *, inside: str = "") -> bool:
+    """Runs `body`; whether it was interrupted.
+
+    Args:
+        number: of the line of `ps_worker` that this thread comes to, from 0; it is not run any more.
+        body: what is interrupted there.
+        inside: counts only the lines of functions of this name.
+    """
+    left, before = number, sys.gettrace()
+
+    def line(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        if event == "line" and not _is_with(frame):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return line if left >= 0 else None
+
+    def call(frame: FrameType, _event: str, _argument: object) -> Any:
+        code = frame.f_code
+        return line if "/ps_worker/" in code.co_filename and inside in ("", code.co_name) else None
+
+    sys.settrace(lambda frame, *rest: None if "/tests/" in frame.f_code.co_filename else call(frame, *rest))
+    try:
+        body()
+    except KeyboardInterrupt:
+        assert left < 0
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def _is_with(frame: FrameType) -> bool:
+    """Python comes there again to release a lock, and takes no signal then."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
