@@ -90,6 +90,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._syncing = True
         self._tables: list[Gradients] = []
         self._weights: list[Weights] = []
+        self._sizes = sizes_of(self.param_groups)
         self._stage = NO_STEP
         self._resume: torch.utils.hooks.RemovableHandle | None = None
         self._add_table(list(range(len(self.param_groups))))
@@ -256,12 +257,12 @@ class WrappedOptimizer(RemoteStateOptimizer):
         )
         if not self._tables:
             self.step_number = started.step
-        self._started, self._weights, self._tables = (  # together: no Ctrl-C comes between
+        self._started, self._weights, self._tables, self._sizes = (  # together: no Ctrl-C comes between
             [*self._started, started],
             [*self._weights, weights],
             [*self._tables, table],
+            sizes_of(self.param_groups),
         )
-        self._sizes = sizes_of(self.param_groups)
 
     def _read(self, groups: list[int]) -> Hyperparameters:
         check_sizes(self._sizes, self.param_groups)
