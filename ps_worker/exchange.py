@@ -1,13 +1,10 @@
 """Pushes and pulls of one table: what has left, what was answered, what is waited for.
 
-Everything that is sent is first noted here, so that a connection that breaks can send it again (`replay`);
-shards take each push once. At most one push and one pull of a partition are under way.
-
+What is sent is first noted here, so that a connection that breaks can send it again (`replay`); shards take
+each push once. At most one push and one pull of a partition are under way.
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
-belongs to the exchange. Weights are written, by the receiving threads or by a shard that shares them, between
-`pull` and the end of `wait_pulled`.
-
-`_changed` guards everything below it and is notified when something was answered or has failed.
+belongs to the exchange. Weights are written between `pull` and the end of `wait_pulled`, by the receiving
+threads or by a shard. `_changed` guards everything below it; it is notified of answers and failures.
 """
 
 from __future__ import annotations
@@ -344,8 +341,8 @@ class Exchange:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
-            callbacks = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
-        for callback in callbacks:
+            due = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
+        for callback in due:
             callback(self._error)
 
 
