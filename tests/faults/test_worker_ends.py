@@ -78,7 +78,8 @@ def test_a_stopped_worker_leaves_in_order_and_the_others_go_on(
         assert worker.stats().step == steps
     assert "Traceback" not in other.text
     assert cluster.status(job).state == "ended"
-    assert values.min() == values.max()
+    spread = 0 if consistency == "bsp" else 1  # without a barrier a pull may meet a push of the other halfway
+    assert values.max() - values.min() <= spread
     for shard in (0, 1):
         pushed, partitions = cluster.ledger(shard, job, 1), cluster.table(shard, job).partitions
         assert cluster.ledger(shard, job, 0).applied == steps * partitions

@@ -71,7 +71,8 @@ def test_wherever_ctrl_c_lands_in_wrap_a_second_wrap_goes_on(cluster: Cluster, f
             line: int = line,
         ) -> bool:
             interrupted = interrupted_at(line, lambda: worker.wrap(inner, model, overlap=True))
-            optimizer = worker.wrap(inner, model, overlap=True) if interrupted else worker._optimizers[0]
+            made = bool(worker._optimizers)  # or it was only about to return
+            optimizer = worker._optimizers[0] if made else worker.wrap(inner, model, overlap=True)
             for step in range(2):
                 for twin, steps in ((model, optimizer), (plain, reference)):
                     twin(torch.full((3, 13), 0.5 + step)).square().sum().backward()
