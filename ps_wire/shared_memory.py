@@ -74,6 +74,7 @@ def attach(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
     Raises:
         FrameRefused: it is no such memory, its size can change, or is another one than it must be.
     """
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         size = os.fstat(descriptor).st_size
@@ -86,12 +87,6 @@ def attach(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
             f"shared memory of {nbytes} bytes was expected, got {size}", expected=nbytes, got=size
         )
     try:
-        return memoryview(map_whole(descriptor, nbytes, writable=writable))
+        return memoryview(mmap.mmap(descriptor, nbytes, prot=protection))
     except OSError as error:
         raise FrameRefused(f"cannot map {nbytes} bytes of shared memory: {error.strerror}") from None
-
-
-def map_whole(descriptor: int, nbytes: int, *, writable: bool = True) -> mmap.mmap:
-    """The whole memory, seen by all who map it."""
-    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED, prot=protection)

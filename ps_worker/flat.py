@@ -33,7 +33,6 @@ class FlatBuckets:
             private: children that this process forks (loaders) get none of the memory.
             shared: zeros to use, where shards map the memory.
         """
-        self.shared = shared
         self.tensors = (
             [_zeros(bucket.numel, getattr(torch, bucket.dtype), private=private) for bucket in plan.buckets]
             if shared is None
@@ -59,7 +58,7 @@ def _tensors_in(shared: SharedMemory, plan: Plan) -> list[torch.Tensor]:
     layout = Layout(plan)
     return [
         torch.frombuffer(
-            shared.buffer,
+            shared,
             dtype=getattr(torch, bucket.dtype),
             count=bucket.numel,
             offset=layout.start_of(bucket.index),

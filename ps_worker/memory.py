@@ -17,6 +17,7 @@ import mmap
 import os
 import sys
 import weakref
+from typing import Self
 
 import numpy as np
 import torch
@@ -56,15 +57,17 @@ def _mapped(nbytes: int) -> mmap.mmap | None:
     return mapped
 
 
-class SharedMemory:
-    """Zeros that shards on this host may map.
+class SharedMemory(mmap.mmap):
+    """Zeros that shards on this host may map. What lies in it keeps it, longer than its worker lives.
 
     Attributes:
         descriptor: to be sent to them.
-        buffer: the memory.
     """
 
-    def __init__(self, nbytes: int, *, wiped: bool = False) -> None:
+    descriptor: int
+    _wiped: bool
+
+    def __new__(cls, nbytes: int, *, wiped: bool = False) -> Self:
         """Makes it.
 
         Args:
@@ -74,19 +77,24 @@ class SharedMemory:
         Raises:
             OSError: the system has no descriptor left.
         """
-        self.descriptor = shared_memory.create(nbytes)
-        self.buffer = shared_memory.map_whole(self.descriptor, nbytes)
-        self._wiped = wiped
-        self._close = weakref.finalize(self, os.close, self.descriptor)
-        _shared.add(self)
+        descriptor = shared_memory.create(nbytes)
+        try:
+            made = super().__new__(cls, descriptor, nbytes)  # of all who map it: MAP_SHARED is the default
+        except BaseException:
+            os.close(descriptor)
+            raise
+        made.descriptor, made._wiped = descriptor, wiped
+        weakref.finalize(made, os.close, descriptor)
+        _shared.add(made)
+        return made
 
     def let_go(self) -> None:
         """In a forked child: the memory is private, its descriptor leads nowhere."""
         flags = mmap.MAP_PRIVATE | _MAP_FIXED | (mmap.MAP_ANONYMOUS if self._wiped else 0)
-        address = np.frombuffer(self.buffer, dtype=np.uint8).ctypes.data
+        address = np.frombuffer(self, dtype=np.uint8).ctypes.data
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         descriptor = -1 if self._wiped else self.descriptor
-        found = _libc.mmap(address, len(self.buffer), protection, flags, descriptor, 0)
+        found = _libc.mmap(address, len(self), protection, flags, descriptor, 0)
         if found != address:
             os._exit(70)  # it would write into the worker's gradients
         null = os.open(os.devnull, os.O_RDWR)

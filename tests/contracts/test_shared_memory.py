@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,8 +60,7 @@ class Sharing:
 class Region:
     def __init__(self, nbytes: int = NBYTES) -> None:
         self.descriptor = shared_memory.create(nbytes)
-        self._mapped = shared_memory.map_whole(self.descriptor, nbytes)
-        self.values = np.frombuffer(self._mapped, dtype=np.float32)
+        self.values = np.frombuffer(mmap.mmap(self.descriptor, nbytes), dtype=np.float32)
 
     def __del__(self) -> None:
         os.close(self.descriptor)

@@ -84,7 +84,7 @@ def test_where_the_system_cannot_wipe_it_is_plain_memory(monkeypatch: pytest.Mon
 def test_what_a_forked_child_writes_into_shared_memory_is_its_own(wiped: bool, seen: int):
     """Gradients are zeros in the child, weights are there; nobody else sees what it writes."""
     made = SharedMemory(1 << 16, wiped=wiped)
-    values = torch.frombuffer(made.buffer, dtype=torch.uint8)
+    values = torch.frombuffer(made, dtype=torch.uint8)
     values += 7
 
     def body() -> bool:
@@ -94,3 +94,17 @@ def test_what_a_forked_child_writes_into_shared_memory_is_its_own(wiped: bool, s
 
     assert in_child(body)
     assert bool((values == 7).all())
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
+def test_weights_stay_their_owners_in_a_forked_child_when_only_they_are_left():
+    """A model outlives its worker; who forks then must not share it with the child."""
+    values = torch.frombuffer(SharedMemory(1 << 16), dtype=torch.uint8)
+    gc.collect()
+
+    def body() -> bool:
+        values.fill_(99)
+        return True
+
+    assert in_child(body)
+    assert not values.any()
