@@ -11,6 +11,7 @@ import typer
 
 from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
+from ps_wire import carrier as carriers
 from ps_wire.address import parse_servers
 from ps_wire.command import run as run_command
 
@@ -47,8 +48,8 @@ def launch(
         str | None,
         typer.Option(
             envvar="PS_CARRIER",
-            help="Of gradients and weights: auto, shm, uds, tcp or grpc.",
-            show_default="auto",
+            help=f"Of gradients and weights, one of {carriers.VALID}.",
+            show_default=carriers.AUTO,
         ),
     ] = None,
     on_failure: Annotated[

@@ -1,4 +1,4 @@
-"""A worker's end of a data connection over a socket: `uds` and `tcp`.
+"""A worker's end of a data connection over a socket: `uds`, `tcp`, and `shm`, which sends no payloads.
 
 It is open when the shard's HELLO is here, which proves that the right shard was reached. A thread of its own
 sends, from the memory that a frame names; the connection's thread receives, into the memory that it names.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ps_wire.carrier import AUTO, VALID
 from ps_wire.errors import UsageError
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ def roundtrip(
     ] = None,
     num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards).")] = 1,
     num_workers: Annotated[int, typer.Option(min=1, help="Workers, and ranks of the peers.")] = 2,
-    carrier: Annotated[str, typer.Option(help="auto, uds, tcp or grpc.")] = "auto",
+    carrier: Annotated[str, typer.Option(help=f"One of {VALID}.")] = AUTO,
     consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
     rounds: Annotated[int, typer.Option(min=1, help="Of each party, without two to warm up.")] = 20,
@@ -82,7 +83,7 @@ def step(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples a step, of each worker.")] = 64,
     num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards).")] = 1,
     num_workers: Annotated[int, typer.Option(min=1, help="Workers, and ranks of the peer.")] = 2,
-    carrier: Annotated[str, typer.Option(help="auto, uds, tcp or grpc.")] = "auto",
+    carrier: Annotated[str, typer.Option(help=f"One of {VALID}.")] = AUTO,
     consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
     rounds: Annotated[int, typer.Option(min=1, help="Of four steps each, without two to warm up.")] = 10,

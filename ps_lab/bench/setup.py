@@ -1,4 +1,4 @@
-"""What a round-trip bench was asked to do, checked once."""
+"""What a bench was asked to do, checked once."""
 
 from __future__ import annotations
 
@@ -16,32 +16,26 @@ Peers: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Who does rounds of what.
+class JobSetup:
+    """The project's job, and how the other parties are like it.
 
     Attributes:
         model: a name for people.
-        shapes: of all parameters, float32.
         num_servers: of the project, and of peers that have several.
         num_workers: of every party.
         asked_carrier: as typed; `auto` leaves it to the servers and workers.
-        consistency: of the project's job, as it prints itself.
-        optimizer: of all parties, by its name on the command line.
+        consistency: of the project's jobs, as it prints itself.
+        optimizer: of all parties that have one, by its name on the command line.
         rounds: that are kept.
-        peers: names, in the order of their turns.
-        with_limit: measure what the machine allows, too.
     """
 
     model: str
-    shapes: Shapes
     num_servers: int
     num_workers: int
     asked_carrier: str
     consistency: str
     optimizer: str
     rounds: int
-    peers: Peers
-    with_limit: bool
 
     def __post_init__(self) -> None:
         for name, number in (
@@ -54,6 +48,32 @@ class Setup:
         carriers.parse(self.asked_carrier)
         check_optimizer(self.optimizer)
         parse(self.consistency)
+
+    def to_json(self, carrier: str) -> dict[str, object]:
+        """What figures name of it; `carrier` is what the job got."""
+        return {
+            "num_servers": self.num_servers,
+            "num_workers": self.num_workers,
+            "carrier": carrier,
+            "optimizer": self.optimizer,
+            "consistency": self.consistency,
+            "rounds": self.rounds,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup(JobSetup):
+    """Who does rounds of what.
+
+    Attributes:
+        shapes: of all parameters, float32.
+        peers: names, in the order of their turns.
+        with_limit: measure what the machine allows, too.
+    """
+
+    shapes: Shapes
+    peers: Peers
+    with_limit: bool
 
     @property
     def parameters(self) -> int:

@@ -14,14 +14,12 @@ from typing import Any
 
 from ps_lab.bench.carriers import carrier_of
 from ps_lab.bench.figures import Round, Summary, summarize
-from ps_lab.bench.optimizers import check_optimizer
 from ps_lab.bench.parties import WARM_UP_ROUNDS, Party, interleave
 from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session, run_module
+from ps_lab.bench.setup import JobSetup
 from ps_lab.bench.watcher import Watcher
 from ps_lab.cluster import Job, free_ports
-from ps_wire import carrier as carriers
-from ps_wire.consistency import parse
 from ps_wire.errors import UsageError
 
 MODELS = ("mlp", "cnn", "gpt")
@@ -53,41 +51,25 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSetup:
-    """Who trains what.
+class StepSetup(JobSetup):
+    """Who trains what; the model is one of `MODELS`.
 
     Attributes:
-        model: of `MODELS`.
         split: parameters that each of the MLP's matrices and biases is cut into.
         batch_size: samples a step, of each worker.
-        num_servers: of the project.
-        num_workers: of every party.
-        asked_carrier: as typed.
-        consistency: of the project's jobs.
-        optimizer: of all parties but the one alone.
-        rounds: that are kept.
         variants: of the project; the first one is the one that is compared.
     """
 
-    model: str
     split: int
     batch_size: int
-    num_servers: int
-    num_workers: int
-    asked_carrier: str
-    consistency: str
-    optimizer: str
-    rounds: int
     variants: tuple[Variant, ...]
 
     def __post_init__(self) -> None:
+        JobSetup.__post_init__(self)  # super() does not know a class with slots
         if self.model not in MODELS:
             raise UsageError(f"--model {self.model!r} is not known; there are {', '.join(MODELS)}")
         if self.split > 1 and self.model != "mlp":
             raise UsageError("--split cuts the parameters of the mlp only")
-        carriers.parse(self.asked_carrier)
-        check_optimizer(self.optimizer)
-        parse(self.consistency)
 
 
 def parse_variants(overlap: str, bucket_mb: str) -> tuple[Variant, ...]:
@@ -171,12 +153,7 @@ class StepOutcome:
             "parameters": self.parameters,
             "tensors": self.tensors,
             "batch_size": setup.batch_size,
-            "num_servers": setup.num_servers,
-            "num_workers": setup.num_workers,
-            "carrier": self.carrier,
-            "optimizer": setup.optimizer,
-            "consistency": setup.consistency,
-            "rounds": setup.rounds,
+            **setup.to_json(self.carrier),
             "steps_per_round": STEPS,
             "alone": {"step_s": self.summary(ALONE).to_json()},
             "ddp": {"step_s": self.summary(DDP).to_json(), "beyond_compute_s": self.beyond_s(DDP)},
