@@ -14,7 +14,7 @@ import grpc
 from ps_wire import frame as wire
 from ps_wire.carrier import Carrier
 from ps_wire.channel import CLIENT
-from ps_wire.service import DataStream, Landing
+from ps_wire.service import DataStream, FramesOut, Landing
 from ps_wire.status import error_of
 from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 from ps_worker import forked, socket_stream
@@ -46,15 +46,13 @@ class GrpcService:
     def stream(
         self,
         shard: int,
-        frames: Iterator[wire.Frame],
+        frames: FramesOut,
         offer: shard_pb2.Carrier,
         *,
         landing: Landing,
         limit_s: float,
     ) -> DataStream:
         """See `Service.stream`."""
-        if offer.name != Carrier.SHM:
-            frames = (frame for frame in frames if frame.kind is not wire.Kind.SHARE)
         if offer.name != Carrier.GRPC:
             address = self.addresses[shard]
             return socket_stream.reach(offer, address, frames, landing=landing, limit_s=limit_s)
@@ -92,7 +90,8 @@ class GrpcStream(_Replies):
     """A `DataStream`: messages of a gRPC stream that are the frames."""
 
     def __init__(self, method: Callable[..., Any], frames: Iterator[wire.Frame], address: str) -> None:
-        super().__init__(method(map(wire.encode, frames)), address)
+        unshared = (wire.encode(frame) for frame in frames if frame.kind is not wire.Kind.SHARE)
+        super().__init__(method(unshared), address)
 
     def __next__(self) -> wire.Frame:
         return wire.decode(super().__next__())
