@@ -16,6 +16,7 @@ import typer
 from ps_wire import carrier as carriers
 from ps_wire import consistency as models
 from ps_wire import nonfinite as choices
+from ps_wire import trace
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
@@ -82,6 +83,7 @@ def run(
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,
     }
+    trace.start("worker" if worker is None else f"worker {worker}")
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
     if servers != ALONE:

@@ -38,13 +38,19 @@ def roundtrip(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Trace a few more rounds, and write what took time there.", show_default=False),
+    ] = None,
 ) -> None:
     """Time rounds: every worker pushes the gradient of every parameter and has pulled every new weight.
 
-    Rounds of the project, of each peer and of the machine's limit take turns. Exit codes: 0, 1 too little
-    memory, 64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    Rounds of the project, of each peer and of the machine's limit take turns. --trace writes Chrome's format,
+    which Perfetto opens, from a run of its own. Exit codes: 0, 1 too little memory, 64 a value that makes no
+    sense, 130 Ctrl-C, else that of the process that failed first.
     """
     from ps_lab.bench import shapes as known  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench import traced  # noqa: PLC0415
     from ps_lab.bench.peers import PEERS  # noqa: PLC0415
     from ps_lab.bench.report import roundtrip_table  # noqa: PLC0415
     from ps_lab.bench.roundtrip import measure  # noqa: PLC0415
@@ -68,10 +74,34 @@ def roundtrip(
         with_limit=limit,
     )
     check_writable(json_file)
+    check_writable(trace, "--trace")
     with showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
-    make_console().print(roundtrip_table(outcome))
+        events = traced.record(setup, watcher) if trace is not None else None
+    console = make_console()
+    console.print(roundtrip_table(outcome))
     write_json(json_file, outcome.to_json())
+    if trace is not None and events is not None:
+        trace.write_text(json.dumps(events) + "\n", encoding="utf-8")
+        console.print(
+            f"{trace}: {traced.ROUNDS} more rounds, median with the trace on {traced.round_s(events):.4f} s"
+        )
+
+
+@app.command()
+def picture(
+    trace: Annotated[Path, typer.Argument(help="What `bench roundtrip --trace` wrote.")],
+    svg: Annotated[Path, typer.Argument(help="The picture.")],
+) -> None:
+    """Draw where the time of a traced round goes: a bar per thread, a colour per kind of work.
+
+    Exit codes: 0, 64 a file that cannot be read or written, or that is no such trace.
+    """
+    from ps_lab.bench.picture import draw, read_trace  # noqa: PLC0415 - not for --help
+
+    text = draw(read_trace(trace))
+    check_writable(svg, str(svg))
+    svg.write_text(text, encoding="utf-8")
 
 
 @app.command()
@@ -125,7 +155,7 @@ def step(
     write_json(json_file, outcome.to_json())
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, option: str = "--json") -> None:
     """Finds out before a long run, not after it.
 
     Raises:
@@ -136,7 +166,7 @@ def check_writable(path: Path | None) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise UsageError(f"--json {path}: {error.strerror or error}") from None
+        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:

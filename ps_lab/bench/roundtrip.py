@@ -168,7 +168,8 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f}"
 
 
-def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started:
+def start_project(session: Session, setup: Setup) -> ProcessParty:
+    """Starts the project's workers."""
     job = Job(
         name=JOB,
         consistency=setup.consistency,
@@ -177,8 +178,12 @@ def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started
         carrier=setup.asked_carrier,
     )
     configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
+    return session.start_workers(job, configuration, name=PROJECT, limit_s=setup.limit_s)
+
+
+def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started:
     limit_s = setup.limit_s
-    parties = [session.start_workers(job, configuration, name=PROJECT, limit_s=limit_s)]
+    parties = [start_project(session, setup)]
     parties += [session.start(name, peers[name].plan(setup), limit_s=limit_s) for name in setup.peers]
     session.wait_ready(limit_s=limit_s)
     carrier = carrier_of(session.cluster.addresses, JOB)
