@@ -121,16 +121,25 @@ def step(
     bucket_mb: Annotated[
         str, typer.Option(help="MiB, such as 0,1,5,25,all; 0: a push per parameter.")
     ] = "25",
+    link_gbps: Annotated[
+        float | None,
+        typer.Option(help="With --carrier tcp: Gbit/s of each server's link, each way.", show_default=False),
+    ] = None,
+    link_ms: Annotated[
+        float | None, typer.Option(help="The same: milliseconds under way, each way.", show_default=False)
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
     ] = None,
 ) -> None:
     """Time training steps: compute alone, the project, and DistributedDataParallel over gloo.
 
-    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. Exit codes:
-    0, 64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. Through a
+    slow link (--link-gbps, --link-ms) the last one is left out. Exit codes: 0, 1 no such link here, 64 a
+    value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
     """
-    from ps_lab.bench.report import step_table  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench.link import parse_link  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench.report import step_table  # noqa: PLC0415
     from ps_lab.bench.step import StepSetup, measure, parse_variants  # noqa: PLC0415
     from ps_lab.bench.watcher import showing  # noqa: PLC0415
     from ps_lab.display import make_console, make_error_console  # noqa: PLC0415
@@ -147,6 +156,7 @@ def step(
         optimizer=optimizer.lower(),
         rounds=rounds,
         variants=parse_variants(overlap, bucket_mb),
+        link=parse_link(link_gbps, link_ms, carrier),
     )
     check_writable(json_file)
     with showing(make_error_console()) as watcher:

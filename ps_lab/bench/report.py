@@ -42,7 +42,8 @@ def step_table(outcome: StepOutcome) -> Table:
     table = Table(
         title=f"{setup.model}: {outcome.parameters:,} parameters in {outcome.tensors} tensors, batch "
         f"{setup.batch_size}; servers {setup.num_servers}, workers {setup.num_workers}, {setup.consistency}, "
-        f"{setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}, {setup.rounds} rounds",
+        f"{setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}, {setup.rounds} rounds"
+        + ("" if setup.link is None else f", through a link of {setup.link.text}"),
         title_justify="left",
         caption="seconds per training step; beyond: less those of compute alone; / DDP: against "
         "DistributedDataParallel over gloo with the fused optimizer; hidden: the share of what is added "

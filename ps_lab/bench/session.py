@@ -125,6 +125,7 @@ class Session:
         num_servers: int,
         on_line: Callable[[str, str], None],
         environment: Mapping[str, str] | None = None,
+        data_ports: Sequence[int] = (),
     ) -> None:
         """Starts nothing yet.
 
@@ -132,9 +133,13 @@ class Session:
             num_servers: of the project.
             on_line: takes the last lines of a process that failed, with its name.
             environment: of servers and workers, added to ours.
+            data_ports: as of `Cluster`.
         """
         self.cluster = Cluster(
-            num_servers=num_servers, on_line=self._line, environment={**os.environ, **(environment or {})}
+            num_servers=num_servers,
+            on_line=self._line,
+            environment={**os.environ, **(environment or {})},
+            data_ports=data_ports,
         )
         self._events: queue.SimpleQueue[Any] = self.cluster.events
         self._on_line = on_line
@@ -193,7 +198,7 @@ class Session:
             plans: of its processes, in the order of their start.
             limit_s: for a round.
         """
-        threads = str(threads_per_process(sum(plan.takes_turns for plan in plans)))
+        threads = str(threads_per_process(max(1, sum(plan.takes_turns for plan in plans))))
         workers: list[Child] = []
         servers: list[Child] = []
         environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ}
