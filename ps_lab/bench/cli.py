@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,14 @@ def roundtrip(
     rounds: Annotated[int, typer.Option(min=1, help="Of each party, without two to warm up.")] = 20,
     versus: Annotated[str, typer.Option(help="Peers: gloo,torch-rpc.", show_default="none")] = "",
     limit: Annotated[bool, typer.Option(help="Measure what the machine allows, too.")] = True,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_TLS_DIR",
+            help="With --carrier tcp: certificates; the limit has TLS, too.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
     ] = None,
@@ -72,6 +81,7 @@ def roundtrip(
         rounds=rounds,
         peers=parse_peers(versus, tuple(PEERS)),
         with_limit=limit,
+        tls_dir=use_tls(tls_dir),
     )
     check_writable(json_file)
     check_writable(trace, "--trace")
@@ -163,6 +173,14 @@ def step(
         outcome = measure(setup, watcher)
     make_console().print(step_table(outcome))
     write_json(json_file, outcome.to_json())
+
+
+def use_tls(folder: Path | None) -> str | None:
+    """Has everything that is started connect with these certificates, as we do when we ask servers."""
+    if folder is None:
+        return None
+    os.environ["PS_TLS_DIR"] = found = str(folder.absolute())
+    return found
 
 
 def check_writable(path: Path | None, option: str = "--json") -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ps_lab.bench import limit, usage
@@ -114,7 +115,7 @@ def started(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
     """
     check_memory(setup, peers, available_bytes=usage.available_bytes())
     watcher.phase("starting servers", 0)
-    with Session(num_servers=setup.num_servers, on_line=watcher.line) as session:
+    with project_session(setup, watcher) as session:
         watcher.phase("starting workers and peers", 0)
         yield _start(session, setup, peers)
 
@@ -166,6 +167,18 @@ def check_memory(setup: Setup, peers: Mapping[str, Peer], *, available_bytes: in
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.1f}"
+
+
+def project_session(
+    setup: Setup, watcher: Watcher, environment: Mapping[str, str] = MappingProxyType({})
+) -> Session:
+    """The project's servers, and room for everybody else; `environment` is added to ours."""
+    return Session(
+        num_servers=setup.num_servers,
+        on_line=watcher.line,
+        server_options=() if setup.tls_dir is None else ("--tls-dir", setup.tls_dir),
+        environment=environment,
+    )
 
 
 def start_project(session: Session, setup: Setup) -> ProcessParty:

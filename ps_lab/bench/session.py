@@ -124,22 +124,25 @@ class Session:
         *,
         num_servers: int,
         on_line: Callable[[str, str], None],
-        environment: Mapping[str, str] | None = None,
+        server_options: Sequence[str] = (),
         data_ports: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts nothing yet.
 
         Args:
             num_servers: of the project.
             on_line: takes the last lines of a process that failed, with its name.
-            environment: of servers and workers, added to ours.
+            server_options: as of `Cluster`.
             data_ports: as of `Cluster`.
+            environment: of servers and workers, added to ours.
         """
         self.cluster = Cluster(
             num_servers=num_servers,
             on_line=self._line,
-            environment={**os.environ, **(environment or {})},
+            server_options=server_options,
             data_ports=data_ports,
+            environment={**os.environ, **(environment or {})},
         )
         self._events: queue.SimpleQueue[Any] = self.cluster.events
         self._on_line = on_line

@@ -16,7 +16,6 @@ from typing import Any
 from ps_lab.bench import roundtrip
 from ps_lab.bench.carriers import carrier_of
 from ps_lab.bench.parties import WARM_UP_ROUNDS
-from ps_lab.bench.session import Session
 from ps_lab.bench.setup import Setup
 from ps_lab.bench.watcher import Watcher
 from ps_lab.errors import BenchFailed
@@ -42,9 +41,7 @@ def record(setup: Setup, watcher: Watcher) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="ps-trace-") as folder:
         watcher.phase("starting again, with the trace on", 0)
-        with Session(
-            num_servers=setup.num_servers, on_line=watcher.line, environment={VARIABLE: folder}
-        ) as session:
+        with roundtrip.project_session(setup, watcher, {VARIABLE: folder}) as session:
             party = roundtrip.start_project(session, setup)
             session.wait_ready(limit_s=setup.limit_s)
             carrier = carrier_of(session.cluster.addresses, roundtrip.JOB)

@@ -80,6 +80,7 @@ def test_without_a_limit_the_json_says_null() -> None:
         ({"asked_carrier": "pigeon"}, "'pigeon'"),
         ({"optimizer": "lbfgs"}, "sgd, adam"),
         ({"consistency": "often"}, "valid are"),
+        ({"tls_dir": "certificates"}, "add --carrier tcp, not grpc"),
     ],
 )
 def test_a_setup_that_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> None:
