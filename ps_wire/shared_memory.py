@@ -55,10 +55,12 @@ class Layout:
 def create(nbytes: int) -> int:
     """Zeros that other processes may map; returns their descriptor, which is the caller's to close.
 
+    In `/proc/PID/smaps` it is named for its maker, `/memfd:ps-PID`.
+
     Raises:
         OSError: the system has no descriptor left.
     """
-    descriptor = os.memfd_create("ps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(f"ps-{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_SEAL)

@@ -6,7 +6,7 @@ ratios of medians that were taken in one run count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,8 @@ class Outcome:
         rounds: of each party, by name: the project, the peers, and the limit if it was measured.
         server_peak_rss_bytes: resident memory of the project's servers at its peak, all servers together;
             None where the system does not say.
+        server_borrowed_bytes: of that, memory that workers have made and lent; None where the system does
+            not say.
         server_state_bytes: weights and optimizer state that they hold.
     """
 
@@ -48,6 +50,7 @@ class Outcome:
     carrier: str
     rounds: Mapping[str, list[Round]]
     server_peak_rss_bytes: int | None
+    server_borrowed_bytes: int | None
     server_state_bytes: int
 
     def summary(self, party: str) -> Summary:
@@ -78,6 +81,7 @@ class Outcome:
             "round_s": self.summary(PROJECT).to_json(),
             "cpu_s_per_gb": self.cpu_s_per_gb(PROJECT),
             "server_peak_rss_bytes": self.server_peak_rss_bytes,
+            "server_borrowed_bytes": self.server_borrowed_bytes,
             "server_state_bytes": self.server_state_bytes,
             "peers": {name: against(name) for name in setup.peers},
             "limit": against(limit.NAME) if setup.with_limit else None,
@@ -128,7 +132,8 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
     with started(setup, watcher, peers=peers) as run:
         watcher.phase("rounds", len(run.parties) * (WARM_UP_ROUNDS + setup.rounds))
         rounds = interleave(run.parties, setup.rounds, on_round=watcher.advance)
-        peaks = [usage.peak_rss_bytes(server.pid) for server in run.session.cluster.servers]
+        servers = [server.pid for server in run.session.cluster.servers]
+        peak, borrowed = _total(usage.peak_rss_bytes, servers), _total(usage.borrowed_bytes, servers)
         status = ask(run.session.cluster.addresses)
     job = status.job(JOB)
     assert job is not None, "the servers keep a job until they stop"
@@ -136,9 +141,15 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
         setup=setup,
         carrier=run.carrier,
         rounds=rounds,
-        server_peak_rss_bytes=None if None in peaks else sum(peak or 0 for peak in peaks),
+        server_peak_rss_bytes=peak,
+        server_borrowed_bytes=borrowed,
         server_state_bytes=sum(table.weight_bytes + table.optimizer_bytes for table in job.tables),
     )
+
+
+def _total(look: Callable[[int], int | None], pids: Sequence[int]) -> int | None:
+    found = [look(pid) for pid in pids]
+    return None if None in found else sum(count or 0 for count in found)
 
 
 def check_memory(setup: Setup, peers: Mapping[str, Peer], *, available_bytes: int | None) -> None:
