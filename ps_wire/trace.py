@@ -10,19 +10,23 @@ It must not know what is traced.
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ps_wire.errors import UsageError
 
 VARIABLE = "PS_TRACE"  # names the folder
 MAX_SPANS = 1 << 17  # of a process, 20 MB; older ones are forgotten
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -99,6 +103,22 @@ _recorder: Recorder | None = None
 def span(name: str) -> AbstractContextManager[None]:
     """A block to be traced: `with trace.span("mean"):`. Nothing happens where tracing is off."""
     return _NOTHING if _recorder is None else _recorder.span(name)
+
+
+def traced(name: str) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
+    """A function whose calls are spans: `@trace.traced("mean")`."""
+
+    def decorate(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+        @functools.wraps(function)
+        def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+            if _recorder is None:
+                return function(*args, **kwargs)
+            with _recorder.span(name):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def start(process: str) -> None:

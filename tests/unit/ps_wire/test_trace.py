@@ -22,6 +22,7 @@ from ps_wire import trace
 trace.start("server 7")
 with trace.span("mean"):
     pass
+assert trace.traced("reply")(lambda a, b: a - b)(5, b=3) == 2
 if os.fork() == 0:
     raise SystemExit  # runs what is registered for the end, too
 os.wait()
@@ -62,6 +63,16 @@ def test_a_span_has_its_threads_row_and_lasts_as_long_as_its_block() -> None:
     assert names(events, "thread_name")[read["tid"]] == "ps-data"
 
 
+def test_a_traced_function_is_the_same_function_where_tracing_is_off() -> None:
+    @trace.traced("sum")
+    def add(first: int, *, second: int) -> int:
+        """Adds."""
+        return first + second
+
+    assert add(1, second=2) == 3
+    assert (add.__name__, add.__doc__) == ("add", "Adds.")
+
+
 def test_a_block_that_raises_is_recorded_and_raises() -> None:
     recorder = Recorder("worker 0")
     with pytest.raises(KeyError), recorder.span("push"):
@@ -83,7 +94,7 @@ def test_a_process_writes_its_file_when_it_ends_and_a_forked_child_does_not(tmp_
     (written,) = tmp_path.iterdir()
     events = json.loads(written.read_text())["traceEvents"]
     assert set(names(events, "process_name").values()) == {"server 7"}
-    assert [event["name"] for event in spans(events)] == ["mean"]
+    assert [event["name"] for event in spans(events)] == ["mean", "reply"]
 
 
 def test_without_the_variable_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
