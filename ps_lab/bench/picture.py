@@ -7,9 +7,10 @@ lacks to the length of a round is time in which its thread waited, or did what n
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -20,10 +21,14 @@ from ps_wire.errors import UsageError
 # Told apart by the colour-blind, too (Okabe and Ito), then lighter ones.
 COLOURS = (
     *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#7f7f7f"),
-    *("#a6cee3", "#fdd0a2", "#b2df8a", "#e5c494", "#cab2d6", "#525252"),
+    *("#a6cee3", "#fdd0a2", "#b2df8a", "#e5c494", "#cab2d6", "#8c6d31"),
 )
+CAPTION = (
+    "own time of spans, mean over the rounds; where a bar is blank up to the dashed line, its thread idles"
+)
+OTHER, SMALL = "other", 0.004  # kinds that take less of a round are one
 WIDTH, LEFT, TOP, ROW, BAR, GAP = 900, 190, 62, 24, 16, 10  # pixels
-PLOT = WIDTH - LEFT - 30
+PLOT, LEGEND = WIDTH - LEFT - 30, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,36 +117,30 @@ def _own_us(spans: Sequence[Event], begin_us: float, end_us: float) -> Counter[s
 
 def draw(trace: Mapping[str, Any]) -> str:
     """The picture as SVG."""
-    threads = thread_times(trace)
     rounds = rounds_of(trace)
     round_ms = sum(event["dur"] for event in rounds) / len(rounds) / 1e3
-    total: Counter[str] = Counter()
-    for thread in threads:
-        total.update(thread.own_ms)
-    colours = {kind: COLOURS[place % len(COLOURS)] for place, (kind, _) in enumerate(total.most_common())}
-    scale = PLOT / max([round_ms, *(sum(thread.own_ms.values()) for thread in threads)])
+    threads = [_with_small_ones_together(thread, round_ms) for thread in thread_times(trace)]
+    colours = _colours(threads)
+    scale = PLOT / round_ms
     facts = trace["otherData"]
     title = (
         f"{facts['model']}, {facts['carrier']}, {facts['consistency']}, {facts['optimizer']}, servers "
         f"{facts['num_servers']}, workers {facts['num_workers']}: a round of {round_ms:.1f} ms, traced"
     )
-    lines = [_text(10, 22, title, size=15), _text(10, 42, _CAPTION, size=11)]
-    y = TOP
-    process = ""
+    lines = [_text(10, 22, title, size=15), _text(10, 42, CAPTION, size=11)]
+    y, process = TOP, ""
     for thread in threads:
-        if thread.process != process:
-            process = thread.process
-            y += GAP
+        y += GAP * (thread.process != process)
+        process = thread.process
         lines += _bar(thread, y, scale, colours)
         y += ROW
-    end = LEFT + round_ms * scale
-    lines.append(f'<path d="M{end:.1f} {TOP}V{y}" stroke="#000" stroke-dasharray="4 3"/>')
-    y += GAP
+    lines += _axis(y, round_ms, scale)
+    y += ROW + GAP
     for place, (kind, colour) in enumerate(colours.items()):
-        left, top = 10 + place % 5 * 176, y + place // 5 * 20
+        left, top = 10 + place % LEGEND * 176, y + place // LEGEND * 20
         lines.append(f'<rect x="{left}" y="{top}" width="12" height="12" fill="{colour}"/>')
         lines.append(_text(left + 17, top + 10, kind, size=11))
-    height = y + (len(colours) + 4) // 5 * 20 + 6
+    height = y + -(-len(colours) // LEGEND) * 20 + 6
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="sans-serif"><rect width="100%" height="100%" fill="#fff"/>'
@@ -149,7 +148,35 @@ def draw(trace: Mapping[str, Any]) -> str:
     return "\n".join([head, *lines, "</svg>\n"])
 
 
-_CAPTION = "own time of the spans, mean over rounds; the dashed line is the end of the round; blank: waiting"
+def _with_small_ones_together(thread: ThreadTime, round_ms: float) -> ThreadTime:
+    own_ms: dict[str, float] = {}
+    for kind, spent_ms in thread.own_ms.items():
+        shown = kind if spent_ms >= SMALL * round_ms else OTHER
+        own_ms[shown] = own_ms.get(shown, 0.0) + spent_ms
+    return replace(thread, own_ms=own_ms)
+
+
+def _colours(threads: Sequence[ThreadTime]) -> dict[str, str]:
+    """Of each kind, in the order of the bars: what takes most first, waiting and the rest last."""
+    total: Counter[str] = Counter()
+    for thread in threads:
+        total.update(thread.own_ms)
+    waits = [kind for kind, _ in total.most_common() if kind.startswith("wait")]
+    works = [kind for kind, _ in total.most_common() if kind not in (*waits, OTHER)]
+    found = {kind: COLOURS[place % len(COLOURS)] for place, kind in enumerate(works)}
+    found |= {OTHER: "#525252"} if OTHER in total else {}
+    return found | dict.fromkeys(waits, "#e4e4e4")
+
+
+def _axis(y: int, round_ms: float, scale: float) -> list[str]:
+    power = 10.0 ** math.floor(math.log10(round_ms / 4))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= round_ms / 8)
+    lines = [f'<path d="M{LEFT + round_ms * scale:.1f} {TOP}V{y}" stroke="#000" stroke-dasharray="4 3"/>']
+    for place in range(int(round_ms / step) + 1):
+        x = LEFT + place * step * scale
+        lines.append(f'<path d="M{x:.1f} {y}v5" stroke="#000"/>')
+        lines.append(_text(x, y + 17, f"{place * step:g}" + " ms" * (place == 0), size=11, anchor="middle"))
+    return lines
 
 
 def _bar(thread: ThreadTime, y: int, scale: float, colours: Mapping[str, str]) -> list[str]:

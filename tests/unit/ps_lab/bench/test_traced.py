@@ -104,3 +104,20 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path, trace: dict[str, Any]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
     assert picture.read_trace(path) == trace
+
+
+def test_in_a_picture_what_takes_little_is_one_kind_and_waiting_is_grey() -> None:
+    written = events(11, "server 0", [("mean", 10, 19)]) + events(
+        12, "worker 0", [("wait for weights", 11, 20)]
+    )
+    little = [
+        event | {"name": name, "dur": 10.0}
+        for name, event in zip(("ack", "reply"), events(11, "server 0", [("-", 19, 20)] * 2)[2:], strict=True)
+    ]
+    text = picture.draw(traced.put_together(written + little, [(0.010, 0.020)], FACTS))
+    assert "other" in text
+    assert "ack" not in text
+    (wait,) = [
+        rect for rect in ET.fromstring(text).iter() if "wait for weights" in (rect.findtext("*") or "")
+    ]
+    assert wait.get("fill") == "#e4e4e4"
