@@ -73,7 +73,7 @@ class Runs(ExitStack):
     def _tls_dir(self) -> str:
         folder = self.enter_context(tempfile.TemporaryDirectory()) + "/certificates"
         self._run([command_path("ps-lab"), "certs", folder])
-        return folder
+        return f"{folder}/server"  # good for workers, too
 
     def _figures(self, command: Sequence[str], options: dict[str, str]) -> Figures:
         words = [*command, "--rounds", str(self._rounds), *typed(options)]

@@ -83,12 +83,12 @@ def run(
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,
     }
-    trace.start("worker" if worker is None else f"worker {worker}")
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
     if servers != ALONE:
         _share_cores(servers, num_workers)
     signal.signal(signal.SIGTERM, _stop)
+    trace.start("worker" if worker is None else f"worker {worker}")
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")

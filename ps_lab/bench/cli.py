@@ -87,7 +87,7 @@ def roundtrip(
     check_writable(trace, "--trace")
     with showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
-        events = traced.record(setup, watcher) if trace is not None else None
+        events = traced.record(setup, watcher, carrier=outcome.carrier) if trace is not None else None
     console = make_console()
     console.print(roundtrip_table(outcome))
     write_json(json_file, outcome.to_json())

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ps_lab.bench import roundtrip
-from ps_lab.bench.carriers import carrier_of
 from ps_lab.bench.parties import WARM_UP_ROUNDS
 from ps_lab.bench.setup import Setup
 from ps_lab.bench.watcher import Watcher
@@ -28,8 +27,13 @@ BENCH_PID = 0
 Event = dict[str, Any]
 
 
-def record(setup: Setup, watcher: Watcher) -> dict[str, Any]:
+def record(setup: Setup, watcher: Watcher, *, carrier: str) -> dict[str, Any]:
     """Runs `ROUNDS` rounds, after two to warm up. Call it in the main thread, as `roundtrip.measure`.
+
+    Args:
+        setup: of the run before.
+        watcher: is told how it gets on.
+        carrier: that carried there.
 
     Returns:
         A Chrome trace: a process row per server and worker, a thread row per thread, and the rounds.
@@ -44,7 +48,6 @@ def record(setup: Setup, watcher: Watcher) -> dict[str, Any]:
         with roundtrip.project_session(setup, watcher, {VARIABLE: folder}) as session:
             party = roundtrip.start_project(session, setup)
             session.wait_ready(limit_s=setup.limit_s)
-            carrier = carrier_of(session.cluster.addresses, roundtrip.JOB)
             watcher.phase("traced rounds", WARM_UP_ROUNDS + ROUNDS)
             windows = []
             for _ in range(WARM_UP_ROUNDS + ROUNDS):
