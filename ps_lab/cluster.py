@@ -135,8 +135,12 @@ class Cluster:
         return tuple(self._servers)
 
     def start(self, job: Job, *, with_stdin: bool = False) -> tuple[Child, ...]:
-        """Starts the workers of a job; `with_stdin`, their scripts read what `Child.tell` writes."""
+        """Starts the workers of a job; `with_stdin`, their scripts read what `Child.tell` writes.
+
+        They are named for their number, and beside a job that runs for their job, too.
+        """
         environment = {"OMP_NUM_THREADS": str(threads_per_process(job.num_workers)), **self._environment}
+        alone = all(worker.exit_code is not None for worker in self._workers)
         started = []
         for number in range(job.num_workers):
             command = [
@@ -151,7 +155,8 @@ class Cluster:
                 str(job.script),
                 *job.arguments,
             ]
-            started.append(self._spawn(f"worker {number}", command, environment, with_stdin=with_stdin))
+            name = f"worker {number}" if alone else f"worker {number} of {job.name}"
+            started.append(self._spawn(name, command, environment, with_stdin=with_stdin))
             self._workers.append(started[-1])
         return tuple(started)
 
