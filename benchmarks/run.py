@@ -44,6 +44,7 @@ class Runs(ExitStack):
         self.roundtrip = cache(self._roundtrip)
         self.step = cache(self._step)
         self.footprint = cache(self._footprint)
+        self.optimizer_cost = cache(self._optimizer_cost)
         self.latency = cache(self._latency)
         self.worker_cost = cache(self._worker_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
@@ -57,6 +58,9 @@ class Runs(ExitStack):
 
     def _footprint(self, **options: str) -> Figures:
         return self._line("footprint.py", options)
+
+    def _optimizer_cost(self, **options: str) -> Figures:
+        return self._line("optimizer_cost.py", {"rounds": str(self._rounds), **options})
 
     def _latency(self) -> Figures:
         return self._line("control_latency.py", {})

@@ -27,6 +27,10 @@ class Runs(Protocol):
         """The JSON of `footprint.py`."""
         ...
 
+    def optimizer_cost(self, **options: str) -> Figures:
+        """The JSON of `optimizer_cost.py`."""
+        ...
+
     def tls_dir(self) -> str:
         """A folder of certificates for this host."""
         ...
@@ -83,13 +87,8 @@ def _gpt2(carrier: str, peer: str) -> Callable[[Runs], float]:
 
 
 def _adam(runs: Runs) -> float:
-    sgd = runs.roundtrip(versus="gloo", carrier="shm")
-    adam = runs.roundtrip(versus="gloo", carrier="shm", optimizer="adam")
-
-    def added_s(key: Callable[[Figures], Figures]) -> float:
-        return float(key(adam)["round_s"]["median"] - key(sgd)["round_s"]["median"])
-
-    return _share(added_s(lambda figures: figures), added_s(lambda figures: figures["limit"]))
+    ratio = runs.optimizer_cost(carrier="shm", optimizer="adam")["ratio"]
+    return math.nan if ratio is None else float(ratio)
 
 
 def _beyond(carrier: str, **options: str) -> Callable[[Runs], float]:

@@ -192,17 +192,19 @@ def project_session(
     )
 
 
-def start_project(session: Session, setup: Setup) -> ProcessParty:
-    """Starts the project's workers."""
+def start_project(
+    session: Session, setup: Setup, *, name: str = PROJECT, job_name: str = JOB
+) -> ProcessParty:
+    """Starts the project's workers; several jobs beside each other have names of their own."""
     job = Job(
-        name=JOB,
+        name=job_name,
         consistency=setup.consistency,
         num_workers=setup.num_workers,
         script=SCRIPT,
         carrier=setup.asked_carrier,
     )
     configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
-    return session.start_workers(job, configuration, name=PROJECT, limit_s=setup.limit_s)
+    return session.start_workers(job, configuration, name=name, limit_s=setup.limit_s)
 
 
 def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started:
