@@ -25,6 +25,7 @@ from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
+from ps_wire import trace
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
@@ -96,7 +97,7 @@ class Cell:
             HyperparametersDiffer: an earlier step did not take this worker's, which is strict.
             FrameRefused: as `Partition.push`.
         """
-        with self.lock:
+        with self.lock, trace.span("stage"):
             again = partial(self.push, contribution, outlet, now_s, scratch)
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
@@ -118,7 +119,7 @@ class Cell:
 
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
-        with self.lock:
+        with self.lock, trace.span("take a pull"):
             again = partial(self.pull, pull, outlet, scratch)
             if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
                 return
@@ -215,7 +216,7 @@ class Cell:
 
     def _close_now(self, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
-        with self.lock:
+        with self.lock, trace.span("close"):
             step, self._closing = self._closing, None
             if step is None or not self.machine.complete:  # one has joined: it is said again
                 return

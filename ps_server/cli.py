@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ps_wire import trace
 from ps_wire.address import parse_address, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
@@ -72,6 +73,7 @@ def serve(
         data_port=data_port,
     )
     log.set_up(index, num_shards)
+    trace.start(f"server {index}")
     optimizers.warm_up()
     gc.freeze()  # else a full collection, as a large table brings it about, looks through all of torch: 0.2 s
     raise SystemExit(asyncio.run(Server(options).run()))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ps_wire import frame as wire
+from ps_wire import trace
 from ps_wire.errors import ConnectionLost, FrameTooLarge
 from ps_wire.service import Landing
 from ps_wire.shared_memory import AVAILABLE
@@ -51,6 +52,7 @@ class FrameSocket:
         connected.setblocking(True)
         tune(connected)
 
+    @trace.traced("send")
     def send(self, frames: Sequence[wire.Frame]) -> None:
         """Sends frames one behind the other; returns when the system has taken them.
 

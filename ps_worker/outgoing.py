@@ -23,6 +23,7 @@ from typing import TypeAlias
 import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s
 
+from ps_wire import trace
 from ps_wire.errors import ParameterUnsupported, UsageError
 from ps_wire.plan import Bucket
 from ps_worker.exchange import Exchange
@@ -176,6 +177,7 @@ class Outgoing:
         self.arrived.clear()
         self._noted.clear()
 
+    @trace.traced("copy gradients")
     def copy(self, unscale: Unscale | None = None) -> None:
         """Copies what gradients there are into flat memory, zeros where there is none.
 
@@ -230,6 +232,7 @@ class Outgoing:
             if gradient.dtype is view.dtype and gradient.device == view.device:
                 self.parameters[place].grad = gradients[place] = view
 
+    @trace.traced("push")
     def push(self, *, step: int, weight: float, late: bool) -> None:
         """Sends what `copy` has copied; `late` where backward is over."""
         self.left, self._late = True, late
