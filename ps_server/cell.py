@@ -71,7 +71,7 @@ class Cell:
         self._clipping = clipping
         self._later = later
         self._closing: int | None = None  # a complete step that is about to be closed
-        self._lent: dict[int, int] = {}  # worker -> step whose values are still needed where they lie
+        self._lent: dict[int, Contribution] = {}  # by worker: its values are still needed where they lie
         self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
@@ -113,7 +113,7 @@ class Cell:
             if gradient is not None:
                 self.bytes_in += gradient.values.nbytes
                 if gradient.borrowed and any(item.payload is gradient for item in self.machine.staged):
-                    self._lent[contribution.worker] = contribution.step
+                    self._lent[contribution.worker] = contribution
             self._outlets[contribution.worker] = outlet
             self._carry_out(actions, now_s, scratch)
 
@@ -201,7 +201,9 @@ class Cell:
                 case Apply():
                     self._apply(action, scratch, average)
                 case Ack(worker=worker, step=step):
-                    self._send(worker, self._replies.ack(worker, step, lent=self._lent.get(worker) == step))
+                    lent = self._lent.get(worker)
+                    is_lent = lent is not None and lent.step == step
+                    self._send(worker, self._replies.ack(worker, step, lent=is_lent))
                 case Answer():
                     self._answer(action)
                 case Complete(step=step):
@@ -252,9 +254,10 @@ class Cell:
 
     def _give_back(self) -> None:
         """Tells workers that what they have lent is no longer read."""
-        for worker, step in [item for item in self._lent.items() if item[1] < self.machine.version]:
-            del self._lent[worker]
-            self._send(worker, self._replies.free(worker, step))
+        for lent in [lent for lent in self._lent.values() if lent.step < self.machine.version]:
+            del self._lent[lent.worker]
+            if not lent.payload.pulls:
+                self._send(lent.worker, self._replies.free(lent.worker, lent.step))
 
     def _screened(self, scratch: Scratch) -> torch.Tensor | None:
         """Withholds what may not be applied; the mean of the rest, None if there is none.

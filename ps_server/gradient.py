@@ -20,6 +20,7 @@ class Gradient:
         hyper: what its worker's `param_groups` said at that step.
         strict: whether the worker gets an error where its step takes other ones.
         borrowed: the values lie in the worker's memory, which is its own again once they are applied.
+        pulls: the worker knows by the weights of the next version that they are.
     """
 
     values: torch.Tensor
@@ -27,6 +28,7 @@ class Gradient:
     hyper: Hyperparameters
     strict: bool = False
     borrowed: bool = False
+    pulls: bool = False
 
 
 def differ(step: int, taken: int) -> HyperparametersDiffer:

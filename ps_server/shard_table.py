@@ -241,6 +241,7 @@ class ShardTable:
             hyper=self._hyper_of(frame),
             strict=bool(frame.flags & wire.STRICT),
             borrowed=bool(frame.flags & wire.SHARED),
+            pulls=bool(frame.flags & wire.PULLS),
         )
         self._push(cell, frame, gradient, outlet)
 

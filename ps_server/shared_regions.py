@@ -13,7 +13,7 @@ It must not know gates or optimizers. Used by the thread of its connection, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
@@ -29,6 +29,13 @@ class _Regions:
     layout: Layout
     gradients: memoryview
     weights: memoryview | None  # None: the worker maps the shard's
+    places: dict[int, memoryview] = field(default_factory=dict)  # of gradients, by partition
+
+    def gradient(self, partition: int) -> memoryview:
+        place = self.places.get(partition)
+        if place is None:
+            place = self.places[partition] = self.place(self.gradients, partition)
+        return place
 
     def place(self, region: memoryview, partition: int) -> memoryview:
         if partition >= self.plan.num_partitions:
@@ -84,8 +91,9 @@ class SharedRegions:
         regions = self._tables.get(frame.table)
         if regions is None:
             raise FrameRefused(f"this connection shares no memory for table {frame.table}")
-        loads = regions.weights if frame.kind is wire.Kind.LOAD else None
-        return replace(frame, payload=regions.place(loads or regions.gradients, frame.partition))
+        if frame.kind is wire.Kind.LOAD and regions.weights is not None:
+            return replace(frame, payload=regions.place(regions.weights, frame.partition))
+        return replace(frame, payload=regions.gradient(frame.partition))
 
     def send(self, message: Message) -> None:
         """See `Outlet.send`. Where weights are copied, that is at once, under the lock of their cell."""

@@ -20,6 +20,7 @@ MAX_META_BYTES = (4 << 20) - HEADER_BYTES
 READ = 1  # flag of a PULL: answered at once, past the gate; for one who is no member
 CUT = 2  # flag of a PULL: acknowledged at once, answered at the cut of that number (its step); for a reader
 STRICT = 2  # flag of a PUSH: its hyper-parameters are those of its step, or its worker gets an error
+PULLS = 4  # flag of a PUSH: its worker pulls the weights of each step, and knows by them that it was read
 LENT = 64  # flag of an ACK: the push is accounted for, and its memory is still read until FREE
 SHARED = 128  # flag: the payload lies in shared memory. Of a HELLO: the connection shares memory
 FIRST_READER = 1 << 31  # readers' numbers begin here, workers' end below
@@ -56,7 +57,7 @@ class Frame:
     Attributes:
         kind: what it is.
         codec: how the payload is encoded; 0 is the partition's dtype as it is.
-        flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`.
+        flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`, `PULLS`.
         partition: number in the table's plan.
         table: number of the table in its job.
         rank: which rank of a worker group sent it.

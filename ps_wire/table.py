@@ -68,7 +68,7 @@ class BucketOptions:
 
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = 1 * MIB
-    partition_bytes: int = 2 * MIB
+    partition_bytes: int = 4 * MIB
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 0 or self.first_bucket_bytes < 0:

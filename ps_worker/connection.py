@@ -85,11 +85,11 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
         self._thread.start()
 
-    def send(self, frame: wire.Frame) -> None:
-        """Queues a frame; while the connection is down nothing is queued, since `replay` will send it."""
+    def send(self, *frames: wire.Frame) -> None:
+        """Queues frames; while the connection is down nothing is queued, since `replay` will send them."""
         with self._lock:
             if self._outbox is not None:
-                self._outbox.put(frame)
+                self._outbox.put(frames)
 
     def close(self, drain_s: float = 2.0) -> None:
         """Ends the connection once what is queued has left, or after `drain_s`."""
@@ -194,8 +194,7 @@ class Connection:
 
     def _go_live(self, outbox: Outbox) -> None:
         with self._lock:
-            for frame in self._peer.replay(self._shard):
-                outbox.put(frame)
+            outbox.put(list(self._peer.replay(self._shard)))
             if self._closing.is_set():  # close() came first and found no outbox to end
                 outbox.close()
             self._outbox = outbox

@@ -59,7 +59,8 @@ class Exchange:
         self._worker = worker
         self._incarnation = incarnation
         self._connections: Sequence[Connection] = ()
-        self._push_flags = wire.STRICT if strict else 0
+        self._gradients_of = list(map(self.gradients.bytes_of, self.partitions))
+        self._push_flags = wire.STRICT * strict | wire.PULLS * self.memory.mapped
         self._hyper_number = 0
         self._hyper = start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
@@ -135,34 +136,43 @@ class Exchange:
         for partition in self.partitions:
             if partition.index not in self._pushes.steps:
                 place = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
-                self._send_noted(partition, self._frame(wire.Kind.LOAD, **place))
+                self._send_noted([self._frame(wire.Kind.LOAD, **place)])
 
-    def push(self, partition: Partition, *, step: int, weight: float, present: Sequence[bool]) -> None:
-        """Sends a partition's gradient memory, which belongs to the exchange until its ACK.
+    def push(
+        self,
+        partitions: Sequence[Partition],
+        *,
+        step: int,
+        weight: float,
+        present: Sequence[Sequence[bool]],
+    ) -> None:
+        """Sends the gradient memory of partitions, which belongs to the exchange until their ACKs.
 
         Args:
-            partition: of the plan.
+            partitions: of the plan.
             step: the worker's clock.
             weight: of the push in a BSP mean.
-            present: for each parameter piece in the partition, whether it had a gradient. Without any,
-                no payload travels.
+            present: for each parameter piece in each partition, whether it had a gradient. Without any, no
+                payload travels.
         """
-        payload = self.gradients.bytes_of(partition) if any(present) else b""
-        self.bytes_pushed += len(payload)
-        self._send_noted(
-            partition,
-            self._frame(
-                wire.Kind.PUSH,
-                flags=self._push_flags,
-                partition=partition.index,
-                step=step,
-                version=self.versions[partition.index],
-                hyper=self._hyper_number,
-                weight=weight,
-                meta=b"" if all(present) else meta.bitmap(present),
-                payload=payload,
-            ),
-        )
+        frames = []
+        for partition, there in zip(partitions, present, strict=True):
+            payload = self._gradients_of[partition.index] if any(there) else b""
+            self.bytes_pushed += len(payload)
+            frames.append(
+                self._frame(
+                    wire.Kind.PUSH,
+                    flags=self._push_flags,
+                    partition=partition.index,
+                    step=step,
+                    version=self.versions[partition.index],
+                    hyper=self._hyper_number,
+                    weight=weight,
+                    meta=b"" if all(there) else meta.bitmap(there),
+                    payload=payload,
+                )
+            )
+        self._send_noted(frames)
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
@@ -170,7 +180,7 @@ class Exchange:
         for partition in self.partitions:
             if self._pushes.steps.get(partition.index) != step:
                 place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
-                self._send_noted(partition, self._frame(wire.Kind.ABSTAIN, **place))
+                self._send_noted([self._frame(wire.Kind.ABSTAIN, **place)])
 
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
@@ -196,11 +206,16 @@ class Exchange:
         for frame in frames:
             self._connections[self.partitions[frame.partition].shard].send(frame)
 
-    def _send_noted(self, partition: Partition, frame: wire.Frame) -> None:
+    def _send_noted(self, frames: Sequence[wire.Frame]) -> None:
+        by_shard: dict[int, list[wire.Frame]] = {}
+        for frame in frames:
+            by_shard.setdefault(self.partitions[frame.partition].shard, []).append(frame)
         with self._changed:
             self._raise_failed()
-            self._pushes.note(frame)
-        self._connections[partition.shard].send(frame)
+            for frame in frames:
+                self._pushes.note(frame)
+        for shard, mine in by_shard.items():
+            self._connections[shard].send(*mine)
 
     def _pulls(self, shard: int) -> list[wire.Frame]:
         wanted = [index for index in self._unpulled if self.partitions[index].shard == shard]

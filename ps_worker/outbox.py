@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import queue
+import threading
+from collections import deque
+from collections.abc import Iterable
 from typing import Self
 
 from ps_wire import frame as wire
@@ -16,32 +18,39 @@ class Outbox:
 
     def __init__(self, hello: wire.Frame) -> None:
         """Takes the frame that comes first."""
-        self._frames: queue.SimpleQueue[wire.Frame | None] = queue.SimpleQueue()
-        self._frames.put(hello)
+        self._frames = deque([hello])
+        self._changed = threading.Condition()
+        self._closed = False
 
-    def put(self, frame: wire.Frame) -> None:
-        """Queues a frame; its payload must stay as it is until the shard has acknowledged it."""
-        self._frames.put(frame)
+    def put(self, frames: Iterable[wire.Frame]) -> None:
+        """Queues frames; a payload must stay as it is until the shard has acknowledged it."""
+        with self._changed:
+            self._frames.extend(frames)
+            self._changed.notify()
 
     def close(self) -> None:
         """What is queued still leaves, and nothing after it."""
-        self._frames.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> wire.Frame:
-        frame = self._frames.get()
-        if frame is None:
-            self._frames.put(None)
-            raise StopIteration
-        return frame
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._closed)
+            if not self._frames:
+                raise StopIteration
+            return self._frames.popleft()
 
     def batch(self) -> list[wire.Frame]:
         """Waits for frames and takes those that leave together; none at the end."""
-        frames: list[wire.Frame] = []
-        for frame in self:
-            frames.append(frame)
-            if len(frames) == BATCH_FRAMES or len(frame.payload) >= LARGE_BYTES or self._frames.empty():
-                break
-        return frames
+        taken: list[wire.Frame] = []
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._closed)
+            while self._frames and len(taken) < BATCH_FRAMES:
+                taken.append(self._frames.popleft())
+                if len(taken[-1].payload) >= LARGE_BYTES:
+                    break
+        return taken

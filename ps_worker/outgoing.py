@@ -239,9 +239,10 @@ class Outgoing:
         if not late:
             self.keep()
         absent = set(self._absent)
-        for partition, pieces, whole in zip(self.partitions, self._pieces, self._all, strict=True):
-            present = [place not in absent for place in pieces] if absent else whole
-            self._exchange.push(partition, step=step, weight=weight, present=present)
+        present: Sequence[Sequence[bool]] = self._all
+        if absent:
+            present = [[place not in absent for place in pieces] for pieces in self._pieces]
+        self._exchange.push(self.partitions, step=step, weight=weight, present=present)
 
     # -- checks ----------------------------------------------------------------------------------------
 

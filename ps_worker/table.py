@@ -84,10 +84,9 @@ class Table:
                 view = exchange.gradients.views[index]
                 view.copy_(gradients[name]) if name in gradients else view.zero_()
         present = {self._index[name] for name in gradients}
-        for partition in exchange.partitions:
-            pieces = exchange.plan.pieces(partition)
-            flags = [piece.parameter in present for piece in pieces]
-            exchange.push(partition, step=self.step, weight=weight, present=flags)
+        pieces = map(exchange.plan.pieces, exchange.partitions)
+        flags = [[piece.parameter in present for piece in those] for those in pieces]
+        exchange.push(exchange.partitions, step=self.step, weight=weight, present=flags)
         self.step += 1
         self._at_step(self.step)
         return self._acknowledged()

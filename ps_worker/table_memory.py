@@ -21,7 +21,7 @@ from ps_wire.shared_memory import Layout, SliceLayout
 from ps_worker.flat import FlatBuckets
 from ps_worker.memory import OverlaidMemory, SharedMemory
 
-WINDOW_BYTES = 8 << 20  # looked at in a step: 0.1 ms
+WINDOW_BYTES = 4 << 20  # looked at in a step: 0.1 ms
 
 
 class Sharing(Enum):
