@@ -116,8 +116,7 @@ class JobLife:
         """A worker goes, in order; with a reason, the others are told."""
         if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
             member.state = MemberState.LEAVING
-            told = notices(self.roster.present(), member, reason and f"left: {reason}")
-            return [*told, removal(self.name, member)]
+            return [*notices(self.roster.present(), member, reason), removal(self.name, member)]
         member.state = MemberState.LEFT
         return [tell(member, left=pb.Left()), *self._check_end()]
 
@@ -130,7 +129,7 @@ class JobLife:
         """
         if not member.present:
             return []
-        told = notices(self.roster.present(), member, why)
+        told = notices(self.roster.present(), member, why, "")
         member.state = MemberState.LOST
         self.epoch += 1
         error = evicted(self.name, member.worker, member.incarnation)

@@ -158,12 +158,14 @@ def entrance(job: str, member: Member, table: int) -> TwoRounds:
     return TwoRounds(pb.Order(prepare=pb.EnterTable(**place)), False, named)  # type: ignore[arg-type]
 
 
-def notices(present: Iterable[Member], leaver: Member, reason: str) -> list[ToMember]:
-    """Tells the others why a worker leaves, in one line; nothing where it gave no reason."""
+def notices(
+    present: Iterable[Member], leaver: Member, reason: str, what: str = "left: "
+) -> list[ToMember]:
+    """Tells the others why a worker goes, in one line; nothing where there is no reason."""
     text = " ".join("".join(sign if sign.isprintable() else " " for sign in reason).split())
     if not text:
         return []
-    notice = pb.Notice(text=f"{leaver.holder} {text[:MAX_REASON]}")
+    notice = pb.Notice(text=f"{leaver.holder} {what}{text[:MAX_REASON]}")
     return [tell(member, notice=notice) for member in present if member is not leaver]
 
 

@@ -71,10 +71,14 @@ class Room:
             member = self.job.roster.members.get(worker)
             if member is not None and member.incarnation == incarnation and member.present:
                 silent.append(member)
-                why = f"was evicted: silent for longer than its lease of {member.lease_s:g} s; we go on"
-                self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
-                self.do(self.job.lost(member, why))
+                self.evict(member)
         return silent
+
+    def evict(self, member: Member) -> None:
+        """A member's lease is over: the others go on without it."""
+        why = f"was evicted: silent for longer than its lease of {member.lease_s:g} s; we go on"
+        self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+        self.do(self.job.lost(member, why))
 
     def do(self, actions: Sequence[Action]) -> None:
         """Queues actions; one task carries them out, one change at a time."""

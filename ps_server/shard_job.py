@@ -66,7 +66,7 @@ class ShardJob:
         """
         if self.known.get(worker) == incarnation:
             return
-        if incarnation <= self.fenced.get(worker, 0):
+        if incarnation <= self.fenced.get(worker, -1):
             if worker in self.expelled:
                 raise ServerNotReady(f"worker {worker} of job {self.name} is being evicted", worker=worker)
             raise evicted(self.name, worker, incarnation)

@@ -232,8 +232,11 @@ class Link(Rejoining):
         if self.ended:
             return
         exchange = self._exchanges[table]
-        exchange.wait_acked()
-        self._state.share(table, exchange.plan, number, states)
+        try:
+            exchange.wait_acked()
+            self._state.share(table, exchange.plan, number, states)
+        except Evicted as error:  # it comes back to what the others have set
+            self._refused(error)
 
     # -- the end ---------------------------------------------------------------------------------------
 

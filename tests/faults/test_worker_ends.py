@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.errors import Unavailable, WorkerLost
+from ps_wire.errors import Unavailable, Evicted
 from tests.integration.processes import LIMIT_S, Process, Start, ended
 from tests.integration.servers import Servers, fresh_job, serving
 from tests.integration.team import join
@@ -90,7 +90,7 @@ def test_a_stopped_worker_leaves_in_order_and_the_others_go_on(
 def test_a_killed_worker_is_named_to_the_others(
     cluster: Servers, spawn: Start, forever: str, consistency: str
 ) -> None:
-    """SIGKILL: whoever stays gets WorkerLost with its number, host and pid, and does not hang."""
+    """SIGKILL: whoever stays gets Evicted with its number, host and pid, and does not hang."""
     job = fresh_job()
     other = begin(spawn, cluster, forever, job, consistency)
     with join(cluster, job, num_workers=2, worker=0, consistency=consistency) as worker:
@@ -98,7 +98,7 @@ def test_a_killed_worker_is_named_to_the_others(
         step(table)
         other.wait_line("step 1")
         other.signal(signal.SIGKILL)
-        with pytest.raises(WorkerLost) as lost:
+        with pytest.raises(Evicted) as lost:
             step_on(table)
         assert other.wait_end() == -signal.SIGKILL
         assert lost.value.facts["worker"] == 1
@@ -106,7 +106,7 @@ def test_a_killed_worker_is_named_to_the_others(
         assert lost.value.message.startswith("worker 1 (host ")
         assert f"pid {other.pid}) of job {job} vanished without leaving" in lost.value.message
         assert lost.value.exit_code == 1
-        with pytest.raises(WorkerLost):
+        with pytest.raises(Evicted):
             worker.finish()
     cluster.wait_state(job, "suspended")
 

@@ -15,7 +15,7 @@ from ps_wire.errors import (
     MemoryLimitExceeded,
     ServerNotReady,
     TableMismatch,
-    WorkerLost,
+    Evicted,
     WorkerNumberTaken,
 )
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -243,7 +243,7 @@ def test_who_vanishes_from_a_running_job_ends_it_for_all():
     desk.clocks = {0: 17}
     desk.lose(one)
     for member in (zero, two):
-        assert isinstance(desk.error(member), WorkerLost)
+        assert isinstance(desk.error(member), Evicted)
         assert desk.error(member).facts == {"worker": 1, "host": "h", "pid": 7}
     assert desk.job.state is JobState.SUSPENDED
     assert not desk.job.forgotten

@@ -6,7 +6,7 @@ import pytest
 
 from ps_server.member import JobState, MemberState
 from ps_server.shard import Shard
-from ps_wire.errors import ConfigurationRefused, ServerNotReady, TableMismatch, WorkerLost
+from ps_wire.errors import ConfigurationRefused, ServerNotReady, TableMismatch, Evicted
 
 from .desk import Desk, table
 
@@ -116,7 +116,7 @@ def test_a_vanished_worker_fails_the_finished_too():
     zero, one = desk.start()
     desk.finish(zero)
     desk.lose(one)
-    assert isinstance(desk.error(zero), WorkerLost)
+    assert isinstance(desk.error(zero), Evicted)
 
 
 def test_who_has_finished_may_leave():
@@ -286,7 +286,7 @@ def test_a_worker_that_vanishes_while_the_first_table_starts_is_missed():
     desk.lose(one)
     desk.held = False
     desk.settle()
-    assert desk.job.state is not JobState.RUNNING or isinstance(desk.error(zero), WorkerLost)
+    assert desk.job.state is not JobState.RUNNING or isinstance(desk.error(zero), Evicted)
 
 
 # -- notices -------------------------------------------------------------------------------------------
