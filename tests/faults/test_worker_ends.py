@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.errors import Unavailable, Evicted
+from ps_wire.errors import Evicted, Unavailable
 from tests.integration.processes import LIMIT_S, Process, Start, ended
 from tests.integration.servers import Servers, fresh_job, serving
 from tests.integration.team import join

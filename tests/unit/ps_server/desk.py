@@ -43,9 +43,14 @@ class Desk:
     """
 
     def __init__(
-        self, num_workers: int = 1, *, consistency: str = "bsp", shards: Sequence[Shard] = ()
+        self,
+        num_workers: int = 1,
+        *,
+        consistency: str = "bsp",
+        shards: Sequence[Shard] = (),
+        min_workers: int = 0,
     ) -> None:
-        self.job = Job("j", consistency, num_workers)
+        self.job = Job("j", consistency, num_workers, min_workers=min_workers)
         self.told: dict[tuple[int, int], list[pb.MemberReply]] = {}
         self.orders: list[pb.Order] = []
         self.held = False
@@ -69,6 +74,7 @@ class Desk:
                 consistency=consistency or self.job.consistency,
                 num_workers=num_workers or self.job.num_workers,
                 nonfinite=nonfinite or self.job.nonfinite,
+                min_workers=self.job.min_workers,
             ),
             worker=worker,
             host="h",

@@ -1,4 +1,4 @@
-"""Workers that fall silent for longer than their lease: the others go on, and they join again by themselves."""
+"""Workers that fall silent for longer than their lease: others go on, and they join again by themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step(table: ps.Table, value: float = 1.0) -> float:
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:0"])
 def test_a_silent_worker_is_evicted_and_joins_again(cluster, consistency, caplog):
-    """The other goes on without it, and then with it, from the step that both are at; nobody gets an error."""
+    """The other goes on without it, and then with it, from a step that is named; nobody gets an error."""
     job = fresh_name()
     evicted = threading.Event()
     again = threading.Event()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.errors import PayloadMismatch, PsError, StartLimitExceeded, StrangerRefused, UsageError
+from ps_wire.errors import PayloadMismatch, StartLimitExceeded, StrangerRefused, UsageError
 from ps_wire.v1 import shard_pb2 as pb
 from ps_worker.grpc_service import GrpcService
 from ps_worker.shared_state import SharedState
 
 from .models import Mlp, loss_of
 from .reference import seeded
-from .service import fresh_name, run_workers, together
+from .service import fresh_name, run_workers
 
 SMALL = ps.BucketOptions(partition_bytes=4096)
 
