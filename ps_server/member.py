@@ -158,9 +158,7 @@ def entrance(job: str, member: Member, table: int) -> TwoRounds:
     return TwoRounds(pb.Order(prepare=pb.EnterTable(**place)), False, named)  # type: ignore[arg-type]
 
 
-def notices(
-    present: Iterable[Member], leaver: Member, reason: str, what: str = "left: "
-) -> list[ToMember]:
+def notices(present: Iterable[Member], leaver: Member, reason: str, what: str = "left: ") -> list[ToMember]:
     """Tells the others why a worker goes, in one line; nothing where there is no reason."""
     text = " ".join("".join(sign if sign.isprintable() else " " for sign in reason).split())
     if not text:

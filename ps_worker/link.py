@@ -104,7 +104,7 @@ class Link(Rejoining):
         states: Sequence[Mapping[str, Any]],
         strict: bool,
     ) -> tuple[Exchange, int]:
-        live = self._first_live() if self.resumed else {}
+        live = self._first_live() if self.resumed and outside is not None else {}
         exchange = self._made_again(spec)
         if exchange is None:
             self._membership.make_table(spec)

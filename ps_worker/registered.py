@@ -28,6 +28,10 @@ class Registered:
         self._arrived: Mapping[str, torch.Tensor] = {}
         self._said: set[str] = set()
 
+    def __bool__(self) -> bool:
+        """Whether anything is registered."""
+        return bool(self._kept)
+
     def add(self, name: str, kept: Any) -> None:
         """Keeps something under a name; it is set to what has arrived under that name.
 

@@ -34,6 +34,7 @@ class Rejoining(Exchanges):
     Attributes:
         registered: what goes along with the state outside tables.
         on_reentry: called when the worker has joined again, with its first step by table.
+        resumed: the job has its weights and steps, which this worker takes up.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Rejoining(Exchanges):
             exchange.reenter(self._now.joined.incarnation)
             exchange.connect(self._connections)
         self._now.connect(self._carriers)
-        live = {} if self.ended else self._membership.live_state()
+        live = self._membership.live_state() if self._has_more and not self.ended else {}
         steps = {}
         for spec in self._begun:
             exchange = self._exchanges[spec.number]
@@ -118,6 +119,17 @@ class Rejoining(Exchanges):
         prefix = f"{number}/"
         found = {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
         return found or self._kept(number)
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether this worker has state outside its tables."""
+        return bool(self._outside) or bool(self.registered)
+
+    def register(self, name: str, kept: object) -> None:
+        """See `Registered.add`; what comes late gets what a worker that trains has."""
+        self.registered.add(name, kept)
+        if self.resumed and not self._begun:
+            self._first_live()
 
     def _refused(self, error: Evicted) -> None:
         """A call beside the connections got this first: joins again."""

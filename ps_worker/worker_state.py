@@ -1,4 +1,4 @@
-"""What a worker keeps of itself beside its tables, and how it goes on after an eviction: a base of `Worker`."""
+"""What a worker keeps beside its tables, and how it goes on after an eviction: a base of `Worker`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkerState:
         """
         if name.startswith("@"):
             raise UsageError(f"register_state: {name!r}: names with @ are the library's own")
-        self._link.registered.add(name, kept)
+        self._link.register(name, kept)
 
     def synchronize(self) -> None:
         """Waits until all weights that were asked for are here. Raises `PsError` where the job cannot go on.
