@@ -17,6 +17,7 @@ from ps_server.member import (
     MemberState,
     ToMember,
     ToShards,
+    evicted,
     eviction,
     notices,
     refusal,
@@ -25,7 +26,6 @@ from ps_server.member import (
     tell,
 )
 from ps_server.roster import Roster
-from ps_server.shard_job import evicted
 from ps_wire.errors import ConfigurationRefused, PsError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2

@@ -17,11 +17,10 @@ import grpc.aio
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
-from ps_server.member import JobState, Member, MemberState
+from ps_server.member import JobState, Member, MemberState, evicted
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.room import Room
-from ps_server.shard_job import evicted
 from ps_wire import consistency, nonfinite
 from ps_wire.address import check_job_name
 from ps_wire.errors import (

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ps_server.member import evicted
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
-from ps_wire.errors import Evicted, PsError, ServerNotReady, StrangerRefused
+from ps_wire.errors import PsError, ServerNotReady, StrangerRefused
 from ps_wire.nonfinite import NonFinite
 
 
@@ -75,13 +76,3 @@ class ShardJob:
             worker=worker,
             incarnation=incarnation,
         )
-
-
-def evicted(job: str, worker: int, incarnation: int) -> Evicted:
-    """What an incarnation gets that was silent for longer than its lease."""
-    return Evicted(
-        f"worker {worker} of job {job} was silent for longer than its lease (PS_LEASE): "
-        f"the others went on without its incarnation {incarnation}",
-        worker=worker,
-        incarnation=incarnation,
-    )

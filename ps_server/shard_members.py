@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from ps_server.shard_job import ShardJob, evicted
+from ps_server.member import evicted
+from ps_server.shard_job import ShardJob
 from ps_wire import consistency
 from ps_wire.errors import JobUnknown
 from ps_wire.frame import FIRST_READER

@@ -33,6 +33,8 @@ RETRY_S = 0.2
 STATE_CHUNK_BYTES = 1 << 20
 CALL_LIMIT_S = 60.0
 LEAVE_LIMIT_S = 5.0
+STATUS_LIMIT_S = 2.0
+MAX_NAMED = 4  # in one line, of those who are waited for
 LIVE_LIMIT_S = 60.0  # for a worker that trains to come to the end of a step
 
 
@@ -226,6 +228,28 @@ class Membership:
             incarnation=self.joined.incarnation,
             name=name,
         )
+
+    def behind(self) -> list[str]:
+        """Who of the others has taken the fewest steps by what the coordinator has heard, for people.
+
+        Raises:
+            PsError: the coordinator does not answer in time.
+        """
+        reply = self._service.coordinator.Status(pb.StatusRequest(), timeout=STATUS_LIMIT_S)
+        others = [
+            entry
+            for job in reply.jobs
+            if job.job.name == self._settings.job
+            for entry in job.workers
+            if entry.state == "running" and entry.worker != self.joined.worker
+        ]
+        slowest = min((entry.progress.step for entry in others), default=0)
+        return [
+            f"waiting for worker {entry.worker}, clock {entry.progress.step}"
+            + (f", lease {entry.lease_left_s:.1f} s left" if entry.lease_left_s >= 0 else "")
+            for entry in others
+            if entry.progress.step == slowest
+        ][:MAX_NAMED]
 
     # -- the end ---------------------------------------------------------------------------------------
 

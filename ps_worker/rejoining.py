@@ -120,6 +120,12 @@ class Rejoining(Exchanges):
         found = {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
         return found or self._kept(number)
 
+    def say_wait(self, text: str) -> None:
+        """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""
+        with suppress(PsError):  # then without
+            text = "; ".join([text, *self._membership.behind()])
+        self._say(text)
+
     @property
     def _has_more(self) -> bool:
         """Whether this worker has state outside its tables."""
@@ -145,7 +151,7 @@ class Rejoining(Exchanges):
 
     def _get(self, exchange: Exchange, step: int, *, read: bool) -> None:
         exchange.pull(step=step, read=read)
-        exchange.wait_pulled(self._say)
+        exchange.wait_pulled(self.say_wait)
 
     def _kept(self, number: int) -> dict[str, torch.Tensor]:
         """What the job keeps with a table: as it was at the end, or at the start."""

@@ -160,6 +160,7 @@ class Worker(WorkerData, WorkerState):
             log=self._say,
             at_step=self._link.at_step_boundary,
             rejoin=self._link.rejoin,
+            waits=self._link.say_wait,
         )
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)

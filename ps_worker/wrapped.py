@@ -56,6 +56,7 @@ class WrappedOptimizer(Sending):
         log: Callable[[str], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
+        waits: Callable[[str], None] | None = None,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -71,6 +72,7 @@ class WrappedOptimizer(Sending):
             log: says something to the person at the terminal.
             at_step: called at the end of each step, with the number of steps taken.
             rejoin: joins again after an eviction; calls `reenter`.
+            waits: says, now and then, what is waited for; default: `log`.
         """
         self._open = False
         self._at_step = at_step
@@ -90,7 +92,7 @@ class WrappedOptimizer(Sending):
         self._weight = weight
         self._step_weight: float | None = None
         self._closed = closed
-        self._log = log
+        self._log, self._waits = log, waits or log
         self._syncing = True
         self._tables: list[Gradients] = []
         self._weights: list[Weights] = []
@@ -310,7 +312,7 @@ class WrappedOptimizer(Sending):
         """May be called again where it was interrupted, and so may `_ask`."""
         started_s = time.monotonic()
         for table in self._tables:
-            table.exchange.wait_pulled(self._log)
+            table.exchange.wait_pulled(self._waits)
         self.waited_s += time.monotonic() - started_s
         self._settled()
 
