@@ -84,7 +84,7 @@ def run(
     models.parse(consistency)
     choices.parse(nonfinite)
     carriers.parse(carrier)
-    _, most = parse_size(num_workers)
+    _, most = parse_size(num_workers, "--num-workers")
     if not script.is_file():
         raise UsageError(f"{script} is not a file")
     os.environ |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -123,13 +124,21 @@ def _whole(name: str, text: str, *, least: int) -> int:
     return int(text)
 
 
-def parse_size(text: str) -> tuple[int, int]:
-    """Least (0: no range) and most workers of `4` or `2:8`."""
-    first, colon, last = text.strip().partition(":")
-    least = _whole("num_workers", first, least=1)
-    if not colon:
-        return 0, least
-    return least, _whole("num_workers", last, least=least)
+def parse_size(text: str, option: str = "num_workers (PS_NUM_WORKERS)") -> tuple[int, int]:
+    """Least (0: no range) and most workers of `4` or `2:8`.
+
+    Raises:
+        UsageError: it is neither; `option` says where it came from.
+    """
+    match = re.fullmatch(r"(?:(\d{1,9}):)?(-?\d{1,9})", text.strip())
+    if match is None:
+        raise UsageError(f"{option} must be a whole number, got {text!r}; or a range, such as 2:8")
+    least, most = int(match[1] or 1), int(match[2])
+    if least < 1 or most < 1:
+        raise UsageError(f"{option} must be >= 1, got {text.strip()}")
+    if most < least:
+        raise UsageError(f"{option}: the least of a range comes first, as in 2:8, got {text.strip()}")
+    return 0 if match[1] is None else least, most
 
 
 def _seconds(name: str, text: str) -> float:
