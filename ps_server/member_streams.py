@@ -183,6 +183,8 @@ class MemberStreams:
     ) -> None:
         try:
             async for message in messages:
+                if not member.present:  # it has not heard yet that it was evicted
+                    continue
                 room.heard(member)
                 if mailbox.takes(message):
                     self._take(message, room, member, mailbox)

@@ -136,3 +136,79 @@ def test_a_stream_that_breaks_is_no_death(cluster, caplog):
         worker.finish()
     assert "event=resume worker=0" in caplog.text
     assert "event=evict" not in caplog.text
+
+
+def test_who_is_evicted_while_it_finishes_joins_again_and_finishes(one_shard):
+    """It waits for the others as before, and gets the final weights."""
+    job = fresh_name()
+    others = threading.Event()
+
+    def body(rank):
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+            table = table_of(worker)
+            step(table)
+            if rank == 0:
+                one_shard.evict(job, 1)
+                assert others.wait(LIMIT_S)
+            else:
+                others.set()
+            worker.finish()
+            return step_free(table)
+
+    def step_free(table):
+        return float(table.pull().result(LIMIT_S).values["w"].unique())
+
+    assert together([lambda: body(0), lambda: body(1)]) == [1.0, 1.0]
+
+
+def test_who_is_evicted_before_the_start_starts_with_the_others(one_shard):
+    """While it waits in wrap: it joins again, and the job begins when all are there."""
+    job = fresh_name()
+    waits = threading.Event()
+
+    def body(rank):
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+            if rank == 0:
+                assert waits.wait(LIMIT_S)
+                one_shard.evict(job, 1)
+            else:
+                waits.set()
+            table = table_of(worker)
+            return step(table), worker._link._now.joined.incarnation
+
+    assert together([lambda: body(0), lambda: body(1)]) == [(1.0, 1), (1.0, 2)]
+
+
+def test_state_dict_of_an_evicted_worker_is_that_of_the_job(one_shard):
+    """It joins again first."""
+    with ps.connect(servers=one_shard.servers, job=(job := fresh_name()), num_workers=1) as worker:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        one_shard.evict(job, 0)
+        assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
+        assert worker.step == 1
+        worker.finish()
+
+
+def test_gradients_of_another_optimizer_from_before_the_eviction_are_void(one_shard):
+    """Two optimizers: the first finds the eviction; the second abstains from what it had computed."""
+    with ps.connect(servers=one_shard.servers, job=(job := fresh_name()), num_workers=1) as worker:
+        models = [seeded(Mlp) for _ in range(2)]
+        pair = [worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model) for model in models]
+        before = [it.clone() for it in models[1].parameters()]
+        for model in models:
+            loss_of(model, 0, 0).backward()
+        one_shard.evict(job, 0)
+        for optimizer in pair:
+            optimizer.step()
+        assert pair[1].abstained == 1
+        assert all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
+        for optimizer in pair:
+            optimizer.zero_grad()
+        for model, optimizer in zip(models, pair, strict=True):
+            loss_of(model, 0, 1).backward()
+            optimizer.step()
+        assert not all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
+        worker.finish()
