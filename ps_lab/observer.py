@@ -107,8 +107,11 @@ def _job(job: coordinator.JobStatus, replies: list[shard.TablesReply]) -> Job:
         name=job.job.name,
         consistency=job.job.consistency,
         num_workers=job.job.num_workers,
+        min_workers=job.job.min_workers,
         nonfinite=job.job.nonfinite,
         state=job.state,
+        epoch=job.epoch,
+        events=dict(sorted(job.events.items())),
         workers=tuple(_worker(worker) for worker in sorted(job.workers, key=lambda worker: worker.worker)),
         tables=tuple(merge_tables(parts[number]) for number in sorted(parts)),
     )
@@ -125,6 +128,7 @@ def _worker(worker: coordinator.WorkerStatus) -> Worker:
         samples=worker.progress.samples,
         waited_s=worker.progress.waited_s,
         heartbeat_age_s=worker.heartbeat_age_s,
+        lease_left_s=None if worker.lease_left_s < 0 else worker.lease_left_s,
         metrics=dict(sorted(worker.progress.metrics.items())),
     )
 
@@ -140,6 +144,7 @@ def _table(table: shard.TableStatus) -> Table:
         weight_bytes=table.weight_bytes,
         optimizer_bytes=table.optimizer_bytes,
         hyper_mismatches=table.hyper_mismatches,
+        mixed_steps=table.mixed_steps,
         tau_counts=dict(sorted(table.tau.items())),
         workers=tuple(_table_worker(worker) for worker in table.workers),
     )

@@ -39,6 +39,7 @@ class Worker:
         samples: that its loader handed out.
         waited_s: in step(), for weights.
         heartbeat_age_s: since the coordinator heard of it.
+        lease_left_s: until it is evicted if nothing more is heard of it; None: never.
         metrics: the latest of each `worker.log(...)`.
     """
 
@@ -51,6 +52,7 @@ class Worker:
     samples: int
     waited_s: float
     heartbeat_age_s: float
+    lease_left_s: float | None
     metrics: Mapping[str, float]
 
 
@@ -101,6 +103,7 @@ class Table:
         weight_bytes: held.
         optimizer_bytes: held.
         hyper_mismatches: steps in which workers brought different hyper-parameters.
+        mixed_steps: pushes of evicted workers that some partitions had taken and others not.
         tau_counts: version staleness -> pushes applied with it, per partition.
         workers: by number.
     """
@@ -114,6 +117,7 @@ class Table:
     weight_bytes: int
     optimizer_bytes: int
     hyper_mismatches: int
+    mixed_steps: int
     tau_counts: Mapping[int, int]
     workers: tuple[TableWorker, ...]
 
@@ -130,13 +134,29 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job: waiting, running, suspended or ended."""
+    """One job: waiting, running, suspended or ended.
+
+    Attributes:
+        name: of it.
+        consistency: as typed.
+        num_workers: at most so many at once.
+        min_workers: of a range, so many start it; 0: all do.
+        nonfinite: what becomes of gradients with NaN or infinity.
+        state: see above.
+        epoch: of its membership; grows with every change.
+        events: what happened to members, kind -> how often: join, rejoin, resume, leave, finish, evict.
+        workers: by number.
+        tables: by number.
+    """
 
     name: str
     consistency: str
     num_workers: int
+    min_workers: int
     nonfinite: str
     state: str
+    epoch: int
+    events: Mapping[str, int]
     workers: tuple[Worker, ...]
     tables: tuple[Table, ...]
 
@@ -196,6 +216,7 @@ def merge_tables(parts: Iterable[Table]) -> Table:
         weight_bytes=sum(table.weight_bytes for table in tables),
         optimizer_bytes=sum(table.optimizer_bytes for table in tables),
         hyper_mismatches=sum(table.hyper_mismatches for table in tables),
+        mixed_steps=sum(table.mixed_steps for table in tables),
         tau_counts=merge_counts(table.tau_counts for table in tables),
         workers=tuple(_merge_workers(by_number[number]) for number in sorted(by_number)),
     )

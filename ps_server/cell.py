@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from ps_server.average import Scratch, mean
+from ps_server.cell_members import CellMembers
 from ps_server.cell_values import CellValues
 from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
@@ -32,7 +33,7 @@ from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
 
 
-class Cell:
+class Cell(CellMembers):
     """A partition of one table on one shard."""
 
     def __init__(

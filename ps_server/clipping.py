@@ -24,6 +24,7 @@ class Norm:
         opening: number of the order that opened the table: a table that is made again has another.
         step: that is complete on all partitions of the shard.
         squares: sum of the squares, in float64.
+        epoch: of the membership with which it was computed.
     """
 
     job: str
@@ -31,6 +32,7 @@ class Norm:
     opening: int
     step: int
     squares: float
+    epoch: int = 0
 
 
 def coefficient(max_norm: float, squares: float) -> float:
@@ -58,6 +60,13 @@ class Clipping:
         """A step is complete on the cell of partition `index`."""
         with self._lock:
             self._squares.setdefault(step, {})[index] = squares
+
+    def reopen(self) -> None:
+        """Members have gone: steps that wait for their scale are looked at and reported again."""
+        with self._lock:
+            for step in self._squares:
+                self._reported = min(self._reported, step - 1)
+            self._squares.clear()
 
     def take(self) -> tuple[int, float] | None:
         """A step that is complete on all cells, with its sum of squares; each comes out once."""

@@ -6,42 +6,32 @@ Thin: what a message means is decided in `membership`, carried out in `room`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import grpc.aio
 
-from ps_server import member as members
 from ps_server.log import logger
+from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
 from ps_server.orders import Shards, norm_from_proto
 from ps_server.readers import Readers
 from ps_server.room import Room
 from ps_server.state_store import StateStore
-from ps_wire import consistency, nonfinite
-from ps_wire.address import check_job_name
 from ps_wire.errors import (
     FrameMalformed,
     JobFull,
     JobUnknown,
     MemoryLimitExceeded,
-    PsError,
     ServerNotReady,
-    UsageError,
 )
-from ps_wire.frame import check_protocol
-from ps_wire.messages import refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
-MAX_WORKERS = 65_536
-MAX_METRICS = 64
 STATE_CHUNK_BYTES = 1 << 20
-JOIN_LIMIT_S = 10.0
 
 
 class Coordinator(rpc.CoordinatorServicer):
@@ -52,6 +42,7 @@ class Coordinator(rpc.CoordinatorServicer):
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
         self._readers = Readers(shards, self._rooms, self._states)
+        self._members = MemberStreams(shards, self._rooms, self._readers, self._room)
         shards.on_lost_state = self._lost_state
 
     def stop(self) -> None:
@@ -59,6 +50,7 @@ class Coordinator(rpc.CoordinatorServicer):
         error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
         for room in self._rooms.values():
             room.do(room.job.tell_all(error))
+        self._members.stop()
         self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------
@@ -66,56 +58,14 @@ class Coordinator(rpc.CoordinatorServicer):
     async def Member(
         self, request_iterator: AsyncIterator[pb.MemberRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.MemberReply]:
-        """A worker's stream: the first message joins; an error ends it with `refused`."""
-        try:
-            room, member, queue = await self._join(request_iterator)
-        except PsError as error:
-            logger.log(logging.DEBUG if error.retryable else logging.WARNING, "join refused: %s", error)
-            yield pb.MemberReply(refused=refused_to_proto(error))
-            return
-        reading = asyncio.create_task(self._read(request_iterator, room, member, queue))
-        try:
-            while True:
-                reply = await queue.get()
+        """A worker's stream."""
+        async with aclosing(self._members.serve(request_iterator)) as replies:
+            async for reply in replies:
                 yield reply
-                if reply.WhichOneof("kind") in ("left", "refused"):
-                    break
-            # The worker closes first, so that its last message is not cut off by ours.
-            await asyncio.wait([reading], timeout=JOIN_LIMIT_S)
-        finally:
-            reading.cancel()
-            self._gone(room, member)
-            room.close(member)
 
-    async def _join(
-        self, messages: AsyncIterator[pb.MemberRequest]
-    ) -> tuple[Room, members.Member, asyncio.Queue[pb.MemberReply]]:
-        try:
-            async with asyncio.timeout(JOIN_LIMIT_S):
-                first = await anext(aiter(messages))
-        except (TimeoutError, StopAsyncIteration):
-            raise FrameMalformed("a member's stream starts with a join") from None
-        if first.WhichOneof("kind") != "join":
-            raise FrameMalformed("a member's stream starts with a join")
-        join = first.join
-        check_protocol(join.protocol)
-        self._shards.check_ready()
-        model = str(consistency.parse(join.job.consistency))
-        if not 1 <= join.job.num_workers <= MAX_WORKERS:
-            raise UsageError(f"--num-workers must be in 1..{MAX_WORKERS}, got {join.job.num_workers}")
-        choice = nonfinite.parse(join.job.nonfinite or "error")
-        room = self._room(check_job_name(join.job.name), model, join.job.num_workers, choice)
-        member, actions = room.job.join(
-            spec_pb2.Job(consistency=model, num_workers=join.job.num_workers, nonfinite=choice),
-            worker=join.worker if join.HasField("worker") else None,
-            host=join.host[:255],
-            pid=join.pid,
-        )
-        logger.info("job %s: %s joins", room.job.name, member.holder)
-        return room, member, room.admit(member, actions)
-
-    def _room(self, name: str, model: str, num_workers: int, choice: str) -> Room:
-        job = Job(name, model, num_workers, choice)
+    def _room(self, wanted: spec_pb2.Job) -> Room:
+        name = wanted.name
+        job = Job(name, wanted.consistency, wanted.num_workers, wanted.nonfinite, wanted.min_workers)
         room = self._rooms.get(name)
         if room is None:
             if len(self._rooms) >= MAX_JOBS:
@@ -126,62 +76,6 @@ class Coordinator(rpc.CoordinatorServicer):
                 raise ServerNotReady(f"job {name} is being cleared away")
             room.job = job
         return room
-
-    async def _read(
-        self,
-        messages: AsyncIterator[pb.MemberRequest],
-        room: Room,
-        member: members.Member,
-        queue: asyncio.Queue[pb.MemberReply],
-    ) -> None:
-        try:
-            async for message in messages:
-                self._take(message, room, member, queue)
-        except PsError as error:
-            logger.warning("job %s worker %d refused: %s", room.job.name, member.worker, error)
-            queue.put_nowait(pb.MemberReply(refused=refused_to_proto(error)))
-        except grpc.aio.AioRpcError as error:
-            logger.debug("job %s worker %d: stream broke: %s", room.job.name, member.worker, error)
-        self._gone(room, member)
-
-    def _take(
-        self,
-        message: pb.MemberRequest,
-        room: Room,
-        member: members.Member,
-        queue: asyncio.Queue[pb.MemberReply],
-    ) -> None:
-        job = room.job
-        match message.WhichOneof("kind"):
-            case "heartbeat":
-                room.heard(member, _bounded(message.heartbeat.progress))
-                beat = pb.HeartbeatReply(number=message.heartbeat.number)
-                queue.put_nowait(pb.MemberReply(heartbeat=beat))
-            case "make_table":
-                room.do(job.make_table(member, table_from_proto(message.make_table.table)))
-            case "uploaded" if message.uploaded.final:
-                room.do(job.uploaded_final(member))
-            case "uploaded" if message.uploaded.live:
-                self._readers.uploaded(job.name, member, message.uploaded.step)
-            case "uploaded":
-                room.do(job.uploaded(member, message.uploaded.table))
-            case "finish":
-                room.heard(member, _bounded(message.finish.progress))
-                room.do(job.finish(member))
-                self._readers.gone(job.name, member)
-            case "leave":
-                room.heard(member, _bounded(message.leave.progress))
-                reason = message.leave.reason[:500]
-                logger.info("job %s: %s leaves: %s", job.name, member.holder, reason or "done")
-                room.do(job.leave(member, reason))
-                self._readers.gone(job.name, member)
-            case kind:
-                raise FrameMalformed(f"a member's stream does not take {kind!r} here")
-
-    def _gone(self, room: Room, member: members.Member) -> None:
-        if room.job.roster.members.get(member.worker) is member and member.present:
-            room.do(room.job.lost(member))
-        self._readers.gone(room.job.name, member)
 
     def _forget(self, room: Room) -> None:
         if self._rooms.get(room.job.name) is room:
@@ -269,10 +163,21 @@ class Coordinator(rpc.CoordinatorServicer):
         """A member gets state, in chunks; with `at_least` it waits for it, as long as its call may take."""
         key = request.key
         self._check_member(key)
+        if key.name == "live":
+            async for chunk in self._live_state(key):
+                yield chunk
+            return
         while request.HasField("at_least") and not self._states.reached(key.job, key.name, request.at_least):
             await self._states.change(key.job)
             self._check_member(key)
         blob = self._states.get(key.job, key.name)
+        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
+            yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
+
+    async def _live_state(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
+        room = self._rooms[key.job]
+        joiner = room.job.roster.member(key.worker, key.incarnation)
+        blob = await self._readers.live.for_joiner(room, joiner)
         for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
             yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
@@ -296,30 +201,11 @@ class Coordinator(rpc.CoordinatorServicer):
     def _job_status(room: Room) -> pb.JobStatus:
         now_s = time.monotonic()
         job = room.job
-        running = job.state is members.JobState.RUNNING
         return pb.JobStatus(
             job=job.spec,
             state=job.state.value,
             num_tables=job.num_tables,
-            workers=[
-                pb.WorkerStatus(
-                    worker=member.worker,
-                    incarnation=member.incarnation,
-                    host=member.host,
-                    pid=member.pid,
-                    state="running" if running and member.trains else member.state.value,
-                    progress=room.progress.get(member.worker, pb.Progress()),
-                    heartbeat_age_s=now_s - room.heard_s.get(member.worker, now_s),
-                )
-                for _, member in sorted(job.roster.members.items())
-            ],
+            epoch=job.epoch,
+            events=room.events.counts,
+            workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )
-
-
-def _bounded(progress: pb.Progress) -> pb.Progress:
-    """A worker's progress with at most `MAX_METRICS` short-named metrics."""
-    for name in [name for name in progress.metrics if len(name) > 64]:
-        del progress.metrics[name]
-    for name in sorted(progress.metrics)[MAX_METRICS:]:
-        del progress.metrics[name]
-    return progress

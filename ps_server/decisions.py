@@ -19,6 +19,7 @@ class _Opening:
     number: int
     max_norm: float
     holders: tuple[int, ...]
+    epoch: int = 0
     squares: dict[int, float] = field(default_factory=dict)
     decided: pb.Decide | None = None
 
@@ -56,9 +57,12 @@ class Decisions:
         table = self._openings.get((norm.job, norm.table))
         if table is None or table.number != norm.opening or shard not in table.holders:
             return None
+        if norm.epoch > table.epoch:  # parts with a worker that was evicted are void
+            table.epoch = norm.epoch
+            table.squares.clear()
         if table.decided is not None and norm.step == table.decided.step:
             return table.decided, (shard,)
-        if norm.step != table.step:
+        if norm.step != table.step or norm.epoch < table.epoch:
             return None
         table.squares[shard] = norm.squares
         if len(table.squares) < len(table.holders):

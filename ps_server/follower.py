@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
+from ps_server.carry_out import carry_out
 from ps_server.clipping import Norm
 from ps_server.log import logger
-from ps_server.orders import carry_out, norm_to_proto
+from ps_server.orders import norm_to_proto
 from ps_server.shard import Shard
 from ps_wire.channel import CLIENT
 from ps_wire.frame import PROTOCOL

@@ -51,16 +51,19 @@ class JobTables:
         waits = [number for number, record in enumerate(self.records) if not record.started]
         return waits[0] if waits else None
 
-    def missing(self, roster: Roster, needed: range) -> list[str]:
+    def missing(self, roster: Roster, needed: range, at_least: int = 0) -> list[str]:
         """What keeps the first table that has not started from starting, as people read it.
 
         Args:
             roster: who is here.
             needed: numbers of the workers who must be.
+            at_least: how many must be, by whichever numbers.
         """
         here = roster.here()
         numbers = {member.worker for member in here}
         missing = [f"worker {number} to join" for number in needed if number not in numbers]
+        if len(here) < at_least:
+            missing.append(f"{at_least - len(here)} more workers to join")
         table = self.waiting()
         if table is not None:
             late = [member.worker for member in here if member.num_tables <= table]
@@ -68,8 +71,6 @@ class JobTables:
         return missing
 
     def suspend(self) -> None:
-        """All workers are gone: what has weights stays, to be started again."""
-        while self.records and not self.records[-1].loaded:
+        """All workers are gone: what has started stays, and is made again otherwise."""
+        while self.records and not self.records[-1].started:
             self.records.pop()
-        for record in self.records:
-            record.started = record.starting = False

@@ -72,8 +72,22 @@ class LiveState:
                 del self._asked[job]
             raise
 
+    async def for_joiner(self, room: Room, joiner: Member) -> bytes:
+        """What a worker that is about to train gets of one that does; nothing where nobody does."""
+        while any(member is not joiner for member in self._trained(room)):
+            asked = self._asked.get(room.job.name) or self._ask(room)
+            if asked is not None and (found := await self._answered(room.job.name, asked)) is not None:
+                return found.blob
+        return b""
+
+    @staticmethod
+    def _trained(room: Room) -> list[Member]:
+        """Those who take steps: one that came late does once it has all tables."""
+        here, num_tables = room.job.roster.here(), room.job.num_tables
+        return [member for member in here if member.num_tables == num_tables > 0]
+
     def _ask(self, room: Room) -> _Asked | None:
-        here = room.job.roster.here()
+        here = self._trained(room)
         if not here:
             return None
         asked = self._asked[room.job.name] = _Asked(min(here, key=lambda member: member.worker))

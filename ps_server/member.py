@@ -1,16 +1,17 @@
 """Members of a job, and what the coordinator sends: values for `membership`.
 
-Member: joining -> joined -> finishing -> finished -> left, or joined -> leaving -> left; lost from anywhere.
+Member: joining -> joined -> finishing -> finished -> left, or joined -> leaving -> left; lost (evicted) from
+anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ps_wire.errors import JobMismatch, PsError
+from ps_wire.errors import Evicted, JobMismatch, PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -42,7 +43,12 @@ class MemberState(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One incarnation of one worker."""
+    """One incarnation of one worker.
+
+    Attributes:
+        late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
+        lease_s: it is evicted when it has been silent for so long; 0: never.
+    """
 
     worker: int
     incarnation: int
@@ -51,6 +57,8 @@ class Member:
     state: MemberState = MemberState.JOINING
     reader: bool = False
     num_tables: int = 0
+    late: bool = False
+    lease_s: float = 0.0
 
     @property
     def holder(self) -> str:
@@ -77,6 +85,7 @@ class TableRecord:
     loaded: bool = False
     starting: bool = False
     started: bool = False
+    asked: Member | None = None  # whose weights start it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,22 @@ class ToMember:
     reply: pb.MemberReply
 
 
-Action: TypeAlias = ToShards | ToMember
+@dataclass(frozen=True, slots=True)
+class TwoRounds:
+    """An order, and a second one that is made of what all shards answer to it; nothing comes between.
+
+    Attributes:
+        first: every shard holds still what it concerns.
+        least: whether `second` gets the smallest figures of all shards, else the largest.
+        second: names the step that the change takes effect at, on every shard.
+    """
+
+    first: pb.Order
+    least: bool
+    second: Callable[[Mapping[int, int]], pb.Order]
+
+
+Action: TypeAlias = ToShards | ToMember | TwoRounds
 
 
 def tell(member: Member, **reply: object) -> ToMember:
@@ -108,18 +132,48 @@ def refusal(member: Member, error: PsError) -> ToMember:
     return tell(member, refused=refused_to_proto(error))
 
 
+def evicted(job: str, worker: int, incarnation: int) -> Evicted:
+    """What an incarnation gets that was silent for longer than its lease."""
+    return Evicted(
+        f"worker {worker} of job {job} was silent for longer than its lease (PS_LEASE): "
+        f"the others went on without its incarnation {incarnation}",
+        worker=worker,
+        incarnation=incarnation,
+    )
+
+
 def removal(job: str, member: Member) -> ToShards:
     """The order that takes a member out of the gates."""
     order = pb.RemoveMember(job=job, worker=member.worker, incarnation=member.incarnation)
     return ToShards(pb.Order(remove=order))
 
 
-def notices(present: Iterable[Member], leaver: Member, reason: str) -> list[ToMember]:
-    """Tells the others why a worker leaves, in one line; nothing where it gave no reason."""
+def eviction(job: str, member: Member, epoch: int) -> TwoRounds:
+    """Takes a worker that has not left out of the gates; of its pushes those that are everywhere count."""
+    place = {"job": job, "worker": member.worker, "incarnation": member.incarnation}
+
+    def verdict(limits: Mapping[int, int]) -> pb.Order:
+        return pb.Order(evict=pb.EvictMember(**place, limits=limits, epoch=epoch))  # type: ignore[arg-type]
+
+    return TwoRounds(pb.Order(fence=pb.RemoveMember(**place)), True, verdict)  # type: ignore[arg-type]
+
+
+def entrance(job: str, member: Member, table: int) -> TwoRounds:
+    """Brings a worker into the gates of a table, at the first step that has closed nowhere."""
+    place = {"job": job, "table": table, "worker": member.worker, "incarnation": member.incarnation}
+
+    def named(first: Mapping[int, int]) -> pb.Order:
+        return pb.Order(enter=pb.EnterTable(**place, step=first.get(table, 0)))  # type: ignore[arg-type]
+
+    return TwoRounds(pb.Order(prepare=pb.EnterTable(**place)), False, named)  # type: ignore[arg-type]
+
+
+def notices(present: Iterable[Member], leaver: Member, reason: str, what: str = "left: ") -> list[ToMember]:
+    """Tells the others why a worker goes, in one line; nothing where there is no reason."""
     text = " ".join("".join(sign if sign.isprintable() else " " for sign in reason).split())
     if not text:
         return []
-    notice = pb.Notice(text=f"{leaver.holder} left: {text[:MAX_REASON]}")
+    notice = pb.Notice(text=f"{leaver.holder} {what}{text[:MAX_REASON]}")
     return [tell(member, notice=notice) for member in present if member is not leaver]
 
 
@@ -131,7 +185,7 @@ def check_job(job: spec_pb2.Job, wanted: spec_pb2.Job) -> None:
     """
     for what, expected, got in (
         ("consistency", job.consistency, wanted.consistency),
-        ("number of workers", job.num_workers, wanted.num_workers),
+        ("number of workers", size_of(job), size_of(wanted)),
         ("nonfinite", job.nonfinite, wanted.nonfinite),
     ):
         if expected != got:
@@ -141,3 +195,8 @@ def check_job(job: spec_pb2.Job, wanted: spec_pb2.Job) -> None:
                 expected=str(expected),
                 got=str(got),
             )
+
+
+def size_of(job: spec_pb2.Job) -> str:
+    """As people write it: `4`, or `2:8`."""
+    return f"{job.min_workers}:{job.num_workers}" if job.min_workers else f"{job.num_workers}"

@@ -1,21 +1,22 @@
 """The life of a job, as the coordinator sees it: who belongs to it, which tables it has, when it ends.
 
-    waiting    until all workers have joined and made their tables, and the starter's weights are loaded
-    running    members push and pull
-    suspended  no live member is left and none has finished: the servers keep the state, and the job waits
-               for its workers again
+    waiting    until as many workers as it needs have joined and made their tables, and the starter's weights
+               are loaded
+    running    members push and pull; others come and go
+    suspended  no live member is left and none has finished: the servers keep the state; who joins goes on
     ended      no live member is left and at least one has finished: who joins now may read
 
 Inputs are what workers say and what became of orders; each returns actions in order. Orders go to all shards,
-one after the other; their outcome comes back as `done` or `failed`. It must not know streams or queues.
+one after the other; their outcome comes back as `done` or `failed`. It must not know streams or queues. What
+becomes of those who stop is `job_life`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ps_server.job_tables import JobTables
+from ps_server.job_life import JobLife
 from ps_server.member import (
     Action,
     JobState,
@@ -25,13 +26,11 @@ from ps_server.member import (
     ToMember,
     ToShards,
     check_job,
-    notices,
+    entrance,
     refusal,
-    removal,
     tell,
 )
-from ps_server.roster import Roster
-from ps_wire.errors import ConfigurationRefused, JobFull, PsError, WorkerLost
+from ps_wire.errors import ConfigurationRefused, PsError
 from ps_wire.messages import table_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -39,80 +38,43 @@ from ps_wire.v1 import spec_pb2
 
 
 @dataclass(slots=True)
-class Job:
+class Job(JobLife):
     """See the module's docstring. Not thread-safe."""
-
-    name: str
-    consistency: str
-    num_workers: int
-    nonfinite: str = "error"
-    state: JobState = JobState.WAITING
-    resumed: bool = False
-    has_final_state: bool = False
-    clocks: dict[int, int] = field(default_factory=dict)
-    roster: Roster = field(init=False)
-    _tables: JobTables = field(init=False)
-    _any_finished: bool = False
-    _broken: PsError | None = None
-
-    def __post_init__(self) -> None:
-        self.roster = Roster(self.name, self.num_workers)
-        self._tables = JobTables(self.name)
-
-    # -- what can be asked -----------------------------------------------------------------------------
-
-    @property
-    def spec(self) -> spec_pb2.Job:
-        """As a message."""
-        job = spec_pb2.Job(name=self.name, consistency=self.consistency, num_workers=self.num_workers)
-        job.nonfinite = self.nonfinite
-        return job
-
-    @property
-    def num_tables(self) -> int:
-        """Tables that its workers have made so far."""
-        return len(self._tables)
-
-    @property
-    def forgotten(self) -> bool:
-        """Nobody is here and there is no state to keep."""
-        return not self.roster.present() and not self._has_state
-
-    @property
-    def _has_state(self) -> bool:
-        return self.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.ENDED) or self.resumed
 
     # -- inputs from workers ---------------------------------------------------------------------------
 
     def join(
-        self, wanted: spec_pb2.Job, *, worker: int | None, host: str, pid: int
+        self,
+        wanted: spec_pb2.Job,
+        *,
+        worker: int | None,
+        host: str,
+        pid: int,
+        lease_s: float = 0.0,
     ) -> tuple[Member, list[Action]]:
         """A worker wants to belong; `worker` is None where the number is to be given to it.
 
         Raises:
             JobMismatch: it wants another consistency, number of workers or `nonfinite`.
             WorkerNumberTaken: the number is held; its holder is named.
-            JobFull: there is no free number, or the job has started without this worker.
+            JobFull: there is no free number.
         """
         check_job(self.spec, wanted)
         number = self.roster.number(worker)
-        if self.state is JobState.RUNNING:
-            raise JobFull(
-                f"job {self.name} runs since all its {self.num_workers} workers had joined; "
-                "nobody joins in mid-run"
-            )
         if self._broken is not None and self.roster.present():  # those who are here were told to go
             raise self._broken
         self._broken = None
-        if self.state is JobState.SUSPENDED:
-            self.state, self.resumed = JobState.WAITING, True
-        member = self.roster.add(number, host=host, pid=pid, reader=self.state is JobState.ENDED)
+        ended = self.state is JobState.ENDED
+        late = self._has_state and not ended
+        if late:
+            self.state = JobState.RUNNING
+        member = self.roster.add(number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s)
         order = pb.AdmitMember(
             job=self.spec,
             worker=member.worker,
             incarnation=member.incarnation,
             clocks=self.clocks,
-            reader=member.reader,
+            reader=ended or late,
         )
         return member, [ToShards(pb.Order(admit=order))]
 
@@ -123,17 +85,18 @@ class Job:
             ConfigurationRefused: not its next one, or one too many.
             TableMismatch: the table differs from the one that another worker has made.
         """
+        number = spec.number
         self._tables.check(member, spec, fixed=self.state is JobState.ENDED)
         member.num_tables += 1
-        if spec.number == len(self._tables):
+        if number == len(self._tables):
             self._tables.records.append(TableRecord(spec))
             order = pb.OpenTable(job=self.name, table=table_to_proto(spec))
             return [ToShards(pb.Order(open_table=order)), *self._tell_waiting()]
         if self.state is JobState.ENDED:
-            return [self._table_made(member, spec.number), self._table_started(member, spec.number)]
-        if not self._tables.records[spec.number].opened:
+            return [self._table_made(member, number), self._table_started(member, number)]
+        if not self._tables.records[number].opened:
             return self._tell_waiting()
-        return [self._table_made(member, spec.number), *self._advance(spec.number)]
+        return self._made(member, number)
 
     def uploaded(self, member: Member, number: int) -> list[Action]:
         """The starter's weights of a table are on all shards."""
@@ -142,60 +105,18 @@ class Job:
         self._tables.records[number].loaded = True
         return self._advance(number)
 
-    def uploaded_final(self, member: Member) -> list[Action]:
-        """The last state outside tables is here: the job has ended."""
-        if member is not self.roster.first_finished():
-            raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
-        self.has_final_state = True
-        return self._end()
-
-    def finish(self, member: Member) -> list[Action]:
-        """A worker has no more data: it leaves the gates and waits for the others."""
-        if member.reader:
-            return [self._ended(member)]
-        if member.state is not MemberState.JOINED:
-            raise ConfigurationRefused(f"worker {member.worker} is {member.state}, it cannot finish")
-        member.state = MemberState.FINISHING
-        return [removal(self.name, member)]
-
-    def leave(self, member: Member, reason: str = "") -> list[Action]:
-        """A worker goes, in order; with a reason, the others are told."""
-        if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
-            member.state = MemberState.LEAVING
-            return [*notices(self.roster.present(), member, reason), removal(self.name, member)]
-        member.state = MemberState.LEFT
-        return [tell(member, left=pb.Left()), *self._check_end()]
-
-    def lost(self, member: Member) -> list[Action]:
-        """A worker's stream broke before it had left."""
-        if not member.present:
-            return []
-        trains, goes = member.trains, member.state in (MemberState.LEAVING, MemberState.FINISHING)
-        member.state = MemberState.LOST
-        if goes:  # its removal is on the way, and what follows from it
-            return []
-        if not trains:
-            return self._check_end()
-        starting = any(table.starting for table in self._tables.records)
-        if self.state is not JobState.RUNNING and not starting:
-            return [removal(self.name, member)]
-        error = WorkerLost(
-            f"{member.holder} of job {self.name} vanished without leaving; start all workers again",
-            worker=member.worker,
-            host=member.host,
-            pid=member.pid,
-        )
-        return [removal(self.name, member), *self.tell_all(error)]
-
     # -- outcomes of orders ----------------------------------------------------------------------------
 
     def done(self, order: pb.Order, clocks: Mapping[int, int]) -> list[Action]:
-        """Every shard has carried the order out; `clocks` are the newest by table (remove)."""
+        """Every shard has carried the order out; `clocks` are the newest by table (remove, evict)."""
         match order.WhichOneof("kind"):
             case "admit":
                 return self._admitted(order.admit)
-            case "remove":
-                return self._removed(order.remove, clocks)
+            case "remove" | "evict" as kind:
+                gone = getattr(order, kind)
+                return self._removed(gone.worker, gone.incarnation, clocks)
+            case "enter":
+                return self._entered(order.enter)
             case "open_table":
                 return self._opened(order.open_table.table.number)
             case "start_table":
@@ -204,32 +125,21 @@ class Job:
 
     def failed(self, order: pb.Order, error: PsError) -> list[Action]:
         """A shard refused the order, or is not there: whom it concerns is told."""
-        if order.WhichOneof("kind") == "admit":
+        kind = order.WhichOneof("kind")
+        if kind == "admit":
             member = self.roster.members[order.admit.worker]
             if member.incarnation == order.admit.incarnation and member.present:
                 member.state = MemberState.LOST
                 return [refusal(member, error), *self._check_end()]
             return []
         told = self.tell_all(error)
-        if order.WhichOneof("kind") != "remove":
+        if kind not in ("remove", "fence", "evict"):
             return told
-        member = self.roster.members[order.remove.worker]
-        if member.incarnation == order.remove.incarnation:
+        gone = getattr(order, kind)
+        member = self.roster.members[gone.worker]
+        if member.incarnation == gone.incarnation:
             member.state = MemberState.LOST
         return told + self._check_end()
-
-    def tell_all(self, error: PsError) -> list[Action]:
-        """Everybody present is told why the job cannot go on; they leave by themselves."""
-        self._broken = self._broken or error
-        return [refusal(member, error) for member in self.roster.present()]
-
-    def drop(self) -> list[Action]:
-        """The job's state is given up: it is as if it had never been."""
-        self.state, self.resumed = JobState.WAITING, False
-        self._any_finished = self.has_final_state = False
-        self._tables.records.clear()
-        self.clocks.clear()
-        return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
     # -- inside: joining and starting ------------------------------------------------------------------
 
@@ -238,11 +148,12 @@ class Job:
         if member.incarnation != order.incarnation or member.state is not MemberState.JOINING:
             return []
         member.state = MemberState.JOINED
+        self.epoch += 1
         joined = pb.Joined(
             worker=member.worker,
             incarnation=member.incarnation,
             ended=member.reader,
-            resumed=self.resumed,
+            resumed=member.late,
         )
         return [tell(member, joined=joined), *self._tell_waiting()]
 
@@ -250,18 +161,44 @@ class Job:
         if number >= len(self._tables):  # the job's state was given up meanwhile
             return []
         self._tables.records[number].opened = True
-        makers = [member for member in self.roster.present() if member.num_tables > number]
-        return [self._table_made(member, number) for member in makers] + self._advance(number)
+        makers = [member for member in self.roster.here() if member.num_tables > number]
+        return [action for member in makers for action in self._made(member, number)] or self._advance(number)
+
+    def _made(self, member: Member, number: int) -> list[Action]:
+        """A worker has made a table that is open."""
+        if member.late:
+            return [entrance(self.name, member, number)]
+        return [self._table_made(member, number), *self._advance(number)]
+
+    def _entered(self, order: pb.EnterTable) -> list[Action]:
+        """A worker that came late is in the gates of a table, from a step on."""
+        member, number = self.roster.members[order.worker], order.table
+        if member.incarnation != order.incarnation or not member.present or number >= len(self._tables):
+            return []
+        made = self._table_made(member, number)
+        if not self._tables.records[number].started:
+            return [made, *self._advance(number)]
+        return [made, self._table_started(member, number, order.step)]
 
     def _uploads(self, member: Member, number: int) -> bool:
-        """Whether this worker's weights start the table: worker 0's, or the lowest's in mid-run."""
-        first = min((other.worker for other in self.roster.here()), default=0)
-        starter = first if self.state is JobState.RUNNING else 0
-        return member.worker == starter and not member.reader and not self._tables.records[number].loaded
+        """Whether this worker's weights start the table.
+
+        Worker 0's; the first to arrive where any may start the job; in mid-run the lowest worker's.
+        """
+        record, here = self._tables.records[number], self.roster.here()
+        if record.loaded or member.reader:
+            return False
+        if record.asked in here:
+            return member is record.asked
+        if self.state is JobState.RUNNING:
+            return member.worker == min((other.worker for other in here), default=0)
+        return member.worker == (here[0].worker if self.min_workers and here else 0)
 
     def _table_made(self, member: Member, number: int) -> ToMember:
-        made = pb.TableMade(table=number, upload=self._uploads(member, number))
-        return tell(member, table_made=made)
+        upload = self._uploads(member, number)
+        if upload:
+            self._tables.records[number].asked = member
+        return tell(member, table_made=pb.TableMade(table=number, upload=upload))
 
     def _advance(self, number: int) -> list[Action]:
         """Starts a table once nothing is missing; else tells those who wait what is."""
@@ -274,9 +211,25 @@ class Job:
         order = pb.StartTable(job=self.name, table=number)
         return [ToShards(pb.Order(start_table=order))]
 
+    def _go_on_without(self) -> list[Action]:
+        number = self._tables.waiting()
+        if number is None or not self._tables.records[number].opened:
+            return self._tell_waiting()
+        record = self._tables.records[number]
+        asked: list[Action] = []
+        if not record.loaded and record.asked is not None and not record.asked.present:
+            heirs = [
+                member
+                for member in self.roster.here()
+                if member.num_tables > number and self._uploads(member, number)
+            ]
+            asked = [self._table_made(member, number) for member in heirs]
+        return [*asked, *self._advance(number)]
+
     def _missing(self) -> list[str]:
-        needed = range(0 if self.state is JobState.RUNNING else self.num_workers)
-        return self._tables.missing(self.roster, needed)
+        waits = self.state is not JobState.RUNNING
+        needed = range(self.num_workers if waits and not self.min_workers else 0)
+        return self._tables.missing(self.roster, needed, self.min_workers if waits else 0)
 
     def _tell_waiting(self) -> list[Action]:
         """Tells those who have made a table that has not started what it waits for."""
@@ -297,54 +250,9 @@ class Job:
             return []
         table = self._tables.records[number]
         table.starting, table.started = False, True
-        self.state, self.resumed = JobState.RUNNING, False
-        return [self._table_started(member, number) for member in self.roster.here()]
+        self.state = JobState.RUNNING
+        makers = [member for member in self.roster.here() if member.num_tables > number]
+        return [self._table_started(member, number, self.clocks.get(number, 0)) for member in makers]
 
-    def _table_started(self, member: Member, number: int) -> ToMember:
-        return tell(member, table_started=pb.TableStarted(table=number, step=self.clocks.get(number, 0)))
-
-    # -- inside: ending --------------------------------------------------------------------------------
-
-    def _removed(self, order: pb.RemoveMember, clocks: Mapping[int, int]) -> list[Action]:
-        for number, clock in clocks.items():
-            self.clocks[number] = max(self.clocks.get(number, 0), clock)
-        member = self.roster.members[order.worker]
-        if member.incarnation != order.incarnation:
-            return []
-        actions: list[Action] = []
-        if member.state is MemberState.FINISHING:
-            member.state = MemberState.FINISHED
-            self._any_finished = True
-        elif member.state is MemberState.LEAVING:
-            member.state = MemberState.LEFT
-            actions.append(tell(member, left=pb.Left()))
-        return actions + self._check_end()
-
-    def _check_end(self) -> list[Action]:
-        """Whether the job goes on, ends, is suspended or is dropped, after somebody stopped training."""
-        if self.state in (JobState.ENDED, JobState.SUSPENDED):
-            return []
-        training = self.roster.training()
-        if training:
-            return self._tell_finished(training) if self.state is JobState.RUNNING else self._tell_waiting()
-        if not self._has_state:
-            return [*(self._ended(member) for member in self.roster.finished()), *self.drop()]
-        uploader = self.roster.first_finished()
-        if uploader is not None:
-            return [tell(uploader, upload_final=pb.UploadFinal())]
-        if self._any_finished:
-            return self._end()
-        self.state = JobState.SUSPENDED
-        self._tables.suspend()
-        return []
-
-    def _tell_finished(self, training: list[Member]) -> list[Action]:
-        waiting = pb.Waiting(whom=", ".join(member.holder for member in training) + " to finish")
-        return [tell(member, waiting=waiting) for member in self.roster.finished()]
-
-    def _end(self) -> list[Action]:
-        self.state = JobState.ENDED
-        return [self._ended(member) for member in self.roster.present()]
-
-    def _ended(self, member: Member) -> ToMember:
-        return tell(member, ended=pb.Ended(has_state=self.has_final_state))
+    def _table_started(self, member: Member, number: int, step: int = 0) -> ToMember:
+        return tell(member, table_started=pb.TableStarted(table=number, step=step))

@@ -1,4 +1,4 @@
-"""Orders of the coordinator: carried out on a shard, and sent to all of them."""
+"""Orders of the coordinator, sent to all shards; what carries them out there is `carry_out`."""
 
 from __future__ import annotations
 
@@ -8,83 +8,29 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from ps_server.carry_out import carry_out
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.log import logger
 from ps_server.shard import Shard
-from ps_wire.errors import InternalError, PsError, ServerNotReady, ShardMismatch
+from ps_wire.errors import ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
-from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.v1 import coordinator_pb2 as pb
 
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
-def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
-    """Carries one order out and says how it went. Blocks while memory is allocated."""
-    done = pb.OrderDone(number=order.number)
-    try:
-        clocks = _dispatch(shard, order)
-    except PsError as error:
-        done.refused.CopyFrom(refused_to_proto(error))
-    except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it, not wait for ever
-        logger.exception("bug while carrying out an order")
-        done.refused.CopyFrom(refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
-    else:
-        for number, clock in clocks.items():
-            done.clocks[number] = clock
-    return done
-
-
-def _dispatch(shard: Shard, order: pb.Order) -> dict[int, int]:
-    match order.WhichOneof("kind"):
-        case "admit":
-            shard.admit(
-                job=order.admit.job.name,
-                consistency_text=order.admit.job.consistency,
-                num_workers=order.admit.job.num_workers,
-                worker=order.admit.worker,
-                incarnation=order.admit.incarnation,
-                clocks=dict(order.admit.clocks),
-                reader=order.admit.reader,
-                nonfinite=parse_nonfinite(order.admit.job.nonfinite or "error"),
-            )
-        case "remove":
-            return shard.remove(
-                job=order.remove.job, worker=order.remove.worker, incarnation=order.remove.incarnation
-            )
-        case "open_table":
-            shard.open_table(order.open_table.job, table_from_proto(order.open_table.table), order.number)
-        case "start_table":
-            shard.start_table(order.start_table.job, order.start_table.table)
-        case "drop_job":
-            shard.drop(order.drop_job.job)
-        case "decide":
-            shard.decide(
-                order.decide.job,
-                order.decide.table,
-                opening=order.decide.opening,
-                step=order.decide.step,
-                scale=order.decide.scale,
-            )
-        case "hold_cut":
-            cut = order.hold_cut
-            return shard.table(cut.job, cut.table).cut.hold((cut.reader, cut.number))
-        case "arm_cut":
-            cut = order.arm_cut
-            shard.table(cut.job, cut.table).cut.arm((cut.reader, cut.number), dict(cut.clocks))
-        case "end_cut":
-            cut = order.end_cut
-            return {cut.table: shard.table(cut.job, cut.table).cut.end((cut.reader, cut.number))}
-        case unknown:
-            raise InternalError(f"unknown order {unknown}")
-    return {}
-
-
 def norm_to_proto(norm: Norm) -> pb.Norm:
     """A norm as a message."""
-    return pb.Norm(job=norm.job, table=norm.table, opening=norm.opening, step=norm.step, squares=norm.squares)
+    return pb.Norm(
+        job=norm.job,
+        table=norm.table,
+        opening=norm.opening,
+        step=norm.step,
+        squares=norm.squares,
+        epoch=norm.epoch,
+    )
 
 
 def norm_from_proto(message: pb.Norm) -> Norm:
@@ -95,6 +41,7 @@ def norm_from_proto(message: pb.Norm) -> Norm:
         opening=message.opening,
         step=message.step,
         squares=message.squares,
+        epoch=message.epoch,
     )
 
 
@@ -208,12 +155,13 @@ class Shards:
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
 
-    async def order(self, order: pb.Order, *, absent_ok: bool = False) -> dict[int, int]:
+    async def order(self, order: pb.Order, *, absent_ok: bool = False, least: bool = False) -> dict[int, int]:
         """Sends an order to every shard and waits for all; returns the largest figures that they answer.
 
         Args:
             order: its number is set here.
             absent_ok: also if a shard is not registered.
+            least: the smallest figures instead.
 
         Raises:
             PsError: what the first shard that refused has said; the others may have carried it out.
@@ -229,11 +177,12 @@ class Shards:
         others = [self._send(index, entry, message) for index, entry in sorted(self._registered.items())]
         outcomes = await asyncio.gather(own, *others)
         clocks: dict[int, int] = {}
+        extreme = min if least else max
         for outcome in outcomes:
             if outcome.HasField("refused"):
                 raise refused_from_proto(outcome.refused)
             for number, clock in outcome.clocks.items():
-                clocks[number] = max(clocks.get(number, 0), clock)
+                clocks[number] = extreme(clocks.get(number, clock), clock)
         return clocks
 
     def _note(self, order: pb.Order) -> None:

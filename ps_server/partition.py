@@ -1,9 +1,10 @@
 """The state machine of one partition: clocks, contributions, waiting pulls, version.
 
-Inputs are `push`, `pull`, `join`, `leave`, `withhold` and `decide`; each returns the actions that follow, in
-order, and the caller carries them out before the next input. It holds no weights: a push's payload is
-opaque here, so everything below is tested without torch, a thread or a socket. It must not know connections
-or frames.
+Inputs are `push`, `pull`, `join`, `leave`, `withhold` and `decide`, and for members that come or go while
+others train, in two rounds over all partitions, `prepare` and then `join`, `fence` and then `evict`. Each
+returns the actions that follow, in order, and the caller carries them out before the next input. It holds no
+weights: a push's payload is opaque here, so everything below is tested without torch, a thread or a socket.
+It must not know connections or frames.
 
 Words (docs/consistency.md): a worker's *clock* is the next step that it will push here. The *version* is, in
 BSP, the number of steps closed; in SSP and ASP the number of pushes applied.
@@ -22,107 +23,24 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
 
 from ps_server.gate import Gate
+from ps_server.partition_values import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Pull
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
+__all__ = ["Ack", "Action", "Answer", "Apply", "Complete", "Contribution", "Ledger", "Partition", "Pull"]
+
 MAX_TAU = 65_535  # larger version stalenesses are counted as this: the histogram stays bounded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """One worker's push of one step.
-
-    Attributes:
-        worker: its number; contributions are summed in this order.
-        incarnation: of the worker.
-        step: its clock when it pushed.
-        version: of the weights that the gradient was computed on.
-        weight: in the mean (BSP).
-        payload: opaque; None abstains.
-    """
-
-    worker: int
-    incarnation: int
-    step: int
-    version: int = 0
-    weight: float = 1.0
-    payload: Any = None
-
-    @property
-    def abstains(self) -> bool:
-        """Whether the worker's clock advances and nothing is applied."""
-        return self.payload is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pull:
-    """A worker asks for weights at its clock. `asked_s` is the caller's clock, in seconds."""
-
-    worker: int
-    incarnation: int
-    clock: int
-    asked_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apply:
-    """Average `contributions` (rank order, none abstains), scale the mean, take one optimizer step."""
-
-    step: int
-    contributions: tuple[Contribution, ...]
-    scale: float
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
-    """The push of `step` is accounted for: it will never be applied again."""
-
-    worker: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Send the weights of `version` to those who asked; `clocks` are those of the members by now."""
-
-    pulls: tuple[Pull, ...]
-    version: int
-    clocks: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
-    """Every member has pushed `step`: it may be decided. Said again when members change before that."""
-
-    step: int
-    workers: frozenset[int]
-
-
-Action: TypeAlias = Apply | Ack | Answer | Complete
-
-
-@dataclass(slots=True)
-class Ledger:
-    """What became of one worker's pushes and pulls here, over all its incarnations."""
-
-    received: int = 0
-    applied: int = 0
-    dropped: int = 0
-    abstained: int = 0
-    duplicates: int = 0
-    refused: int = 0
-    max_gap: int = 0
-    gate_wait_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Member:
     incarnation: int
     clock: int
+    prepared: bool = False
+    fenced: bool = False
 
 
 @dataclass(slots=True)
@@ -132,6 +50,7 @@ class Partition:
     gate: Gate
     version: int = 0
     newest_clock: int = 0
+    mixed_steps: int = 0  # pushes of evicted members that were taken here, and not on all partitions
     tau: Counter[int] = field(default_factory=Counter)
     ledgers: dict[int, Ledger] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
@@ -162,10 +81,26 @@ class Partition:
 
     # -- inputs --------------------------------------------------------------------------------------
 
+    def prepare(self, worker: int, incarnation: int) -> int:
+        """A worker is about to join: keeps its place in the gate, and returns the first step it can take.
+
+        Until it joins, no step that it may have to take closes here, and nobody runs ahead of it.
+        """
+        known = self._members.get(worker)
+        if known is not None and known.incarnation == incarnation:
+            known.prepared = True
+            return known.clock
+        first = self._first_step(worker)
+        self._members[worker] = _Member(incarnation, first, prepared=True)
+        self._waiting.pop(worker, None)
+        self._ledger(worker)
+        return first
+
     def join(self, worker: int, incarnation: int, clock: int, now_s: float) -> list[Action]:
         """A worker becomes a member, or comes back with a later incarnation; `clock` is its first step."""
         known, staged = self._members.get(worker), self._staged.get(worker)
-        assert known is None or known.incarnation < incarnation, (worker, incarnation)
+        prepared = known is not None and known.prepared and known.clock <= clock
+        assert known is None or known.incarnation + (not prepared) <= incarnation, (worker, incarnation)
         assert staged is None or staged.step < clock, (worker, staged.step, clock)
         self._members[worker] = _Member(incarnation, clock)
         self.newest_clock = max(self.newest_clock, clock)
@@ -181,6 +116,33 @@ class Partition:
         del self._members[worker]
         self._waiting.pop(worker, None)
         return self._settle(now_s)
+
+    def fence(self, worker: int, incarnation: int) -> int | None:
+        """Nothing more is taken of this member, and no step closes before `evict`; returns its clock."""
+        known = self._members.get(worker)
+        if known is None or known.incarnation != incarnation:
+            return None
+        known.fenced = True
+        self._waiting.pop(worker, None)
+        return known.clock
+
+    def keep(self, worker: int, own: Callable[[Contribution], Contribution]) -> None:
+        """Puts `own` of what is staged of a worker in its place."""
+        if worker in self._staged:
+            self._staged[worker] = own(self._staged[worker])
+
+    def evict(self, worker: int, incarnation: int, limit: int, now_s: float) -> list[Action]:
+        """A fenced worker stops being a member; its push of a step >= `limit` is dropped if still staged."""
+        known = self._members.get(worker)
+        if known is None or known.incarnation != incarnation:
+            return []
+        staged = self._staged.get(worker)
+        if staged is not None and staged.step >= limit:
+            del self._staged[worker]
+            self._ledger(worker).dropped += 1
+        elif known.clock > limit:
+            self.mixed_steps += 1
+        return self.leave(worker, incarnation, now_s)
 
     def push(self, contribution: Contribution, now_s: float) -> list[Action]:
         """A gradient, or an abstention, for one step.
@@ -268,10 +230,11 @@ class Partition:
         member = self._members.get(worker)
         if member is None:
             raise StrangerRefused(f"worker {worker} is not a member of this job", worker=worker)
-        if member.incarnation != incarnation:
+        if member.incarnation != incarnation or member.fenced:
             self._ledger(worker).refused += 1
             raise StaleIncarnation(
-                f"worker {worker}: incarnation {incarnation} is not the live one, {member.incarnation}",
+                f"worker {worker}: incarnation {incarnation} is "
+                + ("being evicted" if member.fenced else f"not the live one, {member.incarnation}"),
                 worker=worker,
                 incarnation=incarnation,
                 live=member.incarnation,
@@ -322,7 +285,17 @@ class Partition:
         """Whether nobody will push the open step any more: a step that nobody has pushed closes, too."""
         if not self._members:
             return bool(self._staged)
-        return all(member.clock > self.version for member in self._members.values())
+        return all(member.clock > self.version and not member.fenced for member in self._members.values())
+
+    def _first_step(self, worker: int) -> int:
+        """The first step that has not closed, is not about to and that this worker has not taken."""
+        clocks = [member.clock for other, member in self._members.items() if other != worker]
+        if not clocks:
+            return self.newest_clock
+        if not self.gate.aggregates:
+            return min(clocks)
+        taken = self._staged[worker].step + 1 if worker in self._staged else 0
+        return max(self.version + (min(clocks) > self.version), taken)
 
     def _answer(self, now_s: float) -> list[Action]:
         clocks = [member.clock for member in self._members.values()]

@@ -43,18 +43,18 @@ class Readers:
     def __init__(self, shards: Shards, rooms: Mapping[str, Room], states: StateStore) -> None:
         self._shards = shards
         self._rooms = rooms
-        self._live = LiveState(states)
+        self.live = LiveState(states)
         self._numbers = itertools.count(FIRST_READER)
         self._talking: set[asyncio.Task[None]] = set()
         self._cuts: WeakKeyDictionary[Room, asyncio.Lock] = WeakKeyDictionary()
 
     def uploaded(self, job: str, member: Member, step: int) -> None:
         """See `LiveState.uploaded`."""
-        self._live.uploaded(job, member, step)
+        self.live.uploaded(job, member, step)
 
     def gone(self, job: str, member: Member) -> None:
         """See `LiveState.gone`."""
-        self._live.gone(job, member)
+        self.live.gone(job, member)
 
     async def serve(self, messages: AsyncIterator[pb.ReadRequest]) -> AsyncGenerator[pb.ReadReply]:
         """A reader's stream, to its end."""
@@ -62,7 +62,7 @@ class Readers:
             error = ConfigurationRefused(f"this service has {MAX_READERS} readers already")
             yield pb.ReadReply(refused=refused_to_proto(error))
             return
-        reader = _Reader(self._shards, self._rooms, self._live, self._cuts, next(self._numbers))
+        reader = _Reader(self._shards, self._rooms, self.live, self._cuts, next(self._numbers))
         talking = asyncio.create_task(reader.talk(messages))
         self._talking.add(talking)
         talking.add_done_callback(self._talking.discard)

@@ -1,4 +1,4 @@
-"""One job's room on the coordinator: its members' queues, and the task that carries its actions out in order.
+"""One job's room on the coordinator: mailboxes and leases of its members, and the task that acts in order.
 
 The decisions are `membership.Job`'s. Used on the event loop only.
 """
@@ -10,8 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from ps_server.events import Event, Events
+from ps_server.leases import Leases
 from ps_server.log import logger
-from ps_server.member import Action, Member, ToMember, ToShards
+from ps_server.mailbox import Mailbox
+from ps_server.member import Action, Member, MemberState, ToMember, ToShards, TwoRounds
 from ps_server.membership import Job
 from ps_server.orders import Shards
 from ps_wire.errors import PsError
@@ -23,9 +26,12 @@ class Room:
 
     def __init__(self, job: Job, shards: Shards, on_empty: Callable[[Room], None]) -> None:
         self.job = job
-        self.queues: dict[tuple[int, int], asyncio.Queue[pb.MemberReply]] = {}
+        self.events = Events(job.name)
+        self.leases = Leases()
+        self.mailboxes: dict[tuple[int, int], Mailbox] = {}
         self.progress: dict[int, pb.Progress] = {}
         self.heard_s: dict[int, float] = {}
+        self._changed = asyncio.Event()
         self._shards = shards
         self._on_empty = on_empty
         self._actions: deque[Action] = deque()
@@ -36,19 +42,43 @@ class Room:
         """Nothing is on its way to members or shards."""
         return self._task is None and not self._actions
 
-    def admit(self, member: Member, actions: Sequence[Action]) -> asyncio.Queue[pb.MemberReply]:
-        """Makes the queue of a member that has just joined, then does what follows."""
-        queue: asyncio.Queue[pb.MemberReply] = asyncio.Queue()
-        self.queues[member.worker, member.incarnation] = queue
+    def admit(self, member: Member, actions: Sequence[Action]) -> Mailbox:
+        """Makes the mailbox of a member that has just joined, then does what follows."""
+        mailbox = self.mailboxes[member.worker, member.incarnation] = Mailbox()
         self.progress.pop(member.worker, None)
         self.heard_s[member.worker] = time.monotonic()
         self.do(actions)
-        return queue
+        return mailbox
 
-    def heard(self, member: Member, progress: pb.Progress) -> None:
-        """A member has said how far it is."""
-        self.progress[member.worker] = progress
-        self.heard_s[member.worker] = time.monotonic()
+    def heard(self, member: Member) -> None:
+        """A member is alive."""
+        now_s = self.heard_s[member.worker] = time.monotonic()
+        self.leases.renew(member.worker, member.incarnation, now_s)
+        self._wake()
+
+    async def changed(self) -> None:
+        """Waits until a member is heard, or goes."""
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def evict_silent(self, now_s: float) -> list[Member]:
+        """Evicts those whose leases are over, and returns them."""
+        silent = []
+        for worker, incarnation in self.leases.expired(now_s):
+            member = self.job.roster.members.get(worker)
+            if member is not None and member.incarnation == incarnation and member.present:
+                silent.append(member)
+                self.evict(member)
+        return silent
+
+    def evict(self, member: Member) -> None:
+        """A member's lease is over: the others go on without it."""
+        why = f"was evicted: silent for longer than its lease of {member.lease_s:g} s; we go on"
+        self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+        self.do(self.job.lost(member, why))
 
     def do(self, actions: Sequence[Action]) -> None:
         """Queues actions; one task carries them out, one change at a time."""
@@ -66,30 +96,45 @@ class Room:
                     await self._order(action)
         finally:
             self._task = None
+        self._wake()
         self._check_empty()
 
     def close(self, member: Member) -> None:
-        """A member's stream has ended: its queue goes."""
-        self.queues.pop((member.worker, member.incarnation), None)
+        """A member has heard its last word: its mailbox goes."""
+        self.mailboxes.pop((member.worker, member.incarnation), None)
+        self.leases.end(member.worker, member.incarnation)
         self._check_empty()
 
     def _check_empty(self) -> None:
-        if self.idle and self.job.forgotten and not self.queues:
+        if self.idle and self.job.forgotten and not self.mailboxes:
             self._on_empty(self)
 
     def _deliver(self, action: ToMember) -> None:
         kind = action.reply.WhichOneof("kind")
         logger.debug("job %s worker %d: %s", self.job.name, action.worker, kind)
-        queue = self.queues.get((action.worker, action.incarnation))
-        if queue is not None:
-            queue.put_nowait(action.reply)
+        key = action.worker, action.incarnation
+        mailbox = self.mailboxes.get(key)
+        if mailbox is None:
+            return
+        if kind == "joined":
+            action.reply.joined.session = mailbox.session
+            member = self.job.roster.members[action.worker]
+            if member.incarnation == action.incarnation and member.state is MemberState.JOINED:
+                self.leases.grant(*key, member.lease_s, time.monotonic())
+        mailbox.put(action.reply)
+        if mailbox.over:  # nobody is there to hear it
+            del self.mailboxes[key]
+            self.leases.end(*key)
 
-    async def _order(self, action: ToShards) -> None:
+    async def _order(self, action: ToShards | TwoRounds) -> None:
         job = self.job
+        order = action.first if isinstance(action, TwoRounds) else action.order
         try:
-            clocks = await self._shards.order(action.order)
+            if isinstance(action, TwoRounds):
+                order = action.second(await self._shards.order(order, least=action.least))
+            clocks = await self._shards.order(order)
         except PsError as error:
-            logger.warning("job %s: order %s: %s", job.name, action.order.WhichOneof("kind"), error)
-            self._actions.extend(job.failed(action.order, error))
+            logger.warning("job %s: order %s: %s", job.name, order.WhichOneof("kind"), error)
+            self._actions.extend(job.failed(order, error))
         else:
-            self._actions.extend(job.done(action.order, clocks))
+            self._actions.extend(job.done(order, clocks))

@@ -16,6 +16,13 @@ class Roster:
     num_workers: int
     members: dict[int, Member] = field(default_factory=dict)
 
+    def holders(self, wanted: int | None) -> list[Member]:
+        """Who is in the way of one that wants this number, or any: nobody where it can have it."""
+        present = self.present()
+        if wanted is not None:
+            return [member for member in present if member.worker == wanted]
+        return present if len(present) >= self.num_workers else []
+
     def number(self, wanted: int | None) -> int:
         """The number that a joining worker gets: the wanted one, else the lowest free one.
 
@@ -47,7 +54,9 @@ class Roster:
             )
         return wanted
 
-    def add(self, number: int, *, host: str, pid: int, reader: bool) -> Member:
+    def add(
+        self, number: int, *, host: str, pid: int, reader: bool, late: bool = False, lease_s: float = 0.0
+    ) -> Member:
         """A new incarnation under a number that is free."""
         before = self.members.get(number)
         member = Member(
@@ -56,7 +65,10 @@ class Roster:
             host=host,
             pid=pid,
             reader=reader,
+            late=late,
+            lease_s=lease_s,
         )
+        self.members.pop(number, None)  # so that the order is that of arrival
         self.members[number] = member
         return member
 

@@ -86,6 +86,13 @@ class Session:
         with self._lock:
             self._retired = True
 
+    def expel(self, error: PsError) -> None:
+        """Tells the worker, once retired, why."""
+        if self._job is not None:
+            logger.debug("job %s worker %d: %s", self._job, self._worker, error)
+            meta = refused_to_proto(error).SerializeToString()
+            self._outlet.send(Message(wire.Frame(kind=wire.Kind.REFUSE, worker=self._worker, meta=meta)))
+
     def _receive(self, frame: wire.Frame) -> bool:
         try:
             if self._job is None:

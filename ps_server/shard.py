@@ -9,20 +9,18 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
 
 from ps_server import optimizers
 from ps_server.clipping import Norm
 from ps_server.gate import gate_of
 from ps_server.log import logger
+from ps_server.shard_job import Retirable, ShardJob
+from ps_server.shard_members import ShardMembers
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.carrier import Outlet
 from ps_wire.errors import ConfigurationRefused, JobUnknown, MemoryLimitExceeded, StrangerRefused
-from ps_wire.frame import FIRST_READER
-from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 
@@ -30,44 +28,10 @@ TOKEN_BYTES = 16
 MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
 
 
-class Retirable(Protocol):
-    """A connection that another one can replace.
-
-    Attributes:
-        carrier: its name.
-    """
-
-    carrier: str
-
-    def retire(self) -> None:
-        """Takes no more frames; waits for the one that is being taken."""
-        ...
+__all__ = ["TOKEN_BYTES", "Retirable", "Shard", "ShardJob"]
 
 
-@dataclass(slots=True)
-class ShardJob:
-    """A job's part on this shard.
-
-    Attributes:
-        members: worker -> (incarnation, first step by table); those in the gates.
-        known: worker -> live incarnation; members, and those who may only read.
-        tokens: (worker, incarnation) -> tokens good for one connection each.
-        sessions: worker -> its live connection.
-    """
-
-    name: str
-    consistency: consistency.Consistency
-    num_workers: int
-    nonfinite: NonFinite = NonFinite.ERROR
-    members: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
-    known: dict[int, int] = field(default_factory=dict)
-    tables: dict[int, ShardTable] = field(default_factory=dict)
-    tokens: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
-    sessions: dict[int, Retirable] = field(default_factory=dict)
-    memory_bytes: int = 0
-
-
-class Shard:
+class Shard(ShardMembers):
     """See the module's docstring. Thread-safe.
 
     Attributes:
@@ -93,57 +57,6 @@ class Shard:
         self._lock = threading.Lock()
 
     # -- the coordinator's orders ----------------------------------------------------------------------
-
-    def admit(
-        self,
-        *,
-        job: str,
-        consistency_text: str,
-        num_workers: int,
-        worker: int,
-        incarnation: int,
-        clocks: Mapping[int, int],
-        reader: bool,
-        nonfinite: NonFinite = NonFinite.ERROR,
-    ) -> None:
-        """A worker may connect; unless it only reads, it is a member from its clocks on."""
-        with self._lock:
-            if worker >= FIRST_READER:
-                self._job(job)  # it comes to one that is there, or not at all
-            entry = self._jobs.setdefault(
-                job,
-                ShardJob(
-                    name=job,
-                    consistency=consistency.parse(consistency_text),
-                    num_workers=num_workers,
-                    nonfinite=nonfinite,
-                ),
-            )
-            entry.known[worker] = incarnation
-            for key in [key for key in entry.tokens if key[0] == worker]:
-                del entry.tokens[key]
-            if not reader:
-                entry.members[worker] = (incarnation, dict(clocks))
-            tables = list(entry.tables.values())
-        if not reader:
-            for table in tables:
-                table.join(worker, incarnation, clocks.get(table.spec.number, 0))
-
-    def remove(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
-        """A worker stops being a member, or a reader goes; returns the newest clock by table."""
-        with self._lock:
-            entry = self._job(job)
-            if entry.members.get(worker, (None,))[0] == incarnation:
-                del entry.members[worker]
-            session = None
-            if worker >= FIRST_READER:
-                entry.known.pop(worker, None)
-                entry.tokens.pop((worker, incarnation), None)
-                session = entry.sessions.pop(worker, None)
-            tables = list(entry.tables.values())
-        if session is not None:
-            session.retire()
-        return {table.spec.number: table.leave(worker, incarnation) for table in tables}
 
     def open_table(self, job: str, spec: TableSpec, opening: int = 0) -> None:
         """Allocates a table for a job that has members; `opening` is the number of the order.
@@ -232,7 +145,7 @@ class Shard:
         """
         with self._lock:
             entry = self._job(job)
-            self._check_known(entry, worker, incarnation)
+            entry.check_known(worker, incarnation)
             token = secrets.token_bytes(TOKEN_BYTES)
             kept = entry.tokens.setdefault((worker, incarnation), [])
             kept.append(token)
@@ -247,7 +160,7 @@ class Shard:
         """
         with self._lock:
             entry = self._job(job)
-            self._check_known(entry, worker, incarnation)
+            entry.check_known(worker, incarnation)
             kept = entry.tokens.get((worker, incarnation), [])
             for place, known in enumerate(kept):
                 if hmac.compare_digest(known, token):
@@ -271,7 +184,7 @@ class Shard:
         """
         with self._lock:
             entry = self._job(job)
-            self._check_known(entry, worker, incarnation)
+            entry.check_known(worker, incarnation)
             if writes and entry.members.get(worker, (None,))[0] != incarnation:
                 raise StrangerRefused(
                     f"worker {worker} of job {job} may only read: it has finished, or is no member",
@@ -319,25 +232,6 @@ class Shard:
             return tuple(self._jobs.values())
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    def _job(self, name: str) -> ShardJob:
-        entry = self._jobs.get(name)
-        if entry is None:
-            raise JobUnknown(
-                f"shard {self.index} does not know job {name!r}: nobody has joined it here, or the server "
-                "was started again without its state",
-                job=name,
-            )
-        return entry
-
-    @staticmethod
-    def _check_known(entry: ShardJob, worker: int, incarnation: int) -> None:
-        if entry.known.get(worker) != incarnation:
-            raise StrangerRefused(
-                f"worker {worker} with incarnation {incarnation} has not joined job {entry.name}",
-                worker=worker,
-                incarnation=incarnation,
-            )
 
     def _needed_bytes(self, spec: TableSpec, plan: Plan, num_workers: int) -> int:
         total = 0

@@ -96,12 +96,15 @@ def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
         max_version=max(versions, default=0),
         bytes_in=sum(cell.bytes_in for cell in cells),
         bytes_out=sum(cell.bytes_out for cell in cells),
+        mixed_steps=sum(cell.machine.mixed_steps for cell in cells),
         hyper_mismatches=max((cell.hyper_mismatches for cell in cells), default=0),
         tau=dict(table.tau()),
         weight_bytes=sum(cell.values.now.nbytes for cell in cells),
         optimizer_bytes=sum(cell.values.optimizer_bytes() for cell in cells),
         workers=[
-            _worker_figures(job, table, worker) for worker in sorted(job.known) if worker < FIRST_READER
+            _worker_figures(job, table, worker)
+            for worker in sorted(job.known | job.fenced)
+            if worker < FIRST_READER
         ],
     )
 

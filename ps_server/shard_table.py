@@ -27,6 +27,7 @@ from ps_server.kept_hyperparameters import KeptHyperparameters
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_server.screen import Screen
+from ps_server.table_members import TableMembers
 from ps_wire import frame as wire
 from ps_wire import meta
 from ps_wire.buffer import as_tensor
@@ -47,7 +48,7 @@ from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
 
-class ShardTable:
+class ShardTable(TableMembers):
     """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards `_halves`."""
 
     def __init__(
@@ -81,6 +82,7 @@ class ShardTable:
         self.plan = plan
         self.opening = opening
         self.started = False
+        self.epoch = 0
         self._job = job
         self._shard = shard
         self._gate = gate
@@ -114,22 +116,6 @@ class ShardTable:
                 later=partial(self._later, partition.index),
             )
         self.cut = CutTable(self._cells.values(), settle=self._close_clipped)
-
-    # -- members ---------------------------------------------------------------------------------------
-
-    def join(self, worker: int, incarnation: int, clock: int) -> None:
-        """A worker becomes a member of every partition; `clock` is its first step."""
-        now_s = time.monotonic()
-        for cell in self._cells.values():
-            cell.join(worker, incarnation, clock, now_s, self._scratch)
-        self._close_clipped()
-
-    def leave(self, worker: int, incarnation: int) -> int:
-        """A worker stops being a member; returns the newest clock over all partitions."""
-        now_s = time.monotonic()
-        newest = [cell.leave(worker, incarnation, now_s, self._scratch) for cell in self._cells.values()]
-        self._close_clipped()
-        return max(newest, default=0)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone."""
@@ -196,7 +182,14 @@ class ShardTable:
             self.decide(step, coefficient(self.spec.clip_grad_norm, squares))
 
     def _norm(self, step: int, squares: float) -> Norm:
-        return Norm(job=self._job, table=self.spec.number, opening=self.opening, step=step, squares=squares)
+        return Norm(
+            job=self._job,
+            table=self.spec.number,
+            opening=self.opening,
+            step=step,
+            squares=squares,
+            epoch=self.epoch,
+        )
 
     # -- frames ----------------------------------------------------------------------------------------
 

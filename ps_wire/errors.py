@@ -29,7 +29,7 @@
     │   ├── StrangerRefused
     │   └── StaleIncarnation
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
-    ├── WorkerLost (1)                 a member vanished without leaving
+    ├── Evicted (75)                   a worker that was silent for longer than its lease
     ├── GradientChanged (1)            a gradient was touched after it had left
     ├── WeightsChanged (1)             a script wrote into weights that the servers hold
     ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
@@ -189,8 +189,10 @@ class JobUnknown(PsError):
     """The servers do not know this job, table or worker."""
 
 
-class WorkerLost(PsError):
-    """A member of the job vanished without leaving."""
+class Evicted(PsError):
+    """This incarnation of a worker was silent for longer than its lease; the others went on without it."""
+
+    exit_code = 75
 
 
 class GradientChanged(PsError):
@@ -242,7 +244,7 @@ STATUS: dict[type[PsError], str] = {
     StrangerRefused: "PERMISSION_DENIED",
     StaleIncarnation: "ABORTED",
     JobUnknown: "NOT_FOUND",
-    WorkerLost: "ABORTED",
+    Evicted: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
     WeightsChanged: "FAILED_PRECONDITION",
     NonFiniteGradient: "FAILED_PRECONDITION",

@@ -19,6 +19,7 @@ from ps_wire.errors import (
     ConfigurationRefused,
     ConnectionLost,
     CutAborted,
+    Evicted,
     GradientChanged,
     HyperparametersDiffer,
     NonFiniteGradient,
@@ -27,7 +28,6 @@ from ps_wire.errors import (
     StartLimitExceeded,
     UsageError,
     WeightsChanged,
-    WorkerLost,
 )
 from ps_wire.staleness import Staleness
 from ps_wire.table import BucketOptions
@@ -84,7 +84,7 @@ __all__ = [
     "StartLimitExceeded",
     "ConnectionLost",
     "CutAborted",
-    "WorkerLost",
+    "Evicted",
     "GradientChanged",
     "HyperparametersDiffer",
     "NonFiniteGradient",

@@ -20,7 +20,7 @@ from ps_wire import trace
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
-from ps_worker.settings import ALONE
+from ps_worker.settings import ALONE, LEASE_S, parse_size
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
@@ -51,8 +51,13 @@ def run(
         str, typer.Option(envvar="PS_CONSISTENCY", help=f"One of {models.VALID}.")
     ] = "bsp",
     num_workers: Annotated[
-        int, typer.Option(envvar="PS_NUM_WORKERS", min=1, help="Workers that the job waits for.")
-    ] = 1,
+        str,
+        typer.Option(
+            envvar="PS_NUM_WORKERS",
+            metavar="N|MIN:MAX",
+            help="Workers that the job waits for; 2:8 starts with two, and up to eight come and go.",
+        ),
+    ] = "1",
     worker: Annotated[
         int | None, typer.Option(envvar="PS_WORKER", min=0, help="This one's number. Default: given.")
     ] = None,
@@ -65,6 +70,13 @@ def run(
     carrier: Annotated[
         str, typer.Option(envvar="PS_CARRIER", help=f"Of gradients and weights, one of {carriers.VALID}.")
     ] = carriers.AUTO,
+    lease: Annotated[
+        float,
+        typer.Option(
+            envvar="PS_LEASE",
+            help="Seconds without a sign of life from this worker after which the others go on without it.",
+        ),
+    ] = LEASE_S,
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
     if servers != ALONE:
@@ -73,20 +85,22 @@ def run(
     models.parse(consistency)
     choices.parse(nonfinite)
     carriers.parse(carrier)
+    _, most = parse_size(num_workers, "--num-workers")
     if not script.is_file():
         raise UsageError(f"{script} is not a file")
     os.environ |= {
         "PS_SERVERS": servers,
         "PS_JOB": job,
         "PS_CONSISTENCY": consistency,
-        "PS_NUM_WORKERS": str(num_workers),
+        "PS_NUM_WORKERS": num_workers,
+        "PS_LEASE": str(lease),
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,
     }
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
     if servers != ALONE:
-        _share_cores(servers, num_workers)
+        _share_cores(servers, most)
     signal.signal(signal.SIGTERM, _stop)
     trace.start("worker" if worker is None else f"worker {worker}")
     sys.argv = [str(script), *context.args]

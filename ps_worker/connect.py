@@ -33,7 +33,7 @@ def connect(
     servers: str | None = None,
     job: str | None = None,
     consistency: str | None = None,
-    num_workers: int | None = None,
+    num_workers: int | str | None = None,
     worker: int | None = None,
     nonfinite: str | None = None,
     role: Literal["worker"] | None = None,
@@ -41,6 +41,7 @@ def connect(
     start_limit: float | None = None,
     retry_limit: float | None = None,
     carrier: str | None = None,
+    lease: float | None = None,
 ) -> Worker: ...
 
 
@@ -49,13 +50,14 @@ def connect(
     servers: str | None = None,
     job: str | None = None,
     consistency: str | None = None,
-    num_workers: int | None = None,
+    num_workers: int | str | None = None,
     worker: int | None = None,
     nonfinite: str | None = None,
     connect_limit: float | None = None,
     start_limit: float | None = None,
     retry_limit: float | None = None,
     carrier: str | None = None,
+    lease: float | None = None,
     role: str | None = None,
 ) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
@@ -65,7 +67,8 @@ def connect(
             the worker runs alone, with a server inside this process.
         job: its name; workers of one name train together. Default: "default".
         consistency: `bsp`, `ssp:S` or `asp`. Default: bsp.
-        num_workers: that the job waits for. Default: 1.
+        num_workers: that the job waits for, or a range "2:8": it starts with two, and up to eight come and
+            go. Default: 1.
         worker: this worker's number; default: given by the service.
         nonfinite: what becomes of a gradient that holds NaN or infinity: `error`, its sender gets
             `NonFiniteGradient`, the others go on; `skip`, it is left out; `apply`. Default: error.
@@ -74,6 +77,9 @@ def connect(
         retry_limit: seconds that a broken data connection is tried again.
         carrier: of gradients and weights: `shm` (shared memory), `uds` (Unix sockets), `tcp`, `grpc`, or
             `auto`, the first of these that reaches each server. Default: auto.
+        lease: seconds without a sign of life from this worker after which the others go on without it. One
+            that was only held up (by code that does not let other Python threads run) joins again by itself.
+            Default: 10.
         role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
             A reader takes servers, job, connect_limit, retry_limit and carrier only. Default: worker.
 
@@ -103,6 +109,7 @@ def connect(
         start_limit=start_limit,
         retry_limit=retry_limit,
         carrier=carrier,
+        lease=lease,
     )
     if chosen.role == "reader":
         return Reader(chosen)

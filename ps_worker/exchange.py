@@ -24,6 +24,7 @@ from ps_wire.table import Hyperparameters
 from ps_worker.connection import Connection
 from ps_worker.flat import FlatBuckets
 from ps_worker.pushes import Pushes
+from ps_worker.reentry import Reentry
 from ps_worker.table_memory import Sharing, TableMemory
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
@@ -33,7 +34,7 @@ REPORT_WAIT_S = 10.0  # longer than a step that only is slow, short for a person
 Callback: TypeAlias = Callable[[PsError | None], None]
 
 
-class Exchange:
+class Exchange(Reentry):
     """See the module's docstring. One thread of the user's at a time calls it; connections call it too."""
 
     def __init__(
@@ -55,14 +56,13 @@ class Exchange:
         self.clocks: dict[int, int] = {}
         self.bytes_pushed = 0
         self.bytes_pulled = 0
-        self._table = table
+        self.number = self._table = table
         self._worker = worker
         self._incarnation = incarnation
         self._connections: Sequence[Connection] = ()
         self._gradients_of = list(map(self.gradients.bytes_of, self.partitions))
         self._push_flags = wire.STRICT * strict | wire.PULLS * self.memory.mapped
-        self._hyper_number = 0
-        self._hyper = start
+        self._hyper_number, self._hyper = 0, start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
         self._changed = threading.Condition()
         self._pushes = Pushes()

@@ -12,11 +12,12 @@ closures or other tables; `wrapped` brings several tables of one optimizer toget
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 
 import torch
 
-from ps_wire.errors import GradientChanged
+from ps_wire.errors import Evicted, GradientChanged
 from ps_wire.table import Hyperparameters
 from ps_worker.exchange import Exchange
 from ps_worker.outgoing import Outgoing, Unscale
@@ -168,6 +169,10 @@ class Gradients:
         self._next = self.step + 1
         self.exchange.pull(step=self._next)
 
+    def reenter(self, step: int) -> None:
+        """The worker has joined again: what it pushed of a step under way is void. `begin` must follow."""
+        self._next = step
+
     def begin(self, mode: Mode) -> None:
         """Gets ready for the gradients of the step that was pulled for. May be called again."""
         self.step = self._next
@@ -208,9 +213,10 @@ class Gradients:
 
     def _complete(self, bucket: Outgoing) -> None:
         if self._syncing():
-            bucket.copy()
-            bucket.check_whole()
-            self._push(bucket, late=False)
+            with suppress(Evicted):  # step() joins again
+                bucket.copy()
+                bucket.check_whole()
+                self._push(bucket, late=False)
 
     def _push(self, bucket: Outgoing, *, late: bool) -> None:
         if not self.left:

@@ -9,108 +9,57 @@ a connection may have before there is a table.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ps_wire import frame as wire
-from ps_wire import trace
 from ps_wire.carrier import Carrier
 from ps_wire.consistency import BSP
-from ps_wire.errors import JobUnknown, PsError, UsageError
+from ps_wire.errors import Evicted, PsError, UsageError
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import AVAILABLE, Layout
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_worker import model_spec
-from ps_worker.carrier_choice import CarrierChoice
-from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
-from ps_worker.membership import Membership
 from ps_worker.memory import can_overlay
 from ps_worker.outside import Outside
-from ps_worker.reach import reach
+from ps_worker.rejoining import Rejoining
 from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
-from ps_worker.shared_state import SharedState
 from ps_worker.table_memory import Sharing
 
 WORTH_MAPPING_BYTES = 8 << 10  # a parameter, on average: to show it elsewhere takes 1 us, as copying so much
 FIGURES_LIMIT_S = 10.0  # for a shard to count; a script waits for it
-ALONE = "no PS_SERVERS: running alone, with a server in this process"
 
 
-class Link:
+class Link(Rejoining):
     """See the module's docstring. A `Peer` of its connections.
 
     Attributes:
         rank: the worker's number.
         ended: the job had ended before this worker joined: it may only read.
-        resumed: the servers keep the job's state from before.
+        resumed: the job has its weights and steps, which this worker takes up.
     """
 
     def __init__(
         self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
     ) -> None:
         """Checks the servers, joins and connects. Raises what `connect` raises."""
-        self._settings = settings
-        self._say = say
-        self._lock = threading.Lock()
-        self._exchanges: dict[int, Exchange] = {}
-        self._failure: PsError | None = None
-        self._outside: dict[int, Outside] = {}
+        super().__init__(settings, progress=progress, say=say)
         self._newest: tuple[TableSpec, Exchange] | None = None
         self._filled: set[int] = set()  # tables whose exchange has this worker's weights
         self._uploaded: set[int] = set()
-        if not settings.servers:
-            say(ALONE)
-        self._service = reach(settings.servers)
-        self._carriers = CarrierChoice(self._service, settings.carrier, say)
-        self._membership = Membership(
-            settings, self._service, progress=progress, on_failure=self.fail, log=say
-        )
+        self._shares = bool(settings.servers) and settings.carrier in (None, Carrier.SHM) and AVAILABLE
         try:
             check_servers(self._service, settings.connect_limit_s)
-            joined = self._join()
+            self._enter(None)
         except BaseException:
             self._service.close()
             raise
-        self.rank: int = joined.worker
-        self.ended: bool = joined.ended
-        self.resumed: bool = joined.resumed
-        self._incarnation: int = joined.incarnation
-        self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
-        self._shares = bool(settings.servers) and settings.carrier in (None, Carrier.SHM) and AVAILABLE
-        self._connections = [
-            Connection(
-                service=self._service,
-                carriers=self._carriers,
-                shard=shard,
-                job=settings.job,
-                worker=self.rank,
-                incarnation=self._incarnation,
-                peer=self,
-                retry_limit_s=settings.retry_limit_s,
-                log=say,
-            )
-            for shard in range(len(self._service.addresses))
-        ]
-
-    def _join(self) -> pb.Joined:
-        try:
-            return self._membership.join()
-        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
-            self._membership.leave("it never came to know that it had joined")
-            raise
-
-    @property
-    def exchanges(self) -> list[Exchange]:
-        """Of all tables, by number."""
-        with self._lock:
-            return list(self._exchanges.values())
+        self._now.connect(self._carriers)
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -143,17 +92,35 @@ class Link:
         Raises:
             UsageError: a call that was interrupted has made the table otherwise.
         """
+        while True:
+            try:
+                return self._start_table(spec, values, outside, states, strict, pulls)
+            except Evicted:
+                self._newest = None
+                self._uploaded.discard(spec.number)
+                with self._lock:
+                    self._exchanges.pop(spec.number, None)
+                self.rejoin()
+
+    def _start_table(
+        self,
+        spec: TableSpec,
+        values: Iterable[torch.Tensor],
+        outside: Outside | None,
+        states: Sequence[Mapping[str, Any]],
+        strict: bool,
+        pulls: bool,
+    ) -> tuple[Exchange, int]:
+        live = self._first_live() if self.resumed and outside is not None else {}
         exchange = self._made_again(spec)
         if exchange is None:
-            if self.resumed:
-                self._state.count_anew(spec.number)
             self._membership.make_table(spec)
             plan = Plan(spec, len(self._connections))
             exchange = Exchange(  # while the shards open it
                 table=spec.number,
                 plan=plan,
                 worker=self.rank,
-                incarnation=self._incarnation,
+                incarnation=self._now.joined.incarnation,
                 start=spec.optimizer.hyperparameters,
                 strict=strict,
                 sharing=self._sharing(plan, pulls=pulls),
@@ -169,14 +136,18 @@ class Link:
         exchange.share()
         if outside is not None:
             self._outside[spec.number] = outside
-        if upload:
-            if spec.number not in self._uploaded:
-                self._upload(exchange, spec.number, values, states)
-            self._membership.uploaded(spec.number)
-        step = self._membership.wait_started(spec.number)
+        step = None
+        while step is None:
+            if upload:
+                if spec.number not in self._uploaded:
+                    self._upload(exchange, spec.number, values, states)
+                self._membership.uploaded(spec.number)
+            step = self._membership.wait_started(spec.number)
+            upload = upload or step is None
         self._get(exchange, step, read=self.ended)
         if outside and not upload:
-            model_spec.copy_into(self._kept(spec.number), outside.tensors())
+            model_spec.copy_into(self._live_or_kept(live, spec.number), outside.tensors())
+        self._begun = [*self._begun[: spec.number], spec]
         return exchange, step
 
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
@@ -221,17 +192,6 @@ class Link:
         self._membership.put_state(f"start/{number}", blob)
         self._uploaded.add(number)
 
-    def _get(self, exchange: Exchange, step: int, *, read: bool) -> None:
-        exchange.pull(step=step, read=read)
-        exchange.wait_pulled(self._say)
-
-    def _kept(self, number: int) -> dict[str, torch.Tensor]:
-        """What the job keeps with a table: as it was at the end, or at the start."""
-        try:
-            return model_spec.unpack(self._membership.get_state("final"), f"{number}/")
-        except JobUnknown:
-            return model_spec.unpack(self._membership.get_state(f"start/{number}"))
-
     def at_step_boundary(self, step: int) -> None:
         """To be called between steps by the thread that trains: uploads what a reader has asked for.
 
@@ -240,7 +200,7 @@ class Link:
         """
         if self._membership.live_wanted:
             try:
-                self._membership.put_live(self._final_state(), step)
+                self._membership.put_live(self._live_state(), step)
             except PsError as error:  # a reader's trouble: this worker trains on
                 self._say(f"a reader does not get this worker's buffers: {error}")
 
@@ -256,8 +216,12 @@ class Link:
             PsError: a shard refuses, or cannot be reached within the retry limit.
         """
         exchange = self._exchanges[table]
-        exchange.wait_acked()
-        return self._state.dump(table, exchange.plan)
+        while True:
+            try:
+                exchange.wait_acked()
+                return self._state.dump(table, exchange.plan)
+            except Evicted as error:
+                self._refused(error)
 
     def load_state(self, table: int, states: Sequence[Mapping[str, Any]]) -> None:
         """Sets the optimizer's state on the shards, in place of all that is there.
@@ -286,31 +250,43 @@ class Link:
         if self.ended:
             return
         exchange = self._exchanges[table]
-        exchange.wait_acked()
-        self._state.share(table, exchange.plan, number, states)
+        try:
+            exchange.wait_acked()
+            self._state.share(table, exchange.plan, number, states)
+        except Evicted as error:  # it comes back to what the others have set
+            self._refused(error)
 
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Waits until all have finished, then loads the final weights and what lies outside tables."""
-        for exchange in self.exchanges:
-            exchange.wait_acked()
-            exchange.own()
-        if not self.ended:
-            self._membership.finish(self._final_state)
+        while True:
+            try:
+                for exchange in self.exchanges:
+                    exchange.wait_acked()
+                    exchange.own()
+                if not self.ended:
+                    self._membership.finish(self._final_state)
+                break
+            except Evicted as error:
+                self._refused(error)
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
             if outside := self._outside.get(number):
                 outside.load(self._kept(number))
 
     def _final_state(self) -> bytes:
-        return model_spec.pack(
-            {
-                f"{number}/{name}": tensor
-                for number, outside in self._outside.items()
-                for name, tensor in outside.tensors().items()
-            }
-        )
+        return model_spec.pack(self._outside_tensors())
+
+    def _live_state(self) -> bytes:
+        return model_spec.pack(self._outside_tensors() | self.registered.tensors())
+
+    def _outside_tensors(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{number}/{name}": tensor
+            for number, outside in self._outside.items()
+            for name, tensor in outside.tensors().items()
+        }
 
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator."""
@@ -338,32 +314,3 @@ class Link:
             )
             tables += [table for table in reply.tables if table.job == self._settings.job]
         return tables
-
-    # -- Peer, for connections -------------------------------------------------------------------------
-
-    @trace.traced("take an answer")
-    def take(self, frame: wire.Frame) -> None:
-        """See `Peer.take`."""
-        with self._lock:
-            exchange = self._exchanges.get(frame.table)
-        if exchange is not None and frame.kind is not wire.Kind.HELLO:
-            exchange.take(frame)
-
-    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
-        """See `Peer.landing`."""
-        with self._lock:
-            exchange = self._exchanges.get(frame.table)
-        return exchange.landing(frame, payload_bytes) if exchange is not None else None
-
-    def replay(self, shard: int) -> Iterator[wire.Frame]:
-        """See `Peer.replay`."""
-        for exchange in self.exchanges:
-            yield from exchange.replay(shard)
-
-    def fail(self, error: PsError) -> None:
-        """See `Peer.fail`: every wait, now and later, ends with this error."""
-        with self._lock:
-            self._failure = self._failure or error
-        self._carriers.give_up()
-        for exchange in self.exchanges:
-            exchange.fail(error)

@@ -166,6 +166,10 @@ class Loader:
         if epoch != self._epoch:
             self.epoch = epoch
 
+    def end(self) -> None:
+        """The job has ended: nothing more is handed out."""
+        self._ended = True
+
     def __iter__(self) -> Iterator[Any]:
         if self._ended:
             return
@@ -175,6 +179,8 @@ class Loader:
         mine = self._iteration
         self._share.begin(epoch, skipped)
         for size, batch in self._sized(skipped):
+            if self._ended:
+                return
             if mine != self._iteration:
                 raise UsageError(
                     "this iteration ended when the loader was iterated again: make a second loader"

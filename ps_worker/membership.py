@@ -1,7 +1,7 @@
 """A worker's membership of a job: the join, tables, heartbeats, the end.
 
-One bidirectional stream to the coordinator. A thread takes its replies; the user's thread waits for the one
-it needs. A failure is kept and handed to `on_failure` once.
+What it says and hears goes over `member_stream`; the user's thread waits for the reply that it needs. A
+failure is kept and handed to `on_failure` once.
 
 `_changed` guards what the replies set.
 """
@@ -9,28 +9,33 @@ it needs. A failure is kept and handed to `on_failure` once.
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ps_wire.errors import ConnectionLost, PsError, ServerNotReady, StartLimitExceeded
+import torch
+
+from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable, StartLimitExceeded
 from ps_wire.frame import PROTOCOL
-from ps_wire.messages import refused_from_proto, table_to_proto
+from ps_wire.messages import table_to_proto
 from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from ps_worker import model_spec
+from ps_worker.member_stream import MemberStream
 from ps_worker.reason import sendable
 from ps_worker.settings import Settings
 
-HEARTBEAT_S = 1.0
 RETRY_S = 0.2
 STATE_CHUNK_BYTES = 1 << 20
 CALL_LIMIT_S = 60.0
 LEAVE_LIMIT_S = 5.0
+STATUS_LIMIT_S = 2.0
+MAX_NAMED = 4  # in one line, of those who are waited for
+LIVE_LIMIT_S = 60.0  # for a worker that trains to come to the end of a step
 
 
 class Membership:
@@ -59,53 +64,66 @@ class Membership:
         self._waiting_call: Any = None
         self._leaving = False
         self.live_wanted = False  # a reader wants what lies outside tables, at the next step
-        self._outbox: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._stream: MemberStream | None = None
         self.joined = pb.Joined()
+        self.again = False  # after an eviction
 
     # -- joining ---------------------------------------------------------------------------------------
 
-    def join(self) -> pb.Joined:
+    def join(self, evicted: pb.Joined | None = None) -> pb.Joined:
         """Joins the job and starts the heartbeats.
+
+        Args:
+            evicted: as whom this process was in the job before; it wants the same number.
 
         Raises:
             ServerNotReady: shards were not registered within the connect limit.
             PsError: what the coordinator refuses with.
         """
+        self.again = evicted is not None
         until_s = time.monotonic() + self._settings.connect_limit_s
         while True:
             try:
-                self._join_once()
+                self._join_once(evicted)
                 break
             except ServerNotReady:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_S)
-        self._start_thread("ps-heartbeat", self._beat)
         return self.joined
 
-    def _join_once(self) -> None:
+    def _join_once(self, evicted: pb.Joined | None) -> None:
         settings = self._settings
         self._error = None
-        self._outbox = queue.SimpleQueue()
-        self._send(
-            join=pb.Join(
-                protocol=PROTOCOL,
-                job=spec_pb2.Job(
-                    name=settings.job,
-                    consistency=str(settings.consistency),
-                    num_workers=settings.num_workers,
-                    nonfinite=settings.nonfinite,
-                ),
-                worker=settings.worker,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-            )
+        alone = not settings.servers
+        join = pb.Join(
+            protocol=PROTOCOL,
+            job=spec_pb2.Job(
+                name=settings.job,
+                consistency=str(settings.consistency),
+                num_workers=settings.num_workers,
+                min_workers=settings.min_workers,
+                nonfinite=settings.nonfinite,
+            ),
+            worker=settings.worker if evicted is None else evicted.worker,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            lease_s=0.0 if alone else settings.lease_s,
+            evicted=0 if evicted is None else evicted.incarnation,
         )
-        call = self._service.coordinator.Member(_each_once(self._outbox))
-        self._start_thread("ps-member", lambda: self._read(call))
-        self.joined = self._wait("joined", settings.connect_limit_s)
+        if self._stream is not None:
+            self._stream.close(cancel=True)
+        self._stream = MemberStream(
+            self._service,
+            join=join,
+            retry_limit_s=0.0 if alone else settings.retry_limit_s,
+            progress=self._progress,
+            take=self._take,
+            fail=self._fail,
+            log=self._log,
+        )
+        # One that holds the number may be gone, and is waited for as long as its lease may be.
+        self.joined = self._wait("joined", max(settings.connect_limit_s, 2 * settings.lease_s))
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -122,14 +140,20 @@ class Membership:
         """Says that the starter's weights are on the shards."""
         self._send(uploaded=pb.Uploaded(table=table))
 
-    def wait_started(self, table: int) -> int:
+    def wait_started(self, table: int) -> int | None:
         """Waits until a table has started; returns this worker's first step.
+
+        None: this worker's weights are to start it after all, for who was asked for them has gone.
 
         Raises:
             StartLimitExceeded: naming who was missing.
         """
-        self._wait_for(lambda: table in self._started, self._settings.start_limit_s)
-        return self._started[table]
+        asked = self._made.get(table, False)
+        self._wait_for(
+            lambda: table in self._started or self._made.get(table, False) != asked,
+            self._settings.start_limit_s,
+        )
+        return self._started.get(table)
 
     # -- state -----------------------------------------------------------------------------------------
 
@@ -159,6 +183,20 @@ class Membership:
         request = pb.GetStateRequest(key=self._key(name))
         chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
         return b"".join(chunk.data for chunk in chunks)
+
+    def live_state(self) -> dict[str, torch.Tensor]:
+        """What lies outside tables, and is registered, at the worker that has the lowest number and trains.
+
+        Waits for a step of it; nothing where nobody trains.
+        """
+        request = pb.GetStateRequest(key=self._key("live"))
+        try:
+            chunks = self._service.coordinator.GetState(request, timeout=LIVE_LIMIT_S)
+            blob = b"".join(chunk.data for chunk in chunks)
+        except ServerUnreachable:
+            self._log(f"no worker took a step for {LIVE_LIMIT_S:g} s: this one gets the state of the start")
+            return {}
+        return model_spec.unpack(blob) if blob else {}
 
     def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
         """Waits until a worker has put bytes that are not less; returns whether that was within the limit.
@@ -191,6 +229,28 @@ class Membership:
             name=name,
         )
 
+    def behind(self) -> list[str]:
+        """Who of the others has taken the fewest steps by what the coordinator has heard, for people.
+
+        Raises:
+            PsError: the coordinator does not answer in time.
+        """
+        reply = self._service.coordinator.Status(pb.StatusRequest(), timeout=STATUS_LIMIT_S)
+        others = [
+            entry
+            for job in reply.jobs
+            if job.job.name == self._settings.job
+            for entry in job.workers
+            if entry.state == "running" and entry.worker != self.joined.worker
+        ]
+        slowest = min((entry.progress.step for entry in others), default=0)
+        return [
+            f"waiting for worker {entry.worker}, clock {entry.progress.step}"
+            + (f", lease {entry.lease_left_s:.1f} s left" if entry.lease_left_s >= 0 else "")
+            for entry in others
+            if entry.progress.step == slowest
+        ][:MAX_NAMED]
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self, upload_final: Callable[[], bytes]) -> bool:
@@ -213,49 +273,35 @@ class Membership:
     def leave(self, reason: str) -> None:
         """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again."""
         self._leaving = True
-        self._stop.set()
-        self._send(leave=pb.Leave(reason=sendable(reason), progress=self._progress()))
+        if self._stream is None:
+            return
+        self._stream.quiet()
+        self._stream.say(leave=pb.Leave(reason=sendable(reason), progress=self._progress()))
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
-        self._outbox.put(None)
+        self._stream.close()
+
+    def abandon(self) -> None:
+        """This incarnation was evicted: its stream ends, without a word."""
+        self._leaving = True
+        if self._stream is not None:
+            self._stream.close(cancel=True)
 
     def wait_threads(self) -> None:
         """After `leave` and the end of the service: waits for the threads."""
-        for thread in self._threads:
+        for thread in self._stream.threads if self._stream is not None else ():
             thread.join(LEAVE_LIMIT_S)
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
-        self._threads.append(threading.Thread(target=body, name=name, daemon=True))
-        self._threads[-1].start()
-
     def _send(self, **message: Any) -> None:
-        self._outbox.put(pb.MemberRequest(**message))
-
-    def _beat(self) -> None:
-        number = 0
-        while not self._stop.wait(HEARTBEAT_S):
-            number += 1
-            self._send(heartbeat=pb.Heartbeat(number=number, progress=self._progress()))
-
-    def _read(self, call: Iterator[pb.MemberReply]) -> None:
-        try:
-            for reply in call:
-                self._take(reply)
-            error: PsError = ConnectionLost(
-                f"the coordinator at {self._service.addresses[0]} ended the stream"
-            )
-        except PsError as broken:
-            error = broken
-        self._fail(error)
+        assert self._stream is not None
+        self._stream.say(**message)
 
     def _take(self, reply: pb.MemberReply) -> None:
         kind = reply.WhichOneof("kind")
         with self._changed:
             match kind:
-                case "refused":
-                    raise refused_from_proto(reply.refused)
                 case "table_made":
                     self._made[reply.table_made.table] = reply.table_made.upload
                 case "table_started":
@@ -299,16 +345,3 @@ class Membership:
                 )
             assert self._error is not None
             raise self._error
-
-
-def _each_once(outbox: queue.SimpleQueue[pb.MemberRequest | None]) -> Iterator[pb.MemberRequest]:
-    """What is queued, until None. After a Ctrl-C the user's thread queues again what may be there already."""
-    said: set[tuple[str | None, bytes]] = set()
-    while (message := outbox.get()) is not None:
-        kind = message.WhichOneof("kind")
-        named = kind == "make_table" or (kind == "uploaded" and not message.uploaded.live)
-        key = kind, message.SerializeToString(deterministic=True) if named else b""
-        if (named or kind in ("finish", "leave")) and key in said:
-            continue
-        said.add(key)
-        yield message

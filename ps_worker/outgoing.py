@@ -24,7 +24,7 @@ import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s
 
 from ps_wire import trace
-from ps_wire.errors import ParameterUnsupported, UsageError
+from ps_wire.errors import Evicted, ParameterUnsupported, UsageError
 from ps_wire.plan import Bucket
 from ps_worker.exchange import Exchange
 
@@ -143,7 +143,10 @@ class Outgoing:
             raise _cleared(self._names[place])
         self.arrived.append(parameter)
         self._check_dense(gradient, place)
-        self._exchange.wait_free(self.partitions)
+        try:
+            self._exchange.wait_free(self.partitions)
+        except Evicted:  # step() joins again
+            return
         self._zeros.discard(place)
         with torch.no_grad():  # a gradient may have a graph of its own
             self._views[place].copy_(gradient)

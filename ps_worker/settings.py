@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +19,7 @@ ALONE = "none"  # instead of addresses: a server inside this process
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
+LEASE_S = 10.0  # ten heartbeats; few calls hold Python's interpreter for so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,8 @@ class Settings:
         servers: addresses in shard order; none: alone, with a server inside the process.
         job: name of the job.
         consistency: its model.
-        num_workers: that the job waits for.
+        num_workers: that the job waits for; of a range the largest number.
+        min_workers: of a range, that the job starts with; 0: no range, it starts with all.
         worker: this one's number; None lets the service give one.
         nonfinite: what the job does with gradients that hold NaN or infinity.
         connect_limit_s: how long a server may take to answer at the start.
@@ -36,6 +39,7 @@ class Settings:
         retry_limit_s: how long a broken data connection is tried again.
         carrier: of the data; None for the best one that reaches each server.
         role: "worker", or "reader".
+        lease_s: without a sign of life for so long, the worker is evicted.
     """
 
     servers: tuple[str, ...]
@@ -49,6 +53,8 @@ class Settings:
     retry_limit_s: float = RETRY_LIMIT_S
     carrier: carrier.Carrier | None = None
     role: str = "worker"
+    min_workers: int = 0
+    lease_s: float = LEASE_S
 
 
 def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
@@ -63,13 +69,15 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
     def value(name: str, default: str) -> str:
         return values.get(name) or source.get(f"PS_{name.upper()}") or default
 
+    least, most = parse_size(value("num_workers", "1"))
     worker = values.get("worker") or source.get("PS_WORKER")
     servers = value("servers", ALONE)
     made = Settings(
         servers=() if servers.strip() == ALONE else _named("servers", parse_servers, servers),
         job=_named("job", check_job_name, value("job", "default")),
         consistency=_named("consistency", consistency.parse, value("consistency", "bsp")),
-        num_workers=_whole("num_workers", value("num_workers", "1"), least=1),
+        num_workers=most,
+        min_workers=least,
         worker=_whole("worker", worker, least=0) if worker else None,
         nonfinite=_named("nonfinite", nonfinite.parse, value("nonfinite", "error")),
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
@@ -77,6 +85,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         carrier=_named("carrier", carrier.parse, value("carrier", carrier.AUTO)),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
         role=value("role", ROLES[0]),
+        lease_s=_seconds("lease", value("lease", str(LEASE_S))),
     )
     if made.role not in ROLES:
         raise UsageError(f"role (PS_ROLE) is one of {', '.join(ROLES)}, got {made.role!r}")
@@ -113,6 +122,23 @@ def _whole(name: str, text: str, *, least: int) -> int:
     if int(text) < least:
         raise UsageError(f"{name} (PS_{name.upper()}) must be >= {least}, got {int(text)}")
     return int(text)
+
+
+def parse_size(text: str, option: str = "num_workers (PS_NUM_WORKERS)") -> tuple[int, int]:
+    """Least (0: no range) and most workers of `4` or `2:8`.
+
+    Raises:
+        UsageError: it is neither; `option` says where it came from.
+    """
+    match = re.fullmatch(r"(?:(\d{1,9}):)?(-?\d{1,9})", text.strip())
+    if match is None:
+        raise UsageError(f"{option} must be a whole number, got {text!r}; or a range, such as 2:8")
+    least, most = int(match[1] or 1), int(match[2])
+    if least < 1 or most < 1:
+        raise UsageError(f"{option} must be >= 1, got {text.strip()}")
+    if most < least:
+        raise UsageError(f"{option}: the least of a range comes first, as in 2:8, got {text.strip()}")
+    return 0 if match[1] is None else least, most
 
 
 def _seconds(name: str, text: str) -> float:

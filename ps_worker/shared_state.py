@@ -48,6 +48,7 @@ class SharedState:
         self._calls_of = calls_of
         self._say = say
         self._said_differs = False
+        self._late = membership.joined.resumed and not membership.again
 
     def dump(self, table: int, plan: Plan) -> list[dict[str, torch.Tensor]]:
         """See `Link.dump_state`."""
@@ -78,6 +79,9 @@ class SharedState:
 
     def share(self, table: int, plan: Plan, number: int, states: Sequence[Mapping[str, Any]]) -> None:
         """See `Link.share_state`."""
+        if self._late:
+            self._say("load_state_dict() of a worker that joins a job sets nothing: the job has its state")
+            return
         if self._membership.joined.worker == 0:
             self.load(table, plan, states)
             self._membership.put_state(_name(table), _count(number))
@@ -89,11 +93,6 @@ class SharedState:
                 "all workers of a job call it, and worker 0's state is used",
                 waiting_for="worker 0 to call load_state_dict",
             )
-
-    def count_anew(self, table: int) -> None:
-        """Before a job goes on with new processes: their loads are counted from 1 again."""
-        if self._membership.joined.worker == 0:
-            self._membership.put_state(_name(table), _count(0))
 
     # -- inside ----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from ps_wire.errors import PsError, UsageError
+from ps_wire.errors import Evicted, PsError, UsageError
 from ps_worker.exchange import Callback, Exchange
 
 Result = TypeVar("Result")
@@ -46,6 +46,7 @@ class Table:
 
     Attributes:
         step: this worker's clock: the number of its next push.
+        number: of the table in its job.
     """
 
     def __init__(
@@ -54,9 +55,12 @@ class Table:
         names: tuple[str, ...],
         step: int,
         at_step: Callable[[int], None],
+        rejoin: Callable[[], None],
     ) -> None:
         self.step = step
         self._at_step = at_step
+        self._rejoin = rejoin
+        self.number = exchange.number
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
 
@@ -77,6 +81,9 @@ class Table:
         self._check(gradients)
         if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise UsageError(f"the weight of a push must be in {MIN_WEIGHT}..{MAX_WEIGHT}, got {weight}")
+        return self._take_step(lambda: self._push(gradients, weight))
+
+    def _push(self, gradients: Mapping[str, torch.Tensor], weight: float) -> None:
         exchange = self._exchange
         exchange.wait_free()
         with torch.no_grad():
@@ -87,18 +94,14 @@ class Table:
         pieces = map(exchange.plan.pieces, exchange.partitions)
         flags = [[piece.parameter in present for piece in those] for those in pieces]
         exchange.push(exchange.partitions, step=self.step, weight=weight, present=flags)
-        self.step += 1
-        self._at_step(self.step)
-        return self._acknowledged()
 
     def abstain(self) -> Future[None]:
         """Takes one step with nothing to apply."""
-        exchange = self._exchange
-        exchange.wait_acked()
-        exchange.abstain(step=self.step)
-        self.step += 1
-        self._at_step(self.step)
-        return self._acknowledged()
+        return self._take_step(self._abstain)
+
+    def _abstain(self) -> None:
+        self._exchange.wait_acked()
+        self._exchange.abstain(step=self.step)
 
     def pull(self, out: Mapping[str, torch.Tensor] | None = None) -> Future[Pulled]:
         """Asks for the weights at this worker's clock.
@@ -114,12 +117,34 @@ class Table:
         """
         if out is not None:
             self._check(out)
-        self._exchange.wait_pulled()
-        self._exchange.pull(step=self.step)
-        return _future(self._exchange.when_pulled, lambda: self._pulled(out))
+        try:
+            self._exchange.wait_pulled()
+            self._exchange.pull(step=self.step)
+        except Evicted:
+            self._rejoin()
+            self._exchange.pull(step=self.step)
+        again = lambda: self._again(lambda: self.pull(out).result())  # noqa: E731
+        return _future(self._exchange.when_pulled, lambda: self._pulled(out), again)
 
-    def _acknowledged(self) -> Future[None]:
-        return _future(self._exchange.when_acked, lambda: None)
+    def reenter(self, step: int) -> None:
+        """The worker was evicted and has joined again: what it had pushed at its last step is void."""
+        self.step = step
+
+    def _take_step(self, push: Callable[[], None]) -> Future[None]:
+        """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
+        try:
+            push()
+        except Evicted:
+            self._rejoin()
+        else:
+            self.step += 1
+        self._at_step(self.step)
+        return _future(self._exchange.when_acked, lambda: None, lambda: self._again(lambda: None))
+
+    def _again(self, result: Callable[[], Result]) -> Result:
+        if self._exchange.evicted:
+            self._rejoin()
+        return result()
 
     @torch.no_grad()
     def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
@@ -149,9 +174,25 @@ class Table:
                 )
 
 
-def _future(when: Callable[[Callback], None], result: Callable[[], Result]) -> Future[Result]:
+class _Reply(Future[Result]):
+    """A future whose owner, if it was evicted meanwhile, joins again in `result`, and then gets `again`."""
+
+    def __init__(self, again: Callable[[], Result]) -> None:
+        super().__init__()
+        self._again = again
+
+    def result(self, timeout: float | None = None) -> Result:
+        try:
+            return super().result(timeout)
+        except Evicted:
+            return self._again()
+
+
+def _future(
+    when: Callable[[Callback], None], result: Callable[[], Result], again: Callable[[], Result]
+) -> Future[Result]:
     """Done with `result()`, or the error, when `when` calls back."""
-    future: Future[Result] = Future()
+    future = _Reply(again)
     future.set_running_or_notify_cancel()  # what has been asked for cannot be called back
 
     def done(error: PsError | None) -> None:

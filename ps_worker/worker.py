@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
@@ -14,7 +14,7 @@ import torch
 
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
-from ps_wire.errors import PsError, UsageError
+from ps_wire.errors import UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec, terminal
@@ -23,18 +23,19 @@ from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
 from ps_worker.outside import Outside
 from ps_worker.reason import reason_of
+from ps_worker.registered import GroupsInForce
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
 from ps_worker.worker_data import WorkerData
+from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
 from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
-SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go
 
 
-class Worker(WorkerData):
+class Worker(WorkerData, WorkerState):
     """Made by `connect`; a context manager that leaves the job when its block ends.
 
     The user's thread calls it; background threads receive frames and send heartbeats.
@@ -66,12 +67,13 @@ class Worker(WorkerData):
         self._finishing = False
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
+        self._link.on_reentry = self._reentered
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
         atexit.register(self.leave)
         if self._link.resumed:
-            self._say(f"job {settings.job} goes on where its workers left it")
+            self._say(f"job {settings.job} is under way: this worker goes on from its weights and steps")
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -162,7 +164,10 @@ class Worker(WorkerData):
             closed=self._closed,
             log=self._say,
             at_step=self._link.at_step_boundary,
+            rejoin=self._link.rejoin,
+            waits=self._link.say_wait,
         )
+        self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
 
@@ -197,7 +202,7 @@ class Worker(WorkerData):
         )
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary)
+        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary, self._link.rejoin)
         self._tables.append(made)
         return made
 
@@ -239,14 +244,6 @@ class Worker(WorkerData):
             samples=self._samples,
             waited_s=self._waited_s,
         )
-
-    def synchronize(self) -> None:
-        """Waits until all weights that were asked for are here. Raises `PsError` where the job cannot go on.
-
-        To be called before the weights are read outside the model's forward: for an average, a checkpoint.
-        """
-        for optimizer in self._optimizers:
-            optimizer.settle()
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -307,11 +304,6 @@ class Worker(WorkerData):
         self.leave(reason_of(error))
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _let_go(optimizer: WrappedOptimizer) -> None:
-        with suppress(PsError):  # then the others know already
-            optimizer.release(SETTLE_LIMIT_S)
 
     def _next_table(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """The number of the next table, if none of these is in another one."""

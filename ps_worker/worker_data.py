@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -32,6 +33,7 @@ class WorkerData:
         self._samples = 0
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
+        self._loaders: WeakSet[Loader] = WeakSet()
 
     def loader(
         self,
@@ -91,7 +93,7 @@ class WorkerData:
         return self._make_loader(**torch_loader.read(loader, seed=seed))
 
     def _make_loader(self, **given: Any) -> Loader:
-        return Loader(
+        made = Loader(
             **given,
             rank=self.rank,
             num_workers=self.num_workers,
@@ -100,6 +102,12 @@ class WorkerData:
             on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
         )
+        self._loaders.add(made)
+        return made
+
+    def _end_loaders(self) -> None:
+        for loader in self._loaders:
+            loader.end()
 
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.

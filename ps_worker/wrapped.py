@@ -10,27 +10,26 @@ A step here: hooks copy and push full buckets -> step(): checks, pushes the rest
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch._compile import _disable_dynamo
 
-from ps_wire.errors import UsageError
+from ps_wire.errors import Evicted, UsageError
 from ps_wire.table import Hyperparameters
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import check_sizes, read_groups, sizes_of
-from ps_worker.outgoing import Unscale
-from ps_worker.remote_state import RemoteStateOptimizer, StartedTable, StateAccess
+from ps_worker.remote_state import StartedTable, StateAccess
+from ps_worker.sending import Sending
 from ps_worker.weights import Weights
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
 NO_STEP, SENDING, WAITING = "no step", "sending", "waiting"
-NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
-class WrappedOptimizer(RemoteStateOptimizer):
+class WrappedOptimizer(Sending):
     """Made by `Worker.wrap`. Its `param_groups` are the wrapped optimizer's own, so schedulers work on both.
 
     Attributes:
@@ -57,6 +56,8 @@ class WrappedOptimizer(RemoteStateOptimizer):
         closed: Callable[[], str | None],
         log: Callable[[str], None],
         at_step: Callable[[int], None],
+        rejoin: Callable[[], None],
+        waits: Callable[[str], None] | None = None,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -72,9 +73,14 @@ class WrappedOptimizer(RemoteStateOptimizer):
             closed: why no step can be taken any more, or None.
             log: says something to the person at the terminal.
             at_step: called at the end of each step, with the number of steps taken.
+            rejoin: joins again after an eviction; calls `reenter`.
+            waits: says, now and then, what is waited for; default: `log`.
         """
         self._open = False
         self._at_step = at_step
+        self._rejoin = rejoin
+        self._entries = 0  # how often the worker has joined again
+        self._void = False  # the gradients that are there were computed before that
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         self.abstained = 0
@@ -89,7 +95,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._weight = weight
         self._step_weight: float | None = None
         self._closed = closed
-        self._log = log
+        self._log, self._waits = log, waits or log
         self._syncing = True
         self._tables: list[Gradients] = []
         self._weights: list[Weights] = []
@@ -140,32 +146,48 @@ class WrappedOptimizer(RemoteStateOptimizer):
             raise
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
+        entries = self._entries
         self.settle()
         check_sizes(self._sizes, self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        elif entries != self._entries:
+            return None  # the gradients are of weights that are long gone
+        try:
+            self._take_step()
+        except Evicted:
+            self._rejoin()
+        self._void = False
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
+        self._at_step(self.step_number)
+        return loss
+
+    def _take_step(self) -> None:
+        for table in self._tables:
+            table.exchange.wait_acked(())  # raises what has come meanwhile
         for weights in self._weights:
             weights.check()
         scale, overflow = self._scaling()
         self._decide(scaled=scale is not None or overflow is not None)
         self._stage = SENDING
-        self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
+        void = bool(overflow) or self._void
+        self._send(None if scale is None else self._unscale(scale), overflow=void)
         self._ask()
         self._await()
-        self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
-        self._at_step(self.step_number)
-        return loss
 
     def settle(self) -> None:
         """Ends a step that was interrupted: what has not left abstains, and the weights are waited for."""
-        if self._stage == SENDING:
-            for table in self._tables:
-                table.abstain()
-            self._ask()
-        if self._stage == WAITING:
-            self._await()
+        try:
+            if self._stage == SENDING:
+                for table in self._tables:
+                    table.abstain()
+                self._ask()
+            if self._stage == WAITING:
+                self._await()
+        except Evicted:
+            self._rejoin()
 
     @torch.no_grad()
     def abandon(self) -> None:
@@ -185,6 +207,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
         self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
+        self._void = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -230,6 +253,18 @@ class WrappedOptimizer(RemoteStateOptimizer):
         for weights in self._weights:
             weights.refresh()
 
+    def reenter(self, steps: Mapping[int, int]) -> None:
+        """The worker has joined again, and the weights are those of its first step there, by table.
+
+        What was computed meanwhile is void.
+        """
+        for started, table in zip(self._started, self._tables, strict=True):
+            table.reenter(steps[started.number])
+        self.step_number = steps[self._started[0].number]
+        self._entries += 1
+        self._void = any(table.there for table in self._tables)
+        self._settled()
+
     def release(self, limit_s: float) -> None:
         """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
         if self._stage == SENDING or (self._stage == NO_STEP and any(table.left for table in self._tables)):
@@ -272,56 +307,6 @@ class WrappedOptimizer(RemoteStateOptimizer):
         check_sizes(self._sizes, self.param_groups)
         return read_groups(self.defaults, [self.param_groups[index] for index in groups])
 
-    def _weigh(self) -> float:
-        if self._step_weight is None:
-            self._step_weight = self._weight()
-        return self._step_weight
-
-    def _scaling(self) -> tuple[float | None, float | None]:
-        """What a `GradScaler` says of the step: its scale if gradients still have it, and overflows found."""
-        scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        return None if scale is None else float(scale), None if overflow is None else float(overflow)
-
-    def _unscale(self, scale: float) -> Unscale:
-        """As plain torch does: kernels that take a scale divide by it, for others a scaler multiplies."""
-        if "fused" in self.defaults:
-            return lambda flat: flat.div_(scale)
-        inverse = torch.tensor(scale, dtype=torch.float64, device="cpu").reciprocal().float().item()
-        return lambda flat: flat.mul_(inverse)
-
-    def _decide(self, *, scaled: bool) -> None:
-        """After a watched step: overlap if nothing touched the gradients. Later: an error if so."""
-        if any(table.left for table in self._tables):
-            if scaled:
-                raise changed_error("step() was called by a GradScaler")
-            for table in self._tables:
-                table.check_left()
-        elif scaled:
-            self._mode = Mode.WAITING
-        elif self._mode is Mode.WATCHING and any(table.seen for table in self._tables):
-            untouched = all(table.change() is None for table in self._tables)
-            self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
-
-    def _send(self, unscale: Unscale | None, *, overflow: bool) -> None:
-        if overflow or not any(table.there or table.left for table in self._tables):
-            self._abstain(overflow=overflow)
-        elif self._clip is None:
-            for table in self._tables:
-                table.send_rest(unscale)
-        else:
-            norm = sum([table.copy_all(unscale) for table in self._tables]) ** 0.5
-            factor = torch.clamp(self._clip / torch.tensor(norm + NORM_EPSILON, device="cpu"), max=1.0).item()
-            for table in self._tables:
-                table.push_all(factor)
-
-    def _abstain(self, *, overflow: bool) -> None:
-        if not self.abstained and not overflow:
-            self._log(f"step {self.step_number} has no gradient: this worker abstains (said once)")
-        self.abstained += 1
-        self._weigh()  # the samples of this step weigh in no other
-        for table in self._tables:
-            table.abstain()
-
     def _ask(self) -> None:
         for table in self._tables:
             table.pull()
@@ -331,8 +316,12 @@ class WrappedOptimizer(RemoteStateOptimizer):
         """May be called again where it was interrupted, and so may `_ask`."""
         started_s = time.monotonic()
         for table in self._tables:
-            table.exchange.wait_pulled(self._log)
+            table.exchange.wait_pulled(self._waits)
         self.waited_s += time.monotonic() - started_s
+        self._settled()
+
+    def _settled(self) -> None:
+        """The weights of the next step are there."""
         self._step_weight = None
         self.refresh()
         for table in self._tables:

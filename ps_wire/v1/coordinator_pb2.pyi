@@ -8,34 +8,56 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MemberRequest(_message.Message):
-    __slots__ = ("join", "make_table", "uploaded", "heartbeat", "finish", "leave")
+    __slots__ = ("join", "make_table", "uploaded", "heartbeat", "finish", "leave", "resume", "number")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     MAKE_TABLE_FIELD_NUMBER: _ClassVar[int]
     UPLOADED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     join: Join
     make_table: MakeTable
     uploaded: Uploaded
     heartbeat: Heartbeat
     finish: Finish
     leave: Leave
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., make_table: _Optional[_Union[MakeTable, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    resume: Resume
+    number: int
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., make_table: _Optional[_Union[MakeTable, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol", "job", "worker", "host", "pid")
+    __slots__ = ("protocol", "job", "worker", "host", "pid", "lease_s", "evicted")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: _spec_pb2.Job
     worker: int
     host: str
     pid: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., worker: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    lease_s: float
+    evicted: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., worker: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., lease_s: _Optional[float] = ..., evicted: _Optional[int] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "session", "heard")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    session: bytes
+    heard: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., session: _Optional[bytes] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class MakeTable(_message.Message):
     __slots__ = ("table",)
@@ -56,12 +78,12 @@ class Uploaded(_message.Message):
     def __init__(self, table: _Optional[int] = ..., final: bool = ..., live: bool = ..., step: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("number", "progress")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("heard", "progress")
+    HEARD_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    number: int
+    heard: int
     progress: Progress
-    def __init__(self, number: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    def __init__(self, heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("step", "samples", "waited_s", "metrics")
@@ -97,44 +119,60 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class MemberReply(_message.Message):
-    __slots__ = ("joined", "table_made", "table_started", "waiting", "heartbeat", "upload_final", "ended", "left", "refused", "notice", "upload_live")
+    __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "number")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_MADE_FIELD_NUMBER: _ClassVar[int]
     TABLE_STARTED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FINAL_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_LIVE_FIELD_NUMBER: _ClassVar[int]
+    PROVE_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     table_made: TableMade
     table_started: TableStarted
     waiting: Waiting
-    heartbeat: HeartbeatReply
     upload_final: UploadFinal
     ended: Ended
     left: Left
     refused: Refused
     notice: Notice
     upload_live: UploadLive
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ...) -> None: ...
+    prove: Prove
+    resumed: Resumed
+    number: int
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed")
+    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed", "session")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     num_shards: int
     ended: bool
     resumed: bool
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ...) -> None: ...
+    session: bytes
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ..., session: _Optional[bytes] = ...) -> None: ...
+
+class Prove(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("taken",)
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    taken: int
+    def __init__(self, taken: _Optional[int] = ...) -> None: ...
 
 class TableMade(_message.Message):
     __slots__ = ("table", "upload")
@@ -157,12 +195,6 @@ class Waiting(_message.Message):
     WHOM_FIELD_NUMBER: _ClassVar[int]
     whom: str
     def __init__(self, whom: _Optional[str] = ...) -> None: ...
-
-class HeartbeatReply(_message.Message):
-    __slots__ = ("number",)
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class UploadFinal(_message.Message):
     __slots__ = ()
@@ -223,18 +255,20 @@ class Register(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ...) -> None: ...
 
 class Norm(_message.Message):
-    __slots__ = ("job", "table", "opening", "step", "squares")
+    __slots__ = ("job", "table", "opening", "step", "squares", "epoch")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job: str
     table: int
     opening: int
     step: int
     squares: float
-    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., squares: _Optional[float] = ...) -> None: ...
+    epoch: int
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., squares: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class OrderDone(_message.Message):
     __slots__ = ("number", "refused", "clocks")
@@ -254,7 +288,7 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +299,10 @@ class Order(_message.Message):
     HOLD_CUT_FIELD_NUMBER: _ClassVar[int]
     ARM_CUT_FIELD_NUMBER: _ClassVar[int]
     END_CUT_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    ENTER_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
@@ -275,7 +313,11 @@ class Order(_message.Message):
     hold_cut: Cut
     arm_cut: Cut
     end_cut: Cut
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
+    fence: RemoveMember
+    evict: EvictMember
+    prepare: EnterTable
+    enter: EnterTable
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "clocks", "reader")
@@ -307,6 +349,41 @@ class RemoveMember(_message.Message):
     worker: int
     incarnation: int
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class EvictMember(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "limits", "epoch")
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    limits: _containers.ScalarMap[int, int]
+    epoch: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., limits: _Optional[_Mapping[int, int]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class EnterTable(_message.Message):
+    __slots__ = ("job", "table", "worker", "incarnation", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    worker: int
+    incarnation: int
+    step: int
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class OpenTable(_message.Message):
     __slots__ = ("job", "table")
@@ -474,19 +551,30 @@ class StatusReply(_message.Message):
     def __init__(self, num_shards: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "workers", "num_tables")
+    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events")
+    class EventsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     NUM_TABLES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     job: _spec_pb2.Job
     state: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     num_tables: int
-    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ...) -> None: ...
+    epoch: int
+    events: _containers.ScalarMap[str, int]
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "incarnation", "host", "pid", "state", "progress", "heartbeat_age_s")
+    __slots__ = ("worker", "incarnation", "host", "pid", "state", "progress", "heartbeat_age_s", "lease_left_s")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -494,6 +582,7 @@ class WorkerStatus(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     host: str
@@ -501,4 +590,5 @@ class WorkerStatus(_message.Message):
     state: str
     progress: Progress
     heartbeat_age_s: float
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., heartbeat_age_s: _Optional[float] = ...) -> None: ...
+    lease_left_s: float
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., heartbeat_age_s: _Optional[float] = ..., lease_left_s: _Optional[float] = ...) -> None: ...

@@ -117,7 +117,7 @@ class TablesReply(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., refused_frames: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("job", "table", "partitions", "min_version", "max_version", "bytes_in", "bytes_out", "hyper_mismatches", "tau", "workers", "weight_bytes", "optimizer_bytes")
+    __slots__ = ("job", "table", "partitions", "min_version", "max_version", "bytes_in", "bytes_out", "hyper_mismatches", "tau", "workers", "weight_bytes", "optimizer_bytes", "mixed_steps")
     class TauEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class TableStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MIXED_STEPS_FIELD_NUMBER: _ClassVar[int]
     job: str
     table: int
     partitions: int
@@ -149,7 +150,8 @@ class TableStatus(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[TableWorker]
     weight_bytes: int
     optimizer_bytes: int
-    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., partitions: _Optional[int] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., hyper_mismatches: _Optional[int] = ..., tau: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[TableWorker, _Mapping]]] = ..., weight_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ...) -> None: ...
+    mixed_steps: int
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., partitions: _Optional[int] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., hyper_mismatches: _Optional[int] = ..., tau: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[TableWorker, _Mapping]]] = ..., weight_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., mixed_steps: _Optional[int] = ...) -> None: ...
 
 class TableWorker(_message.Message):
     __slots__ = ("worker", "min_clock", "max_clock", "max_gap", "received", "applied", "dropped", "abstained", "duplicates", "refused", "gate_wait_s", "member", "carrier")

@@ -97,13 +97,15 @@ class Table(_message.Message):
     def __init__(self, number: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., buckets: _Optional[_Union[Buckets, _Mapping]] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "consistency", "num_workers", "nonfinite")
+    __slots__ = ("name", "consistency", "num_workers", "min_workers", "nonfinite")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     name: str
     consistency: str
     num_workers: int
+    min_workers: int
     nonfinite: str
-    def __init__(self, name: _Optional[str] = ..., consistency: _Optional[str] = ..., num_workers: _Optional[int] = ..., nonfinite: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., consistency: _Optional[str] = ..., num_workers: _Optional[int] = ..., min_workers: _Optional[int] = ..., nonfinite: _Optional[str] = ...) -> None: ...

@@ -216,7 +216,7 @@ def test_a_join_of_another_protocol_names_both_versions(cluster: Servers, protoc
 def test_a_members_stream_that_makes_no_sense_is_refused(cluster: Servers) -> None:
     """No join first, a job name that is none, no worker at all: each is named."""
     for request, text in (
-        (pb.MemberRequest(heartbeat=pb.Heartbeat(number=1)), "starts with a join"),
+        (pb.MemberRequest(heartbeat=pb.Heartbeat(heard=1)), "starts with a join"),
         (pb.MemberRequest(), "starts with a join"),
         (join_of(name="a b", consistency="bsp", num_workers=1), "job name 'a b'"),
         (join_of(name="x", consistency="bps", num_workers=1), "unknown consistency 'bps'; valid are"),

@@ -30,6 +30,11 @@ def table_of(worker: ps.Worker) -> ps.Table:
     return worker.table({"w": torch.zeros(5000)}, optimizer=ps.SGD(lr=1.0, momentum=0.5))
 
 
+def status_of(cluster: Servers, job: str) -> list[pb.WorkerStatus]:
+    status = cluster.status(job)
+    return [] if status is None else list(status.workers)
+
+
 def values_of(table: ps.Table) -> torch.Tensor:
     values: torch.Tensor = table.pull().result(LIMIT_S).values["w"]
     return values
@@ -91,6 +96,7 @@ def test_a_suspended_job_goes_on_where_its_workers_left_it(
 
     def steps(worker: ps.Worker, count: int) -> tuple[int, torch.Tensor]:
         table = table_of(worker)
+        both.wait(LIMIT_S)
         began, start = table.step, values_of(table)
         for step in range(count):
             table.push({"w": torch.full((5000,), 1.0 + worker.rank + began + step)}).result(LIMIT_S)
@@ -99,9 +105,12 @@ def test_a_suspended_job_goes_on_where_its_workers_left_it(
 
     def read_last(worker: ps.Worker) -> torch.Tensor:
         table = table_of(worker)
+        both.wait(LIMIT_S)
         table.push({"w": torch.ones(5000)})
         worker.finish()
         return values_of(table)
+
+    both = threading.Barrier(2)  # whoever comes first goes on: here they wait for each other
 
     train(cluster, lambda worker: steps(worker, 3), num_workers=2, consistency=consistency, job=job)
     cluster.wait_state(job, "suspended")
@@ -109,7 +118,7 @@ def test_a_suspended_job_goes_on_where_its_workers_left_it(
         again = train(
             cluster, lambda worker: steps(worker, 0), num_workers=2, consistency=consistency, job=job
         )
-    assert f"job {job} goes on where its workers left it" in caplog.text
+    assert f"job {job} is under way: this worker goes on from its weights and steps" in caplog.text
     assert [began for began, _ in again] == [3, 3]
     assert torch.equal(again[0][1], again[1][1])
     assert (again[0][1] != 0).all()
@@ -180,32 +189,65 @@ def test_an_ended_job_gives_its_final_weights_and_exit_code_0(
             optimizer.step()
 
 
-def test_nobody_joins_in_mid_run(cluster: Servers) -> None:
-    """A worker that has left a running job is not replaced; those who train go on."""
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1"])
+def test_a_worker_joins_in_mid_run(cluster: Servers, consistency: str) -> None:
+    """Under a number that has become free, at the step that the job is at; those who train go on."""
     job = fresh_job()
-    tried = threading.Event()
+    left, joined = threading.Event(), threading.Event()
 
-    def body(worker: ps.Worker) -> None:
+    def begins(worker: ps.Worker) -> int:
         table = table_of(worker)
-        table.push({"w": torch.ones(5000)}).result(LIMIT_S)
-        values_of(table)
-        if worker.rank == 0:
-            assert tried.wait(LIMIT_S)
+        for _ in range(3):
             table.push({"w": torch.ones(5000)}).result(LIMIT_S)
+            values_of(table)
+        if worker.rank == 1:
+            left.set()
+            return table.step
+        while not joined.is_set():
+            table.push({"w": torch.ones(5000)})
+            values_of(table)
+        worker.finish()
+        return table.step
+
+    def comes() -> tuple[int, torch.Tensor]:
+        assert left.wait(LIMIT_S)
+        until(lambda: "left" in {entry.state for entry in status_of(cluster, job)}, "one has left")
+        with join(cluster, job, num_workers=2, consistency=consistency) as worker:
+            assert worker.rank == 1
+            table = table_of(worker)
+            began = table.step
+            for _ in range(3):
+                table.push({"w": torch.ones(5000)})
+                values_of(table)
+            joined.set()
             worker.finish()
+            return began, values_of(table)
 
-    def latecomer() -> None:
-        def states() -> list[str]:
-            status = cluster.status(job)
-            return [] if status is None else [worker.state for worker in status.workers]
+    body = [lambda: train(cluster, begins, num_workers=2, consistency=consistency, job=job), comes]
+    (first, _), (began, final) = together(body)
+    assert 3 <= began <= first
+    assert (final < 0).all()
+    cluster.wait_state(job, "ended")
 
-        until(lambda: "left" in states(), "one has left")
-        with pytest.raises(errors.JobFull, match="nobody joins in mid-run") as refused:
-            join(cluster, job, num_workers=2, worker=1)
-        assert refused.value.exit_code == 78
-        tried.set()
 
-    together([lambda: train(cluster, body, num_workers=2, consistency="bsp", job=job), latecomer])
+def test_a_range_of_workers_starts_with_its_least(cluster: Servers) -> None:
+    """And takes whoever comes later, up to its most; the first to arrive brings the weights."""
+    job = fresh_job()
+    started = threading.Event()
+
+    def one(worker: ps.Worker) -> float:
+        table = worker.table({"w": torch.full((5000,), 7.0)}, optimizer=ps.SGD(lr=1.0))
+        if worker.rank == 1:
+            started.set()
+        worker.finish()
+        return float(values_of(table).unique())
+
+    def run(number: int) -> float:
+        assert number < 2 or started.wait(LIMIT_S)
+        with join(cluster, job, num_workers="2:3", worker=number) as worker:
+            return one(worker)
+
+    assert together([lambda number=number: run(number) for number in range(3)]) == [7.0] * 3
     cluster.wait_state(job, "ended")
 
 

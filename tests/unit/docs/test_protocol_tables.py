@@ -13,6 +13,7 @@ from ps_server import (
     job_tables,
     kept_hyperparameters,
     member,
+    member_streams,
     readers,
     session,
     shard,
@@ -130,11 +131,11 @@ def test_the_readme_has_every_exit_code():
         ("tables of a job", [job_tables.MAX_TABLES]),
         (
             "workers of a job, jobs, shards",
-            [coordinator.MAX_WORKERS, coordinator.MAX_JOBS, address.MAX_SERVERS],
+            [member_streams.MAX_WORKERS, coordinator.MAX_JOBS, address.MAX_SERVERS],
         ),
         ("state outside tables, per job", [state_store.MAX_JOB_BYTES >> 30, state_store.MAX_NAMES]),
         ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
-        ("metrics of a worker", [coordinator.MAX_METRICS, 64]),
+        ("metrics of a worker", [member_streams.MAX_METRICS, 64]),
         ("reason in a notice", [member.MAX_REASON]),
     ],
 )

@@ -15,6 +15,7 @@ def made_worker(worker: int = 0, **given: Any) -> Worker:
         "samples": 0,
         "waited_s": 0.0,
         "heartbeat_age_s": 0.5,
+        "lease_left_s": 9.5,
         "metrics": {},
     }
     return Worker(worker=worker, **values | given)
@@ -43,6 +44,7 @@ def made_table(**given: Any) -> Table:
         "weight_bytes": 0,
         "optimizer_bytes": 0,
         "hyper_mismatches": 0,
+        "mixed_steps": 0,
         "tau_counts": {},
         "workers": (),
     }
@@ -54,8 +56,11 @@ def made_job(**given: Any) -> Job:
         "name": "digits",
         "consistency": "ssp:3",
         "num_workers": 2,
+        "min_workers": 0,
         "nonfinite": "error",
         "state": "running",
+        "epoch": 1,
+        "events": {},
         "workers": (),
         "tables": (),
     }

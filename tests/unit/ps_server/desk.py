@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ps_server.member import Action, Member, ToMember
+from ps_server.carry_out import carry_out
+from ps_server.member import Action, Member, ToMember, TwoRounds
 from ps_server.membership import Job
-from ps_server.orders import carry_out
 from ps_server.shard import Shard
 from ps_wire.errors import PsError
 from ps_wire.messages import refused_from_proto
@@ -43,9 +43,14 @@ class Desk:
     """
 
     def __init__(
-        self, num_workers: int = 1, *, consistency: str = "bsp", shards: Sequence[Shard] = ()
+        self,
+        num_workers: int = 1,
+        *,
+        consistency: str = "bsp",
+        shards: Sequence[Shard] = (),
+        min_workers: int = 0,
     ) -> None:
-        self.job = Job("j", consistency, num_workers)
+        self.job = Job("j", consistency, num_workers, min_workers=min_workers)
         self.told: dict[tuple[int, int], list[pb.MemberReply]] = {}
         self.orders: list[pb.Order] = []
         self.held = False
@@ -69,6 +74,7 @@ class Desk:
                 consistency=consistency or self.job.consistency,
                 num_workers=num_workers or self.job.num_workers,
                 nonfinite=nonfinite or self.job.nonfinite,
+                min_workers=self.job.min_workers,
             ),
             worker=worker,
             host="h",
@@ -134,13 +140,16 @@ class Desk:
             if isinstance(action, ToMember):
                 self._deliver(action)
                 continue
-            self.orders.append(action.order)
-            outcome = error or self._ask(action.order)
+            order = action.first if isinstance(action, TwoRounds) else action.order
+            outcome = error or self._ask(order, least=isinstance(action, TwoRounds) and action.least)
+            if isinstance(action, TwoRounds) and not isinstance(outcome, PsError):
+                order = action.second(outcome)
+                outcome = self._ask(order)
             if isinstance(outcome, PsError):
                 self.refusals.append(outcome)
-                self.do_later(self.job.failed(action.order, outcome))
+                self.do_later(self.job.failed(order, outcome))
             else:
-                self.do_later(self.job.done(action.order, outcome))
+                self.do_later(self.job.done(order, outcome))
             return
 
     def do_later(self, actions: Sequence[Action]) -> None:
@@ -149,16 +158,18 @@ class Desk:
         self.do(actions)
         self.held = held
 
-    def _ask(self, order: pb.Order) -> PsError | dict[int, int]:
-        removes = order.WhichOneof("kind") == "remove"
+    def _ask(self, order: pb.Order, *, least: bool = False) -> PsError | dict[int, int]:
+        self.orders.append(order)
         if not self._shards:
-            return self.clocks if removes else {}
+            return self.clocks if order.WhichOneof("kind") in ("remove", "evict", "prepare") else {}
         clocks: dict[int, int] = {}
+        extreme = min if least else max
         for shard in self._shards:
             done = carry_out(shard, order)
             if done.HasField("refused"):
                 return refused_from_proto(done.refused)
-            clocks |= done.clocks
+            for number, clock in done.clocks.items():
+                clocks[number] = extreme(clocks.get(number, clock), clock)
         return clocks
 
     def _deliver(self, action: ToMember) -> None:

@@ -68,7 +68,7 @@ class Walk:
             )
         uploads = [
             lambda n=n: self.once(member, "upload", self.desk.upload, member, n, number=n)
-            for n in range(heard.count("table_made"))
+            for n in range(member.num_tables)
             if self._asked(member, n) and not self._did(member, "upload", n)
         ]
         if uploads:
@@ -127,7 +127,10 @@ def check(desk: Desk) -> None:
         assert job.roster.members[worker].incarnation >= incarnation
         assert not set(kinds[:-1]) & set(LAST_WORDS), "nothing follows the last words"
         assert kinds.count("joined") <= 1
-        made = [reply.table_made.table for reply in replies if reply.WhichOneof("kind") == "table_made"]
+        said = [reply.table_made for reply in replies if reply.WhichOneof("kind") == "table_made"]
+        made = list(dict.fromkeys(reply.table for reply in said))
+        asked = [reply.table for reply in said if reply.upload]
+        assert len(said) - len(made) <= len(asked) == len(set(asked)), "said again where it is to upload"
         begun = [
             reply.table_started.table for reply in replies if reply.WhichOneof("kind") == "table_started"
         ]

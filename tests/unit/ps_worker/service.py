@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 import ps_worker as ps
+from ps_server.coordinator import Coordinator
 from ps_server.process import Server, ServerOptions
 
 Result = TypeVar("Result")
@@ -101,6 +102,17 @@ class Cluster:
 
     def _address(self, index: int) -> str:
         return f"127.0.0.1:{self.shards[index].port}"
+
+    def evict(self, job: str, worker: int) -> None:
+        """As if the lease of a worker were over; returns once the coordinator has decided so."""
+        stops = [getattr(stop, "__self__", None) for stop in self.shards[0]._stops]
+        (coordinator,) = [stop for stop in stops if isinstance(stop, Coordinator)]
+
+        async def evict() -> None:
+            room = coordinator._rooms[job]
+            room.evict(room.job.roster.members[worker])
+
+        self._loop.start(evict()).result(LIMIT_S)
 
     def stop(self, index: int) -> None:
         if not self._runs[index].done():

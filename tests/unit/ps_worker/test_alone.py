@@ -23,7 +23,7 @@ import ps_worker as ps
 import ps_worker.reach
 from ps_server.local import LocalService
 from ps_wire.v1 import coordinator_pb2, shard_pb2
-from ps_worker.link import ALONE
+from ps_worker.rejoining import ALONE
 
 from .models import Mlp, loss_of
 from .reference import assert_same, seeded

@@ -104,6 +104,10 @@ def test_servers_are_a_list_or_a_range(text: str, servers: tuple[str, ...]):
         ("num_workers", "two", "whole number, got 'two'"),
         ("num_workers", "2.0", "whole number"),
         ("num_workers", "12345678901", "whole number"),
+        ("num_workers", "0:2", ">= 1, got 0:2"),
+        ("num_workers", "3:2", "the least of a range comes first, as in 2:8, got 3:2"),
+        ("num_workers", "2:", "whole number, got '2:'"),
+        ("lease", "0", "seconds > 0, got '0'"),
         ("worker", "-1", ">= 0, got -1"),
         ("worker", "first", "whole number, got 'first'"),
         ("nonfinite", "drop", "valid are: error, skip, apply"),
@@ -164,3 +168,12 @@ def test_a_list_of_servers_that_does_not_fit_is_refused(cluster: Any):
         ps.connect(servers=first)
     with pytest.raises(ps.ConfigurationRefused, match="in shard order"):
         ps.connect(servers=f"{second},{first}")
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("4", (0, 4)), ("2:8", (2, 8)), (" 3:3 ", (3, 3)), ("1", (0, 1))]
+)
+def test_a_number_of_workers_may_be_a_range(text: str, sizes: tuple[int, int]):
+    """The job starts with the first number, and takes up to the second."""
+    made = settings.read({"PS_SERVERS": "h:1", "PS_NUM_WORKERS": text})
+    assert (made.min_workers, made.num_workers) == sizes

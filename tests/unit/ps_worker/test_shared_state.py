@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.errors import PayloadMismatch, PsError, StartLimitExceeded, StrangerRefused, UsageError
+from ps_wire.errors import PayloadMismatch, StartLimitExceeded, StrangerRefused, UsageError
 from ps_wire.v1 import shard_pb2 as pb
 from ps_worker.grpc_service import GrpcService
 from ps_worker.shared_state import SharedState
 
 from .models import Mlp, loss_of
 from .reference import seeded
-from .service import fresh_name, run_workers, together
+from .service import fresh_name, run_workers
 
 SMALL = ps.BucketOptions(partition_bytes=4096)
 
@@ -81,49 +80,22 @@ def test_a_load_that_worker_0_does_not_make_ends_at_the_start_limit(one_shard):
     run_workers(one_shard, body, num_workers=2)
 
 
-def test_a_worker_that_waits_for_a_load_hears_that_the_job_cannot_go_on(one_shard):
-    """At once, not at the limit: the job has lost worker 0."""
-    job = fresh_name()
-    name = {"servers": one_shard.servers, "job": job, "num_workers": 2, "consistency": "bsp"}
-    wrapped = threading.Event()
-
-    def first():
-        model = seeded(Mlp)
-        worker = ps.connect(worker=0, **name)
-        worker.wrap(torch.optim.Adam(model.parameters()), model)
-        assert wrapped.wait(10)
-        worker._link._service.close()  # its stream ends without a word
-        return worker
-
-    def second():
-        model = seeded(Mlp)
-        with ps.connect(worker=1, **name) as worker:
-            worker.wrap(torch.optim.Adam(model.parameters()), model)
-            wrapped.set()
-            with pytest.raises(PsError, match="worker 0"):
-                worker._link.share_state(0, 1, [])
-
-    lost, _ = together([first, second], limit_s=20)
-    lost.leave()
-
-
-def test_loads_are_counted_anew_when_a_job_goes_on(one_shard):
-    """A marker of the processes before does not end a wait of those after."""
+def test_who_joins_a_job_that_has_state_sets_none(one_shard, caplog):
+    """Only a start takes it from a script; the log says so, and nobody waits for worker 0."""
     job = fresh_name()
 
     def body(worker):
         model = seeded(Mlp)
         worker.wrap(torch.optim.SGD(model.parameters(), momentum=0.9), model)
-        states = [{"momentum_buffer": torch.ones_like(item)} for item in model.parameters()]
-        if not worker._link.resumed:
-            worker._link.share_state(0, 1, states)
-        elif worker.rank == 1:
-            hurry(worker)
-            with pytest.raises(StartLimitExceeded):
-                worker._link.share_state(0, 1, states)
+        value = 2.0 if worker._link.resumed else 1.0
+        states = [{"momentum_buffer": torch.full_like(item, value)} for item in model.parameters()]
+        worker._link.share_state(0, 1, states)
+        return worker._link.dump_state(0)[0]["momentum_buffer"].unique().tolist()
 
-    run_workers(one_shard, body, num_workers=2, job=job)
-    run_workers(one_shard, body, num_workers=2, job=job)
+    for _ in range(2):
+        with caplog.at_level("INFO", "ps_worker"):
+            assert run_workers(one_shard, body, num_workers=2, job=job) == [[1.0], [1.0]]
+    assert caplog.text.count("sets nothing: the job has its state") == 2
 
 
 # -- on the way ---------------------------------------------------------------------------------------

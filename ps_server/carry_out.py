@@ -1,0 +1,130 @@
+"""Orders of the coordinator, carried out on a shard: each kind's message is given to what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from ps_server.log import logger
+from ps_server.shard import Shard
+from ps_wire.errors import InternalError, PsError
+from ps_wire.messages import refused_to_proto, table_from_proto
+from ps_wire.nonfinite import parse as parse_nonfinite
+from ps_wire.v1 import coordinator_pb2 as pb
+
+Figures: TypeAlias = dict[int, int]
+
+
+def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
+    """Carries one order out and says how it went. Blocks while memory is allocated."""
+    done = pb.OrderDone(number=order.number)
+    try:
+        kind = order.WhichOneof("kind")
+        clocks = _ORDERS[kind or ""](shard, getattr(order, str(kind)), order.number)
+    except PsError as error:
+        done.refused.CopyFrom(refused_to_proto(error))
+    except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it, not wait for ever
+        logger.exception("bug while carrying out an order")
+        done.refused.CopyFrom(refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
+    else:
+        for number, clock in clocks.items():
+            done.clocks[number] = clock
+    return done
+
+
+def _admit(shard: Shard, order: pb.AdmitMember, _number: int) -> Figures:
+    shard.admit(
+        job=order.job.name,
+        consistency_text=order.job.consistency,
+        num_workers=order.job.num_workers,
+        worker=order.worker,
+        incarnation=order.incarnation,
+        clocks=dict(order.clocks),
+        reader=order.reader,
+        nonfinite=parse_nonfinite(order.job.nonfinite or "error"),
+    )
+    return {}
+
+
+def _remove(shard: Shard, order: pb.RemoveMember, _number: int) -> Figures:
+    return shard.remove(job=order.job, worker=order.worker, incarnation=order.incarnation)
+
+
+def _fence(shard: Shard, order: pb.RemoveMember, _number: int) -> Figures:
+    return shard.fence(job=order.job, worker=order.worker, incarnation=order.incarnation)
+
+
+def _evict(shard: Shard, order: pb.EvictMember, _number: int) -> Figures:
+    return shard.evict(
+        job=order.job,
+        worker=order.worker,
+        incarnation=order.incarnation,
+        limits=dict(order.limits),
+        epoch=order.epoch,
+    )
+
+
+def _prepare(shard: Shard, order: pb.EnterTable, _number: int) -> Figures:
+    table = shard.table(order.job, order.table)
+    return {order.table: table.prepare(order.worker, order.incarnation)}
+
+
+def _enter(shard: Shard, order: pb.EnterTable, _number: int) -> Figures:
+    shard.enter(
+        job=order.job,
+        table=order.table,
+        worker=order.worker,
+        incarnation=order.incarnation,
+        step=order.step,
+    )
+    return {}
+
+
+def _open_table(shard: Shard, order: pb.OpenTable, number: int) -> Figures:
+    shard.open_table(order.job, table_from_proto(order.table), number)
+    return {}
+
+
+def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
+    shard.start_table(order.job, order.table)
+    return {}
+
+
+def _drop_job(shard: Shard, order: pb.DropJob, _number: int) -> Figures:
+    shard.drop(order.job)
+    return {}
+
+
+def _decide(shard: Shard, order: pb.Decide, _number: int) -> Figures:
+    shard.decide(order.job, order.table, opening=order.opening, step=order.step, scale=order.scale)
+    return {}
+
+
+def _hold_cut(shard: Shard, order: pb.Cut, _number: int) -> Figures:
+    return shard.table(order.job, order.table).cut.hold((order.reader, order.number))
+
+
+def _arm_cut(shard: Shard, order: pb.Cut, _number: int) -> Figures:
+    shard.table(order.job, order.table).cut.arm((order.reader, order.number), dict(order.clocks))
+    return {}
+
+
+def _end_cut(shard: Shard, order: pb.Cut, _number: int) -> Figures:
+    return {order.table: shard.table(order.job, order.table).cut.end((order.reader, order.number))}
+
+
+_ORDERS: Mapping[str, Callable[[Shard, Any, int], Figures]] = {
+    "admit": _admit,
+    "remove": _remove,
+    "fence": _fence,
+    "evict": _evict,
+    "prepare": _prepare,
+    "enter": _enter,
+    "open_table": _open_table,
+    "start_table": _start_table,
+    "drop_job": _drop_job,
+    "decide": _decide,
+    "hold_cut": _hold_cut,
+    "arm_cut": _arm_cut,
+    "end_cut": _end_cut,
+}

@@ -1,0 +1,68 @@
+"""Members of one cell that come and go in two rounds while others train: see `Partition`.
+
+A base of `Cell`, whose lock and actions it uses. It must not know which step a change takes effect at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ps_server.average import Scratch
+from ps_server.partition import Action, Contribution, Partition
+from ps_wire.carrier import Outlet
+
+if TYPE_CHECKING:
+    from ps_server.cut_table import CutCell
+
+
+class CellMembers:
+    """See the module's docstring."""
+
+    lock: threading.RLock
+    machine: Partition
+    cut: CutCell
+    _outlets: dict[int, Outlet]
+    _lent: dict[int, Contribution]
+    _held: int | None
+
+    def _carry_out(self, actions: Sequence[Action], now_s: float, scratch: Scratch) -> None:
+        raise NotImplementedError
+
+    def prepare(self, worker: int, incarnation: int) -> int:
+        """See `Partition.prepare`."""
+        with self.lock:
+            self.cut.leave(worker)
+            return self.machine.prepare(worker, incarnation)
+
+    def fence(self, worker: int, incarnation: int) -> int | None:
+        """See `Partition.fence`; nothing is sent to the worker any more, nor written to its memory."""
+        with self.lock:
+            clock = self.machine.fence(worker, incarnation)
+            if clock is not None:
+                self.cut.leave(worker)
+                self._outlets.pop(worker, None)
+            return clock
+
+    def evict(self, worker: int, incarnation: int, limit: int, now_s: float, scratch: Scratch) -> int:
+        """See `Partition.evict`; returns the newest clock seen here.
+
+        What counts of the worker is copied, for it uses its memory again once it has joined again. A clipped
+        step that waits for its scale is looked at again: the worker may have had a part in its norm.
+        """
+        with self.lock:
+            self._lent.pop(worker, None)
+            self._held = None
+            self.machine.keep(worker, _own)
+            self._carry_out(self.machine.evict(worker, incarnation, limit, now_s), now_s, scratch)
+            return self.machine.newest_clock
+
+
+def _own(contribution: Contribution) -> Contribution:
+    """The contribution, with values in memory of ours."""
+    gradient = contribution.payload
+    if gradient is None or not gradient.borrowed:
+        return contribution
+    return replace(contribution, payload=replace(gradient, values=gradient.values.clone(), borrowed=False))

@@ -1,0 +1,202 @@
+"""Members of a job that stop training, and what becomes of the job then: the base of `membership.Job`.
+
+A worker stops by finishing, by leaving, or by being evicted: it was silent for longer than its lease, or was
+refused. In the first two cases all that it pushed counts, in the last what had come to all partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ps_server.job_tables import JobTables
+from ps_server.member import (
+    Action,
+    JobState,
+    Member,
+    MemberState,
+    ToMember,
+    ToShards,
+    evicted,
+    eviction,
+    notices,
+    refusal,
+    removal,
+    size_of,
+    tell,
+)
+from ps_server.roster import Roster
+from ps_wire.errors import ConfigurationRefused, PsError
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+
+@dataclass(slots=True)
+class JobLife:
+    """See the module's docstring. Not thread-safe.
+
+    Attributes:
+        name: of the job.
+        consistency: as typed.
+        num_workers: at most so many are in it at once.
+        nonfinite: what becomes of gradients with NaN or infinity.
+        min_workers: it starts with so many, by whichever numbers; 0: with all.
+        epoch: of its membership; grows with every change.
+    """
+
+    name: str
+    consistency: str
+    num_workers: int
+    nonfinite: str = "error"
+    min_workers: int = 0
+    state: JobState = JobState.WAITING
+    epoch: int = 0
+    has_final_state: bool = False
+    clocks: dict[int, int] = field(default_factory=dict)
+    roster: Roster = field(init=False)
+    _tables: JobTables = field(init=False)
+    _any_finished: bool = False
+    _broken: PsError | None = None
+
+    def __post_init__(self) -> None:
+        self.roster = Roster(self.name, self.num_workers)
+        self._tables = JobTables(self.name)
+
+    # -- what can be asked -----------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> spec_pb2.Job:
+        """As a message."""
+        return spec_pb2.Job(
+            name=self.name,
+            consistency=self.consistency,
+            num_workers=self.num_workers,
+            nonfinite=self.nonfinite,
+            min_workers=self.min_workers,
+        )
+
+    @property
+    def size(self) -> str:
+        """Its number of workers, as people write it."""
+        return size_of(self.spec)
+
+    @property
+    def num_tables(self) -> int:
+        """Tables that its workers have made so far."""
+        return len(self._tables)
+
+    @property
+    def forgotten(self) -> bool:
+        """Nobody is here and there is no state to keep."""
+        return not self.roster.present() and not self._has_state
+
+    @property
+    def _has_state(self) -> bool:
+        return self.state is not JobState.WAITING
+
+    # -- inputs ----------------------------------------------------------------------------------------
+
+    def uploaded_final(self, member: Member) -> list[Action]:
+        """The last state outside tables is here: the job has ended."""
+        if member is not self.roster.first_finished():
+            raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
+        self.has_final_state = True
+        return self._end()
+
+    def finish(self, member: Member) -> list[Action]:
+        """A worker has no more data: it leaves the gates and waits for the others."""
+        if member.reader:
+            return [self._ended(member)]
+        if member.state is not MemberState.JOINED:
+            raise ConfigurationRefused(f"worker {member.worker} is {member.state}, it cannot finish")
+        member.state = MemberState.FINISHING
+        return [removal(self.name, member)]
+
+    def leave(self, member: Member, reason: str = "") -> list[Action]:
+        """A worker goes, in order; with a reason, the others are told."""
+        if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
+            member.state = MemberState.LEAVING
+            return [*notices(self.roster.present(), member, reason), removal(self.name, member)]
+        member.state = MemberState.LEFT
+        return [tell(member, left=pb.Left()), *self._check_end()]
+
+    def lost(self, member: Member, why: str = "") -> list[Action]:
+        """A worker is evicted: it was silent for longer than its lease, or was told to go.
+
+        Args:
+            member: who.
+            why: as the others are told; nothing where they know.
+        """
+        if not member.present:
+            return []
+        told = notices(self.roster.present(), member, why, "")
+        member.state = MemberState.LOST
+        self.epoch += 1
+        error = evicted(self.name, member.worker, member.incarnation)
+        return [*told, eviction(self.name, member, self.epoch), refusal(member, error)]
+
+    def tell_all(self, error: PsError) -> list[Action]:
+        """Everybody present is told why the job cannot go on; they leave by themselves."""
+        self._broken = self._broken or error
+        return [refusal(member, error) for member in self.roster.present()]
+
+    def drop(self) -> list[Action]:
+        """The job's state is given up: it is as if it had never been."""
+        self.state = JobState.WAITING
+        self._any_finished = self.has_final_state = False
+        self._tables.records.clear()
+        self.clocks.clear()
+        return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
+
+    # -- what follows ----------------------------------------------------------------------------------
+
+    def _removed(self, worker: int, incarnation: int, clocks: Mapping[int, int]) -> list[Action]:
+        """All shards have taken a worker out of the gates; `clocks` are the newest by table."""
+        for number, clock in clocks.items():
+            self.clocks[number] = max(self.clocks.get(number, 0), clock)
+        self.epoch += 1
+        member = self.roster.members[worker]
+        if member.incarnation != incarnation:
+            return []
+        actions: list[Action] = []
+        if member.state is MemberState.FINISHING:
+            member.state = MemberState.FINISHED
+            self._any_finished = True
+        elif member.state is MemberState.LEAVING:
+            member.state = MemberState.LEFT
+            actions.append(tell(member, left=pb.Left()))
+        return actions + self._check_end()
+
+    def _check_end(self) -> list[Action]:
+        """Whether the job goes on, ends, is suspended or is dropped, after somebody stopped training."""
+        if self.state in (JobState.ENDED, JobState.SUSPENDED):
+            return []
+        training = self.roster.training()
+        if training:
+            waiting = self._go_on_without()
+            return [*waiting, *self._tell_finished(training)] if self.state is JobState.RUNNING else waiting
+        if not self._has_state:
+            return [*(self._ended(member) for member in self.roster.finished()), *self.drop()]
+        uploader = self.roster.first_finished()
+        if uploader is not None:
+            return [tell(uploader, upload_final=pb.UploadFinal())]
+        if self._any_finished:
+            return self._end()
+        self.state = JobState.SUSPENDED
+        self._tables.suspend()
+        return []
+
+    def _go_on_without(self) -> list[Action]:
+        """Those who wait for a table to start may have waited for the one who went."""
+        raise NotImplementedError
+
+    def _tell_finished(self, training: list[Member]) -> list[Action]:
+        waiting = pb.Waiting(whom=", ".join(member.holder for member in training) + " to finish")
+        return [tell(member, waiting=waiting) for member in self.roster.finished()]
+
+    def _end(self) -> list[Action]:
+        self.state = JobState.ENDED
+        return [self._ended(member) for member in self.roster.present()]
+
+    def _ended(self, member: Member) -> ToMember:
+        return tell(member, ended=pb.Ended(has_state=self.has_final_state))

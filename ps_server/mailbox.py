@@ -1,0 +1,84 @@
+"""What the coordinator says to one member, kept until the member has heard it: streams may break in between.
+
+Both ends number what must not be lost. A new stream begins with the number of what has come, and gets the
+rest again. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from typing import TypeAlias
+
+from ps_wire.v1 import coordinator_pb2 as pb
+
+Stream: TypeAlias = "asyncio.Queue[pb.MemberReply | None]"
+
+LAST_WORDS = ("left", "refused")
+
+
+class Mailbox:
+    """See the module's docstring.
+
+    Attributes:
+        session: what a member proves with that a new stream is its own.
+        taken: number of the last request that was taken.
+    """
+
+    def __init__(self) -> None:
+        self.session = secrets.token_bytes(16)
+        self.taken = 0
+        self._number = 0
+        self._kept: deque[pb.MemberReply] = deque()
+        self._stream: Stream | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the last word has been said, and no stream is there to bring it."""
+        last = self._kept[-1].WhichOneof("kind") if self._kept else None
+        return self._stream is None and last in LAST_WORDS
+
+    def put(self, reply: pb.MemberReply) -> None:
+        """Says something, now or on the next stream."""
+        self._number += 1
+        numbered = pb.MemberReply(number=self._number)
+        numbered.MergeFrom(reply)
+        self._kept.append(numbered)
+        if self._stream is not None:
+            self._stream.put_nowait(numbered)
+
+    def ask(self, reply: pb.MemberReply) -> None:
+        """Says something that nobody needs to hear later."""
+        if self._stream is not None:
+            self._stream.put_nowait(reply)
+
+    def heard(self, number: int) -> None:
+        """The member has taken all up to this number."""
+        while self._kept and self._kept[0].number <= number:
+            self._kept.popleft()
+
+    def takes(self, request: pb.MemberRequest) -> bool:
+        """Whether a request is to be taken: it is new. One without a number always is."""
+        if request.number == 0:
+            return True
+        new = request.number == self.taken + 1
+        self.taken += new
+        return new
+
+    def attach(self) -> Stream:
+        """A stream of the member: what comes out of it is what is kept, and then what is said. One at a time.
+
+        None ends it: another one has taken its place.
+        """
+        if self._stream is not None:
+            self._stream.put_nowait(None)
+        self._stream = asyncio.Queue()
+        for reply in self._kept:
+            self._stream.put_nowait(reply)
+        return self._stream
+
+    def detach(self, stream: Stream) -> None:
+        """A stream has ended."""
+        if self._stream is stream:
+            self._stream = None

@@ -1,0 +1,264 @@
+"""Streams of a job's members to the coordinator: joins, what workers say, streams that break and come again.
+
+A stream that breaks is no death: the lease decides. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import grpc.aio
+
+from ps_server.events import Event
+from ps_server.log import logger
+from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
+from ps_server.member import JobState, Member, MemberState, evicted
+from ps_server.orders import Shards
+from ps_server.readers import Readers
+from ps_server.room import Room
+from ps_wire import consistency, nonfinite
+from ps_wire.address import check_job_name
+from ps_wire.errors import (
+    FrameMalformed,
+    JobFull,
+    JobUnknown,
+    PsError,
+    StrangerRefused,
+    UsageError,
+    WorkerNumberTaken,
+)
+from ps_wire.frame import check_protocol
+from ps_wire.messages import refused_to_proto, table_from_proto
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+MAX_WORKERS = 65_536
+MAX_METRICS = 64
+MAX_LEASE_S = 86_400.0
+JOIN_LIMIT_S = 10.0
+LOOK_S = 0.1  # between two looks at the leases
+
+
+class MemberStreams:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: dict[str, Room],
+        readers: Readers,
+        room_of: Callable[[spec_pb2.Job], Room],
+    ) -> None:
+        """Takes `room_of`, which gives the room of a job, a new one if need be."""
+        self._shards = shards
+        self._rooms = rooms
+        self._readers = readers
+        self._room_of = room_of
+        self._looking: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """Evicts nobody any more."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def serve(self, messages: AsyncIterator[pb.MemberRequest]) -> AsyncGenerator[pb.MemberReply]:
+        """One stream: the first message joins, or resumes; an error ends it with `refused`."""
+        try:
+            room, member, mailbox, stream = await self._begin(messages)
+        except PsError as error:
+            logger.log(logging.DEBUG if error.retryable else logging.WARNING, "join refused: %s", error)
+            yield pb.MemberReply(refused=refused_to_proto(error))
+            return
+        reading = asyncio.create_task(self._read(messages, room, member, mailbox))
+        try:
+            while (reply := await stream.get()) is not None:
+                yield reply
+                if reply.WhichOneof("kind") in LAST_WORDS:
+                    # The worker closes first, so that its last message is not cut off by ours.
+                    await asyncio.wait([reading], timeout=JOIN_LIMIT_S)
+                    self._gone(room, member)
+                    room.close(member)
+                    return
+        finally:
+            reading.cancel()
+            mailbox.detach(stream)
+            if member.lease_s == 0:  # nothing else says that it is gone
+                self._gone(room, member)
+            if mailbox.over or not member.present:
+                room.close(member)
+
+    async def _begin(self, messages: AsyncIterator[pb.MemberRequest]) -> tuple[Room, Member, Mailbox, Stream]:
+        try:
+            async with asyncio.timeout(JOIN_LIMIT_S):
+                first = await anext(aiter(messages))
+        except (TimeoutError, StopAsyncIteration):
+            raise FrameMalformed("a member's stream starts with a join") from None
+        match first.WhichOneof("kind"):
+            case "join":
+                return await self._join(first.join)
+            case "resume":
+                return self._resume(first.resume)
+        raise FrameMalformed("a member's stream starts with a join")
+
+    async def _join(self, join: pb.Join) -> tuple[Room, Member, Mailbox, Stream]:
+        check_protocol(join.protocol)
+        self._shards.check_ready()
+        wanted = spec_pb2.Job(
+            name=check_job_name(join.job.name),
+            consistency=str(consistency.parse(join.job.consistency)),
+            num_workers=join.job.num_workers,
+            min_workers=join.job.min_workers,
+            nonfinite=nonfinite.parse(join.job.nonfinite or "error"),
+        )
+        if not max(wanted.min_workers, 1) <= wanted.num_workers <= MAX_WORKERS:
+            raise UsageError(f"--num-workers must be in 1..{MAX_WORKERS}, got {wanted.num_workers}")
+        if not 0.0 <= join.lease_s <= MAX_LEASE_S or math.isnan(join.lease_s):
+            raise UsageError(f"--lease must be in 0..{MAX_LEASE_S:g} seconds, got {join.lease_s}")
+        worker = join.worker if join.HasField("worker") else None
+        while True:
+            room = self._room_of(wanted)
+            try:
+                member, actions = room.job.join(
+                    wanted, worker=worker, host=join.host[:255], pid=join.pid, lease_s=join.lease_s
+                )
+                break
+            except (WorkerNumberTaken, JobFull):
+                if not await self._gives_way(room, worker):
+                    raise
+        mailbox = room.admit(member, actions)
+        event = Event.REJOIN if join.evicted else Event.JOIN
+        room.events.record(event, member, epoch=room.job.epoch)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+        return room, member, mailbox, mailbox.attach()
+
+    async def _gives_way(self, room: Room, worker: int | None) -> bool:
+        """Whether one of those who are in the way of a join goes before all have shown that they live."""
+        holders = room.job.roster.holders(worker)
+        before_s = {id(holder): room.heard_s.get(holder.worker, 0.0) for holder in holders}
+        for holder in holders:
+            mailbox = room.mailboxes.get((holder.worker, holder.incarnation))
+            if mailbox is not None:
+                mailbox.ask(pb.MemberReply(prove=pb.Prove()))
+        while holders:
+            if not all(holder.present for holder in holders):
+                return True
+            if all(
+                holder.state is not MemberState.LEAVING
+                and (holder.lease_s == 0 or room.heard_s.get(holder.worker, 0.0) > before_s[id(holder)])
+                for holder in holders
+            ):
+                return False
+            await room.changed()
+        return False
+
+    def _resume(self, resume: pb.Resume) -> tuple[Room, Member, Mailbox, Stream]:
+        room = self._rooms.get(resume.job)
+        if room is None:
+            raise JobUnknown(f"no job {resume.job[:64]!r} here")
+        known = room.job.roster.members.get(resume.worker)
+        mailbox = room.mailboxes.get((resume.worker, resume.incarnation))
+        if mailbox is None or known is None or known.incarnation != resume.incarnation:
+            if known is not None and resume.incarnation <= known.incarnation:
+                raise evicted(room.job.name, resume.worker, resume.incarnation)
+            raise JobUnknown(f"worker {resume.worker} is not in job {room.job.name}")
+        if not hmac.compare_digest(mailbox.session, resume.session):
+            raise StrangerRefused(f"this is not the session of worker {resume.worker}", worker=resume.worker)
+        mailbox.heard(resume.heard)
+        stream = mailbox.attach()
+        mailbox.ask(pb.MemberReply(resumed=pb.Resumed(taken=mailbox.taken)))
+        room.heard(known)
+        room.events.record(Event.RESUME, known, epoch=room.job.epoch)
+        return room, known, mailbox, stream
+
+    # -- what workers say ------------------------------------------------------------------------------
+
+    async def _read(
+        self, messages: AsyncIterator[pb.MemberRequest], room: Room, member: Member, mailbox: Mailbox
+    ) -> None:
+        try:
+            async for message in messages:
+                if not member.present:  # it has not heard yet that it was evicted
+                    continue
+                room.heard(member)
+                if mailbox.takes(message):
+                    self._take(message, room, member, mailbox)
+        except PsError as error:
+            logger.warning("job %s worker %d refused: %s", room.job.name, member.worker, error)
+            mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
+        except grpc.aio.AioRpcError as error:
+            logger.debug("job %s worker %d: stream broke: %s", room.job.name, member.worker, error)
+
+    def _take(self, message: pb.MemberRequest, room: Room, member: Member, mailbox: Mailbox) -> None:
+        job = room.job
+        match message.WhichOneof("kind"):
+            case "heartbeat":
+                room.progress[member.worker] = _bounded(message.heartbeat.progress)
+                mailbox.heard(message.heartbeat.heard)
+            case "make_table":
+                room.do(job.make_table(member, table_from_proto(message.make_table.table)))
+            case "uploaded" if message.uploaded.final:
+                room.do(job.uploaded_final(member))
+            case "uploaded" if message.uploaded.live:
+                self._readers.uploaded(job.name, member, message.uploaded.step)
+            case "uploaded":
+                room.do(job.uploaded(member, message.uploaded.table))
+            case "finish":
+                room.progress[member.worker] = _bounded(message.finish.progress)
+                room.do(job.finish(member))
+                room.events.record(Event.FINISH, member, epoch=job.epoch)
+                self._readers.gone(job.name, member)
+            case "leave":
+                room.progress[member.worker] = _bounded(message.leave.progress)
+                reason = message.leave.reason[:500]
+                room.do(job.leave(member, reason))
+                room.events.record(Event.LEAVE, member, epoch=job.epoch, detail=reason or "done")
+                self._readers.gone(job.name, member)
+            case kind:
+                raise FrameMalformed(f"a member's stream does not take {kind!r} here")
+
+    def _gone(self, room: Room, member: Member) -> None:
+        """A member has heard its last word: if that was not its own wish, it is out at once."""
+        if room.job.roster.members.get(member.worker) is member and member.present:
+            room.do(room.job.lost(member))
+        self._readers.gone(room.job.name, member)
+
+    # -- leases ----------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while self._rooms:
+            now_s = time.monotonic()
+            for room in list(self._rooms.values()):
+                for member in room.evict_silent(now_s):
+                    self._readers.gone(room.job.name, member)
+            await asyncio.sleep(LOOK_S)
+
+
+def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
+    """A member, for people."""
+    running = room.job.state is JobState.RUNNING and member.state is not MemberState.JOINING
+    left_s = room.leases.left_s(member.worker, member.incarnation, now_s)
+    return pb.WorkerStatus(
+        worker=member.worker,
+        incarnation=member.incarnation,
+        host=member.host,
+        pid=member.pid,
+        state="running" if running and member.trains else member.state.value,
+        progress=room.progress.get(member.worker, pb.Progress()),
+        heartbeat_age_s=now_s - room.heard_s.get(member.worker, now_s),
+        lease_left_s=-1.0 if left_s is None else max(left_s, 0.0),
+    )
+
+
+def _bounded(progress: pb.Progress) -> pb.Progress:
+    """A worker's progress with at most `MAX_METRICS` short-named metrics."""
+    for name in [name for name in progress.metrics if len(name) > 64]:
+        del progress.metrics[name]
+    for name in sorted(progress.metrics)[MAX_METRICS:]:
+        del progress.metrics[name]
+    return progress

@@ -1,0 +1,94 @@
+"""What goes into the state machine of a partition, and what comes out of it. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One worker's push of one step.
+
+    Attributes:
+        worker: its number; contributions are summed in this order.
+        incarnation: of the worker.
+        step: its clock when it pushed.
+        version: of the weights that the gradient was computed on.
+        weight: in the mean (BSP).
+        payload: opaque; None abstains.
+    """
+
+    worker: int
+    incarnation: int
+    step: int
+    version: int = 0
+    weight: float = 1.0
+    payload: Any = None
+
+    @property
+    def abstains(self) -> bool:
+        """Whether the worker's clock advances and nothing is applied."""
+        return self.payload is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """A worker asks for weights at its clock. `asked_s` is the caller's clock, in seconds."""
+
+    worker: int
+    incarnation: int
+    clock: int
+    asked_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apply:
+    """Average `contributions` (rank order, none abstains), scale the mean, take one optimizer step."""
+
+    step: int
+    contributions: tuple[Contribution, ...]
+    scale: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """The push of `step` is accounted for: it will never be applied again."""
+
+    worker: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Send the weights of `version` to those who asked; `clocks` are those of the members by now."""
+
+    pulls: tuple[Pull, ...]
+    version: int
+    clocks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """Every member has pushed `step`: it may be decided. Said again when members change before that."""
+
+    step: int
+    workers: frozenset[int]
+
+
+Action: TypeAlias = Apply | Ack | Answer | Complete
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of one worker's pushes and pulls here, over all its incarnations."""
+
+    received: int = 0
+    applied: int = 0
+    dropped: int = 0
+    abstained: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    max_gap: int = 0
+    gate_wait_s: float = 0.0

@@ -1,0 +1,78 @@
+"""One job on one shard: who may connect, who is in the gates, its tables. Guarded by the shard's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ps_server.member import evicted
+from ps_server.shard_table import ShardTable
+from ps_wire import consistency
+from ps_wire.errors import PsError, ServerNotReady, StrangerRefused
+from ps_wire.nonfinite import NonFinite
+
+
+class Retirable(Protocol):
+    """A connection that another one can replace.
+
+    Attributes:
+        carrier: its name.
+    """
+
+    carrier: str
+
+    def retire(self) -> None:
+        """Takes no more frames; waits for the one that is being taken."""
+        ...
+
+    def expel(self, error: PsError) -> None:
+        """Tells the worker, once retired, why."""
+        ...
+
+
+@dataclass(slots=True)
+class ShardJob:
+    """A job's part on this shard.
+
+    Attributes:
+        members: worker -> (incarnation, first step by table); those in the gates.
+        known: worker -> live incarnation; members, and those who may only read.
+        tokens: (worker, incarnation) -> tokens good for one connection each.
+        sessions: worker -> its live connection.
+        fenced: worker -> the newest incarnation that was fenced; it and older ones may do nothing any more.
+        expelled: worker -> the connection that its fence has ended, until the verdict.
+    """
+
+    name: str
+    consistency: consistency.Consistency
+    num_workers: int
+    nonfinite: NonFinite = NonFinite.ERROR
+    members: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
+    tables: dict[int, ShardTable] = field(default_factory=dict)
+    tokens: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    sessions: dict[int, Retirable] = field(default_factory=dict)
+    memory_bytes: int = 0
+    fenced: dict[int, int] = field(default_factory=dict)
+    expelled: dict[int, Retirable | None] = field(default_factory=dict)
+
+    def check_known(self, worker: int, incarnation: int) -> None:
+        """Refuses who has not joined.
+
+        Raises:
+            Evicted: it was silent for longer than its lease.
+            ServerNotReady: it is about to be evicted.
+            StrangerRefused: the worker has not joined, or another incarnation of it has.
+        """
+        if self.known.get(worker) == incarnation:
+            return
+        if incarnation <= self.fenced.get(worker, -1):
+            if worker in self.expelled:
+                raise ServerNotReady(f"worker {worker} of job {self.name} is being evicted", worker=worker)
+            raise evicted(self.name, worker, incarnation)
+        raise StrangerRefused(
+            f"worker {worker} with incarnation {incarnation} has not joined job {self.name}",
+            worker=worker,
+            incarnation=incarnation,
+        )

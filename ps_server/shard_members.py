@@ -1,0 +1,140 @@
+"""Who belongs to the jobs on a shard, as the coordinator orders it: a base of `Shard`.
+
+An incarnation that was fenced may do nothing any more, here or over a connection that it opens later; the
+verdict, which all shards get after all have fenced it, says which of its pushes count. It must not know
+frames. `_lock` guards the maps; it is never held while tensors are worked on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from ps_server.member import evicted
+from ps_server.shard_job import ShardJob
+from ps_wire import consistency
+from ps_wire.errors import JobUnknown
+from ps_wire.frame import FIRST_READER
+from ps_wire.nonfinite import NonFinite
+
+
+class ShardMembers:
+    """See the module's docstring. Thread-safe."""
+
+    index: int
+    _jobs: dict[str, ShardJob]
+    _lock: threading.Lock
+
+    def admit(
+        self,
+        *,
+        job: str,
+        consistency_text: str,
+        num_workers: int,
+        worker: int,
+        incarnation: int,
+        clocks: Mapping[int, int],
+        reader: bool,
+        nonfinite: NonFinite = NonFinite.ERROR,
+    ) -> None:
+        """A worker may connect; unless it only reads, it is a member from its clocks on."""
+        with self._lock:
+            if worker >= FIRST_READER:
+                self._job(job)  # it comes to one that is there, or not at all
+            entry = self._jobs.setdefault(
+                job,
+                ShardJob(
+                    name=job,
+                    consistency=consistency.parse(consistency_text),
+                    num_workers=num_workers,
+                    nonfinite=nonfinite,
+                ),
+            )
+            entry.known[worker] = incarnation
+            for key in [key for key in entry.tokens if key[0] == worker]:
+                del entry.tokens[key]
+            if not reader:
+                entry.members[worker] = (incarnation, dict(clocks))
+            tables = list(entry.tables.values())
+        if not reader:
+            for table in tables:
+                table.join(worker, incarnation, clocks.get(table.spec.number, 0))
+
+    def remove(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
+        """A worker stops being a member, or a reader goes; returns the newest clock by table."""
+        with self._lock:
+            entry = self._job(job)
+            if entry.members.get(worker, (None,))[0] == incarnation:
+                del entry.members[worker]
+            session = None
+            if worker >= FIRST_READER:
+                entry.known.pop(worker, None)
+                entry.tokens.pop((worker, incarnation), None)
+                session = entry.sessions.pop(worker, None)
+            tables = list(entry.tables.values())
+        if session is not None:
+            session.retire()
+        return {table.spec.number: table.leave(worker, incarnation) for table in tables}
+
+    def fence(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
+        """Nothing more is taken of this incarnation, on any connection.
+
+        Returns:
+            Its smallest clock over partitions, by table that it is a member of.
+        """
+        with self._lock:
+            entry = self._job(job)
+            if entry.known.get(worker) == incarnation:
+                del entry.known[worker]
+            if entry.members.get(worker, (None,))[0] == incarnation:
+                del entry.members[worker]
+            entry.tokens.pop((worker, incarnation), None)
+            entry.fenced[worker] = max(incarnation, entry.fenced.get(worker, 0))
+            session = entry.expelled[worker] = entry.sessions.pop(worker, None)
+            tables = list(entry.tables.values())
+        if session is not None:
+            session.retire()
+        clocks = {table.spec.number: table.fence(worker, incarnation) for table in tables}
+        return {number: clock for number, clock in clocks.items() if clock is not None}
+
+    def evict(
+        self, *, job: str, worker: int, incarnation: int, limits: Mapping[int, int], epoch: int
+    ) -> dict[int, int]:
+        """The verdict on a fenced incarnation: its pushes below `limits`, by table, count.
+
+        Returns:
+            The newest clock by table.
+        """
+        with self._lock:
+            entry = self._job(job)
+            tables = list(entry.tables.values())
+        newest = {
+            table.spec.number: table.evict(worker, incarnation, limits[table.spec.number], epoch)
+            for table in tables
+            if table.spec.number in limits
+        }
+        with self._lock:
+            session = entry.expelled.pop(worker, None)
+        if session is not None:
+            session.expel(evicted(job, worker, incarnation))
+        return newest
+
+    def enter(self, *, job: str, table: int, worker: int, incarnation: int, step: int) -> None:
+        """A worker that was prepared becomes a member of a table; `step` is its first."""
+        with self._lock:
+            entry = self._job(job)
+            known, clocks = entry.members.get(worker, (incarnation, {}))
+            clocks = {**clocks, table: step} if known == incarnation else {table: step}
+            entry.members[worker] = incarnation, clocks
+            entered = entry.tables[table]
+        entered.join(worker, incarnation, step)
+
+    def _job(self, name: str) -> ShardJob:
+        entry = self._jobs.get(name)
+        if entry is None:
+            raise JobUnknown(
+                f"shard {self.index} does not know job {name!r}: nobody has joined it here, or the server "
+                "was started again without its state",
+                job=name,
+            )
+        return entry

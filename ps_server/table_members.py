@@ -1,0 +1,70 @@
+"""Members of one table on one shard: joins, leaves, and changes in two rounds, on every cell of it.
+
+A base of `ShardTable`. It must not know frames or connections.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ps_server.average import Scratch
+from ps_server.clipping import Clipping
+
+if TYPE_CHECKING:
+    from ps_server.cell import Cell
+
+
+class TableMembers:
+    """See the module's docstring.
+
+    Attributes:
+        epoch: of the membership: that of the last eviction from this table.
+    """
+
+    epoch: int
+    _cells: dict[int, Cell]
+    _scratch: Scratch
+    _clipping: Clipping | None
+
+    def _close_clipped(self) -> None:
+        raise NotImplementedError
+
+    def join(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker becomes a member of every partition; `clock` is its first step."""
+        now_s = time.monotonic()
+        for cell in self._cells.values():
+            cell.join(worker, incarnation, clock, now_s, self._scratch)
+        self._close_clipped()
+
+    def leave(self, worker: int, incarnation: int) -> int:
+        """A worker stops being a member; returns the newest clock over all partitions."""
+        now_s = time.monotonic()
+        newest = [cell.leave(worker, incarnation, now_s, self._scratch) for cell in self._cells.values()]
+        self._close_clipped()
+        return max(newest, default=0)
+
+    def prepare(self, worker: int, incarnation: int) -> int:
+        """A worker is about to join; returns the first step that it can take on all partitions here."""
+        return max((cell.prepare(worker, incarnation) for cell in self._cells.values()), default=0)
+
+    def fence(self, worker: int, incarnation: int) -> int | None:
+        """A worker is about to be evicted; returns its smallest clock here, None where it is no member."""
+        clocks = [cell.fence(worker, incarnation) for cell in self._cells.values()]
+        return min((clock for clock in clocks if clock is not None), default=None)
+
+    def evict(self, worker: int, incarnation: int, limit: int, epoch: int) -> int:
+        """A fenced worker is no member any more: pushes of steps below `limit` count.
+
+        Returns:
+            The newest clock over all partitions.
+        """
+        self.epoch = epoch
+        if self._clipping is not None:
+            self._clipping.reopen()
+        now_s = time.monotonic()
+        newest = [
+            cell.evict(worker, incarnation, limit, now_s, self._scratch) for cell in self._cells.values()
+        ]
+        self._close_clipped()
+        return max(newest, default=0)

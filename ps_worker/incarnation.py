@@ -1,0 +1,88 @@
+"""One incarnation of a worker: its membership and its connections. An evicted one is followed by another.
+
+Once it is over, nothing that its threads still bring reaches the worker's tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ps_wire import frame as wire
+from ps_wire.errors import PsError
+from ps_wire.service import Service
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.carrier_choice import CarrierChoice
+from ps_worker.connection import Connection, Peer
+from ps_worker.membership import Membership
+from ps_worker.settings import Settings
+
+CLOSE_LIMIT_S = 0.2  # for an evicted one's connections: nothing that they still bring counts
+
+
+class Incarnation:
+    """See the module's docstring. The `Peer` of its connections."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        *,
+        peer: Peer,
+        progress: Callable[[], pb.Progress],
+        say: Callable[[str], None],
+    ) -> None:
+        """Does nothing yet; frames and failures go to `peer`."""
+        self.membership = Membership(settings, service, progress=progress, on_failure=self.fail, log=say)
+        self.connections: list[Connection] = []
+        self._settings = settings
+        self._service = service
+        self._peer = peer
+        self._say = say
+        self._over = False
+
+    @property
+    def joined(self) -> pb.Joined:
+        """As whom it has joined."""
+        return self.membership.joined
+
+    def connect(self, carriers: CarrierChoice) -> None:
+        """Opens a connection to every shard."""
+        self.connections += [
+            Connection(
+                service=self._service,
+                carriers=carriers,
+                shard=shard,
+                job=self._settings.job,
+                worker=self.joined.worker,
+                incarnation=self.joined.incarnation,
+                peer=self,
+                retry_limit_s=self._settings.retry_limit_s,
+                log=self._say,
+            )
+            for shard in range(len(self._service.addresses))
+        ]
+
+    def abandon(self) -> None:
+        """It was evicted: ends everything of it."""
+        self._over = True
+        self.membership.abandon()
+        for connection in self.connections:
+            connection.close(CLOSE_LIMIT_S)
+
+    def take(self, frame: wire.Frame) -> None:
+        """See `Peer.take`."""
+        if not self._over:
+            self._peer.take(frame)
+
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """See `Peer.landing`."""
+        return None if self._over else self._peer.landing(frame, payload_bytes)
+
+    def replay(self, shard: int) -> Iterable[wire.Frame]:
+        """See `Peer.replay`."""
+        return () if self._over else self._peer.replay(shard)
+
+    def fail(self, error: PsError) -> None:
+        """See `Peer.fail`."""
+        if not self._over:
+            self._peer.fail(error)

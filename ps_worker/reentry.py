@@ -1,0 +1,40 @@
+"""What an exchange does when its worker was evicted and has joined again: a base of `Exchange`.
+
+Pushes and pulls of the incarnation before are over: what was on its way is dropped. The memory stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+
+from ps_wire import frame as wire
+from ps_wire.errors import Evicted, PsError
+from ps_worker.pushes import Pushes
+
+
+class Reentry:
+    """See the module's docstring."""
+
+    _changed: threading.Condition
+    _error: PsError | None
+    _hyper_frames: OrderedDict[int, wire.Frame]
+    _incarnation: int
+    _pushes: Pushes
+    _unpulled: OrderedDict[int, None]
+
+    @property
+    def evicted(self) -> bool:
+        """Whether its worker was evicted, and has not joined again yet."""
+        return isinstance(self._error, Evicted)
+
+    def reenter(self, incarnation: int) -> None:
+        """Begins anew as this incarnation, before it connects."""
+        with self._changed:
+            self._incarnation = incarnation
+            self._pushes = Pushes()
+            self._unpulled.clear()
+            for number, frame in self._hyper_frames.items():
+                self._hyper_frames[number] = replace(frame, incarnation=incarnation)
+            self._error = None

@@ -1,0 +1,214 @@
+"""Workers that fall silent for longer than their lease: others go on, and they join again by themselves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ps_worker as ps
+
+from .models import Mlp, loss_of
+from .reference import seeded
+from .service import fresh_name, together
+
+LIMIT_S = 20.0
+
+
+def table_of(worker: ps.Worker) -> ps.Table:
+    return worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
+
+
+def step(table: ps.Table, value: float = 1.0) -> float:
+    table.push({"w": torch.full((3000,), -value)})
+    return float(table.pull().result(LIMIT_S).values["w"].min())  # without a barrier partitions may differ
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:0"])
+def test_a_silent_worker_is_evicted_and_joins_again(cluster, consistency, caplog):
+    """The other goes on without it, and then with it, from a step that is named; nobody gets an error."""
+    job = fresh_name()
+    evicted = threading.Event()
+    again = threading.Event()
+
+    def join(rank):
+        return ps.connect(
+            servers=cluster.servers, job=job, consistency=consistency, num_workers=2, worker=rank
+        )
+
+    def stays():
+        with join(0) as worker:
+            table = table_of(worker)
+            values = [step(table) for _ in range(4)]  # from the third on the other is silent
+            evicted.set()
+            while not again.is_set():
+                values.append(step(table))
+            worker.finish()
+            return values, table.step
+
+    def falls_silent():
+        with join(1) as worker:
+            table = table_of(worker)
+            for _ in range(2):
+                step(table)
+            cluster.evict(job, 1)
+            assert evicted.wait(LIMIT_S)
+            before = table.step
+            step(table, 1000.0)  # void
+            entered = table.step
+            for _ in range(3):
+                step(table)
+            again.set()
+            worker.finish()
+            return before, entered, worker._link._now.joined.incarnation
+
+    with caplog.at_level("INFO"):
+        (values, steps), (before, entered, incarnation) = together([stays, falls_silent])
+    assert before == 2
+    assert 4 <= entered <= steps
+    assert incarnation == 2
+    assert values == sorted(values)
+    assert max(values) < 1000.0
+    assert "event=evict worker=1 incarnation=1" in caplog.text
+    assert "event=rejoin worker=1 incarnation=2" in caplog.text
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_training_loop_goes_on_after_an_eviction_without_a_line_of_code(cluster, overlap):
+    """Weights, buffers, param_groups and what is registered are those of the lowest worker that trains."""
+    job = fresh_name()
+    gone, again = threading.Event(), threading.Event()
+
+    def body(rank):
+        with ps.connect(servers=cluster.servers, job=job, num_workers=2, worker=rank) as worker:
+            model = torch.nn.Sequential(seeded(Mlp), torch.nn.BatchNorm1d(3))
+            optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, overlap=overlap)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+            mine = torch.full((), float(rank))
+            worker.register_state("scheduler", scheduler)
+            worker.register_state("mine", mine)
+
+            def train():
+                loss_of(model[0], worker.rank, worker.step).backward()
+                model[1].running_mean.add_(1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+
+            train()
+            if rank == 1:
+                cluster.evict(job, 1)
+                assert gone.wait(LIMIT_S)
+                train()
+                found = scheduler.last_epoch, worker.step, float(mine), float(model[1].running_mean[0])
+                again.set()
+            else:
+                for _ in range(3):
+                    train()
+                gone.set()
+                while not again.is_set():
+                    train()
+                found = None
+            worker.finish()
+            return found, {name: it.clone() for name, it in model.state_dict().items()}
+
+    (_, first), (found, second) = together([lambda: body(0), lambda: body(1)])
+    epoch, at, mine, mean = found
+    assert at >= 4
+    assert mine == 0.0
+    assert 0 <= at - epoch <= 2  # the state is that of a step before the one that it enters at
+    assert mean == epoch
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_stream_that_breaks_is_no_death(cluster, caplog):
+    """It is made again; what was said on the way is not lost, nor taken twice."""
+    job = fresh_name()
+    with (
+        caplog.at_level("INFO"),
+        ps.connect(servers=cluster.servers, job=job, num_workers=1) as worker,
+    ):
+        for number in range(3):
+            worker._link._membership._stream._call.cancel()
+            table = worker.table({f"w{number}": torch.zeros(10)}, optimizer=ps.SGD(lr=1.0))
+            table.push({f"w{number}": torch.ones(10)}).result(LIMIT_S)
+        worker.finish()
+    assert "event=resume worker=0" in caplog.text
+    assert "event=evict" not in caplog.text
+
+
+def test_who_is_evicted_while_it_finishes_joins_again_and_finishes(one_shard):
+    """It waits for the others as before, and gets the final weights."""
+    job = fresh_name()
+    others = threading.Event()
+
+    def body(rank):
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+            table = table_of(worker)
+            step(table)
+            if rank == 0:
+                one_shard.evict(job, 1)
+                assert others.wait(LIMIT_S)
+            else:
+                others.set()
+            worker.finish()
+            return step_free(table)
+
+    def step_free(table):
+        return float(table.pull().result(LIMIT_S).values["w"].unique())
+
+    assert together([lambda: body(0), lambda: body(1)]) == [1.0, 1.0]
+
+
+def test_who_is_evicted_before_the_start_starts_with_the_others(one_shard):
+    """While it waits in wrap: it joins again, and the job begins when all are there."""
+    job = fresh_name()
+    waits = threading.Event()
+
+    def body(rank):
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+            if rank == 0:
+                assert waits.wait(LIMIT_S)
+                one_shard.evict(job, 1)
+            else:
+                waits.set()
+            table = table_of(worker)
+            return step(table), worker._link._now.joined.incarnation
+
+    assert together([lambda: body(0), lambda: body(1)]) == [(1.0, 1), (1.0, 2)]
+
+
+def test_state_dict_of_an_evicted_worker_is_that_of_the_job(one_shard):
+    """It joins again first."""
+    with ps.connect(servers=one_shard.servers, job=(job := fresh_name()), num_workers=1) as worker:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        one_shard.evict(job, 0)
+        assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
+        assert worker.step == 1
+        worker.finish()
+
+
+def test_gradients_of_another_optimizer_from_before_the_eviction_are_void(one_shard):
+    """Two optimizers: the first finds the eviction; the second abstains from what it had computed."""
+    with ps.connect(servers=one_shard.servers, job=(job := fresh_name()), num_workers=1) as worker:
+        models = [seeded(Mlp) for _ in range(2)]
+        pair = [worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model) for model in models]
+        before = [it.clone() for it in models[1].parameters()]
+        for model in models:
+            loss_of(model, 0, 0).backward()
+        one_shard.evict(job, 0)
+        for optimizer in pair:
+            optimizer.step()
+        assert pair[1].abstained == 1
+        assert all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
+        for optimizer in pair:
+            optimizer.zero_grad()
+        for model, optimizer in zip(models, pair, strict=True):
+            loss_of(model, 0, 1).backward()
+            optimizer.step()
+        assert not all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
+        worker.finish()
