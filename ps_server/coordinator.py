@@ -13,6 +13,7 @@ from contextlib import aclosing
 
 import grpc.aio
 
+from ps_server import gatekeeper
 from ps_server import member as members
 from ps_server.log import logger
 from ps_server.membership import Job
@@ -29,10 +30,12 @@ from ps_wire.errors import (
     MemoryLimitExceeded,
     PsError,
     ServerNotReady,
+    TokenRefused,
     UsageError,
 )
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_to_proto, table_from_proto
+from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
@@ -104,6 +107,7 @@ class Coordinator(rpc.CoordinatorServicer):
         if not 1 <= join.job.num_workers <= MAX_WORKERS:
             raise UsageError(f"--num-workers must be in 1..{MAX_WORKERS}, got {join.job.num_workers}")
         choice = nonfinite.parse(join.job.nonfinite or "error")
+        gatekeeper.check_job(join.job.name)
         room = self._room(check_job_name(join.job.name), model, join.job.num_workers, choice)
         member, actions = room.job.join(
             spec_pb2.Job(consistency=model, num_workers=join.job.num_workers, nonfinite=choice),
@@ -211,6 +215,10 @@ class Coordinator(rpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.FollowRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Order]:
         """A shard above 0 registers, then carries orders out."""
+        try:
+            gatekeeper.check_service("be a shard")
+        except TokenRefused as error:
+            await context.abort(code_of(error), error.message, metadata_of(error))
         first = await anext(aiter(request_iterator))
         register = first.register
         outbox = await self._shards.register(register)
@@ -277,6 +285,7 @@ class Coordinator(rpc.CoordinatorServicer):
             yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
     def _check_member(self, key: pb.StateKey) -> None:
+        gatekeeper.check_job(key.job)
         room = self._rooms.get(key.job)
         if room is None:
             raise JobUnknown(f"no job {key.job[:64]!r} here")
@@ -289,7 +298,7 @@ class Coordinator(rpc.CoordinatorServicer):
         return pb.StatusReply(
             num_shards=self._shards.num_shards,
             shards=self._shards.addresses,
-            jobs=[self._job_status(room) for room in self._rooms.values()],
+            jobs=[self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)],
         )
 
     @staticmethod

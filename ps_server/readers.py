@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import grpc.aio
 
+from ps_server import gatekeeper
 from ps_server.cut import clocks_of_cut
 from ps_server.gate import gate_of
 from ps_server.live_state import LiveState
@@ -161,6 +162,7 @@ class _Reader:
         self._request, join = first.number, first.join
         check_protocol(join.protocol)
         self._shards.check_ready()
+        gatekeeper.check_job(join.job)
         job = self._room(join.job).job
         self._job = job.name
         admit = pb.AdmitMember(job=job.spec, worker=self._number, incarnation=1, reader=True)

@@ -62,7 +62,7 @@ class Link:
         self._uploaded: set[int] = set()
         if not settings.servers:
             say(ALONE)
-        self._service = reach(settings.servers)
+        self._service = reach(settings, say)
         self._membership = Membership(
             settings, self._service, progress=progress, on_failure=self.fail, log=say
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from ps_wire import carrier, consistency, nonfinite
@@ -36,6 +37,8 @@ class Settings:
         retry_limit_s: how long a broken data connection is tried again.
         carrier: of the data; None for the best one that reaches each server.
         role: "worker", or "reader".
+        token_file: holds the service's token or the job's; None: calls carry none.
+        tls_dir: folder of the certificates; None: connections are plain.
     """
 
     servers: tuple[str, ...]
@@ -49,6 +52,8 @@ class Settings:
     retry_limit_s: float = RETRY_LIMIT_S
     carrier: carrier.Carrier | None = None
     role: str = "worker"
+    token_file: Path | None = None
+    tls_dir: Path | None = None
 
 
 def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
@@ -77,6 +82,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         carrier=_named("carrier", carrier.parse, value("carrier", carrier.AUTO)),
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
         role=value("role", ROLES[0]),
+        token_file=_path(value("token_file", "")),
+        tls_dir=_path(value("tls_dir", "")),
     )
     if made.role not in ROLES:
         raise UsageError(f"role (PS_ROLE) is one of {', '.join(ROLES)}, got {made.role!r}")
@@ -104,6 +111,10 @@ def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
         return parse(text)
     except UsageError as error:
         raise type(error)(f"{error.message} (PS_{name.upper()})", **error.facts) from None
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _whole(name: str, text: str, *, least: int) -> int:
