@@ -36,6 +36,7 @@ from ps_wire.errors import (
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_to_proto, table_from_proto
 from ps_wire.status import code_of, metadata_of
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
@@ -45,6 +46,7 @@ MAX_WORKERS = 65_536
 MAX_METRICS = 64
 STATE_CHUNK_BYTES = 1 << 20
 JOIN_LIMIT_S = 10.0
+MAX_HOST = 255  # characters
 
 
 class Coordinator(rpc.CoordinatorServicer):
@@ -112,7 +114,7 @@ class Coordinator(rpc.CoordinatorServicer):
         member, actions = room.job.join(
             spec_pb2.Job(consistency=model, num_workers=join.job.num_workers, nonfinite=choice),
             worker=join.worker if join.HasField("worker") else None,
-            host=join.host[:255],
+            host=one_line(join.host, MAX_HOST),
             pid=join.pid,
         )
         logger.info("job %s: %s joins", room.job.name, member.holder)
@@ -175,7 +177,7 @@ class Coordinator(rpc.CoordinatorServicer):
                 self._readers.gone(job.name, member)
             case "leave":
                 room.heard(member, _bounded(message.leave.progress))
-                reason = message.leave.reason[:500]
+                reason = one_line(message.leave.reason, 500)
                 logger.info("job %s: %s leaves: %s", job.name, member.holder, reason or "done")
                 room.do(job.leave(member, reason))
                 self._readers.gone(job.name, member)
@@ -219,7 +221,8 @@ class Coordinator(rpc.CoordinatorServicer):
             gatekeeper.check_service("be a shard")
         except TokenRefused as error:
             await context.abort(code_of(error), error.message, metadata_of(error))
-        first = await anext(aiter(request_iterator))
+        async with asyncio.timeout(JOIN_LIMIT_S):
+            first = await anext(aiter(request_iterator))
         register = first.register
         outbox = await self._shards.register(register)
         await context.send_initial_metadata(())  # tells the shard that it is registered
@@ -326,8 +329,8 @@ class Coordinator(rpc.CoordinatorServicer):
 
 
 def _bounded(progress: pb.Progress) -> pb.Progress:
-    """A worker's progress with at most `MAX_METRICS` short-named metrics."""
-    for name in [name for name in progress.metrics if len(name) > 64]:
+    """A worker's progress with at most `MAX_METRICS` metrics that have short, printable names."""
+    for name in [name for name in progress.metrics if len(name) > 64 or not name.isprintable()]:
         del progress.metrics[name]
     for name in sorted(progress.metrics)[MAX_METRICS:]:
         del progress.metrics[name]

@@ -28,6 +28,7 @@ from ps_wire import consistency
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
 from ps_wire.frame import FIRST_READER, check_protocol
 from ps_wire.messages import refused_to_proto, table_to_proto
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 
 MAX_READERS = 256
@@ -168,7 +169,8 @@ class _Reader:
         admit = pb.AdmitMember(job=job.spec, worker=self._number, incarnation=1, reader=True)
         await self._shards.order(pb.Order(admit=admit))
         index = self._number - FIRST_READER
-        logger.info("job %s: reader %d (host %s, pid %d) joins", job.name, index, join.host[:255], join.pid)
+        host = one_line(join.host, 255)
+        logger.info("job %s: reader %d (host %s, pid %d) joins", job.name, index, host, join.pid)
         await self._reply(joined=pb.Joined(worker=self._number, incarnation=1))
 
     async def _answer(self, request: pb.ReadRequest) -> None:

@@ -17,6 +17,7 @@ import torch
 
 import ps_worker as ps
 from ps_server.process import Server, ServerOptions
+from ps_wire.access import OPEN, Access
 
 Result = TypeVar("Result")
 LIMIT_S = 40.0
@@ -75,7 +76,7 @@ class QuietServer(Server):
 class Cluster:
     """Shards on free loopback ports."""
 
-    def __init__(self, loop: LoopThread, num_shards: int) -> None:
+    def __init__(self, loop: LoopThread, num_shards: int, access: Access = OPEN) -> None:
         self._loop = loop
         self.shards: list[QuietServer] = []
         self._runs: list[Any] = []
@@ -88,6 +89,7 @@ class Cluster:
                 coordinator=self._address(0) if index else None,
                 advertise="127.0.0.1",
                 memory_limit_bytes=None,
+                access=access,
             )
             server = QuietServer(options)
             self.shards.append(server)
