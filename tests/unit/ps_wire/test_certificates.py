@@ -106,7 +106,9 @@ def test_changed_files_are_taken_once_all_of_them_are_there(made: Path, tmp_path
     assert len(said) == 2
 
 
-def test_a_certificate_that_expires_in_use_is_found(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_certificate_that_expires_in_use_is_found(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = opened(folder_of(made, tmp_path))
     folder.check()
     monkeypatch.setattr("ps_wire.certificates.time.time", lambda: 4e9)
@@ -124,7 +126,12 @@ def test_keys_are_for_their_owner_alone_and_nothing_is_overwritten(tmp_path: Pat
     assert {path: path.read_bytes() for path in paths} == before
     make_certificates(tmp_path / "new", force=True)
     assert all(path.read_bytes() != before[path] for path in paths)
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["ca.crt", "ca.key", "server", "worker"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "ca.crt",
+        "ca.key",
+        "server",
+        "worker",
+    ]
 
 
 @pytest.mark.parametrize("host", ["a b", "-x", "*", "x/y", "", "a\n"])

@@ -79,7 +79,8 @@ def test_a_file_holds_a_token_as_its_only_line(tmp_path: Path, text: str):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\n", b"fifteen-letters", b"x" * 513, b"x" * 99999, b"two words, long enough", b"\xff" * 32]
+    "data",
+    [b"", b"\n", b"fifteen-letters", b"x" * 513, b"x" * 99999, b"two words, long enough", b"\xff" * 32],
 )
 def test_what_is_no_token_is_refused_and_not_shown(tmp_path: Path, data: bytes):
     (tmp_path / "token").write_bytes(data)

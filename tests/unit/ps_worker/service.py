@@ -74,10 +74,11 @@ class QuietServer(Server):
 
 
 class Cluster:
-    """Shards on free loopback ports."""
+    """Shards on free loopback ports; `settings` are what their workers need to be let in."""
 
-    def __init__(self, loop: LoopThread, num_shards: int, access: Access = OPEN) -> None:
+    def __init__(self, loop: LoopThread, num_shards: int, access: Access = OPEN, **settings: object) -> None:
         self._loop = loop
+        self.settings = settings
         self.shards: list[QuietServer] = []
         self._runs: list[Any] = []
         for index in range(num_shards):
@@ -174,6 +175,7 @@ def run_workers(
             consistency=consistency,
             num_workers=num_workers,
             worker=rank,
+            **cluster.settings,
             **settings,
         ) as worker:
             return body(worker)
