@@ -1,8 +1,8 @@
 """The socket carriers, server end: listens on `uds` and `tcp`, and lets in who has said HELLO in time.
 
 It must not know what frames mean. With certificates, `tcp` speaks TLS (`ps_server.pairing`). A stranger costs
-a thread and a few hundred bytes, for at most `HELLO_LIMIT_S`, and there are at most `MAX_STRANGERS` of them; a
-Unix socket takes peers of this user and of root only.
+a thread and a few hundred bytes, for at most `HELLO_LIMIT_S`, and there are at most `MAX_STRANGERS` of them.
+A Unix socket takes peers of this user and of root only.
 """
 
 from __future__ import annotations

@@ -6,5 +6,5 @@ It knows neither optimizers nor gates, and imports neither `ps_server` nor `ps_w
 
 import os
 
-# Whoever connects and fails in TLS would write a line of gRPC's own into a server's log, as often as it likes.
+# Else whoever fails in TLS writes a line of gRPC's own into a server's log, as often as it likes.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,4 +1,4 @@
-"""What `tcp` with TLS owes beyond the others: halves of connections find each other, and strangers cost little."""
+"""What `tcp` with TLS owes beyond the others: halves find each other, and strangers cost little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of certificates: what is wrong with them is said by name, and changed ones are taken when they are good."""
+"""Files of certificates: what is wrong is said by name, and changed ones are taken when they are good."""
 
 from __future__ import annotations
 

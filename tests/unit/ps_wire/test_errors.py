@@ -58,7 +58,7 @@ def test_the_drawn_tree_is_the_tree():
 
 
 def test_what_is_retryable():
-    """The same call may succeed later where a server did not answer, or its certificates are being replaced."""
+    """The same call may succeed later where nobody answered, or certificates are being replaced."""
     assert {cls for cls in STATUS if cls.retryable} == below(Unavailable) | {TlsRefused}
 
 
