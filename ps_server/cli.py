@@ -30,6 +30,12 @@ def serve(
     data_port: Annotated[
         int, typer.Option(envvar="PS_DATA_PORT", min=0, max=65535, help="Data over TCP; 0: any free one.")
     ] = 0,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="PS_HEALTH_PORT", min=1, max=65535, help="Health alone, without TLS, for probes."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(envvar="PS_HOST", help="Address to listen on.")] = "127.0.0.1",
     coordinator: Annotated[
         str | None,
@@ -84,6 +90,7 @@ def serve(
         advertise=advertise or host,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         data_port=data_port,
+        health_port=health_port,
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards)

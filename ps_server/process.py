@@ -57,6 +57,7 @@ class ServerOptions:
         advertise: the host under which workers reach this shard.
         memory_limit_bytes: for the tables of all jobs; None for no limit.
         data_port: of the TCP carrier; 0 lets the system choose.
+        health_port: of the health service alone, without TLS; None: it is on the control port only.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
     """
 
@@ -68,6 +69,7 @@ class ServerOptions:
     advertise: str
     memory_limit_bytes: int | None
     data_port: int = 0
+    health_port: int | None = None
     access: Access = OPEN
 
 
@@ -101,6 +103,7 @@ class Server:
         self._add_services(server, advertised)
         stopped = self._catch_signals()
         await server.start()
+        probed = await self._serve_health()
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         following = self._start_following(advertised)
         logger.info("serving on %s:%d", self._options.host, port)
@@ -112,6 +115,8 @@ class Server:
         for stop in self._stops:
             stop()
         await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(GRACE_S))
+        if probed is not None:
+            await probed.stop(None)
         logger.info("stopped")
         return code
 
@@ -128,6 +133,21 @@ class Server:
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {address}: {_why(self._options) or error}") from None
         return port
+
+    async def _serve_health(self) -> grpc.aio.Server | None:
+        """For probes, which have neither certificate nor token."""
+        options = self._options
+        if options.health_port is None:
+            return None
+        server = grpc.aio.server(options=SERVER)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        address = f"{options.host}:{options.health_port}"
+        try:
+            bind(server, address, None)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {error} (--health-port)") from None
+        await server.start()
+        return server
 
     def _listen(self) -> SocketServer:
         """For data; the service then offers it."""

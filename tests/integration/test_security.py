@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from ps_lab.certificate_authority import make_certificates
-from ps_lab.observer import ask
+from ps_lab.cluster import free_ports
+from ps_lab.observer import ask, is_serving
 from ps_wire import token as tokens
 from ps_wire.access import read
+from ps_wire.errors import ServerUnreachable
 
 from .processes import Process, Start, ended, start
 from .servers import fresh_job
@@ -23,12 +25,10 @@ import torch
 import ps_worker as ps
 
 with ps.connect() as worker:
-    model = torch.nn.Linear(50, 20)
-    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for _ in range(3):
-        model(torch.ones(4, 50)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    table = worker.table({"w": torch.zeros(50, 20)}, optimizer=ps.SGD(lr=1.0))
+    for step in range(1, 4):
+        table.push({"w": torch.full((50, 20), -1.0)})
+        assert table.pull().result(60).values["w"].unique().tolist() == [step]
     worker.finish()
 print("trained", worker.rank)
 """
@@ -63,24 +63,21 @@ def worker(
     return spawn("ps-worker", "--servers", servers, *options, script, PS_CONNECT_LIMIT="20", **environment)
 
 
-@pytest.mark.parametrize("carrier", ["tcp", "grpc"])
-def test_a_job_trains_over_tls_with_a_token_and_no_log_shows_it(
-    spawn: Start, files: Path, carrier: str
-) -> None:
+def test_a_job_trains_over_tls_with_a_token_and_no_log_shows_it(spawn: Start, files: Path) -> None:
     """Two shards, of which one follows the other, and two workers with the token of their job."""
     job = fresh_job()
     (files / "job-token").write_text(job_token := tokens.of_job(TOKEN, job))
     options = ("--tls-dir", files / "ours" / "server", "--token-file", files / "token")
     first = server(spawn, *options, shard="0/2")
     second = server(spawn, *options, "--coordinator", address := serving(first), shard="1/2")
-    names = ("--job", job, "--num-workers", "2", "--carrier", carrier)
+    names = ("--job", job, "--num-workers", "2", "--carrier", "tcp")
     servers = f"{address},{serving(second)}"
     workers = [
         worker(spawn, servers, files, files / "ours" / "worker", files / "job-token", *names) for _ in "ab"
     ]
     for process in workers:
         assert process.wait_end() == 0, process.text
-        assert f"data goes over {carrier}" in process.text
+        assert "data goes over tcp" in process.text
     access = read(token_file=files / "token", tls_dir=files / "ours" / "worker", job=None, complain=print)
     (seen,) = ask(tuple(servers.split(",")), access).jobs
     assert (seen.name, seen.updates) == (job, 3)
@@ -140,6 +137,16 @@ def test_a_server_listens_elsewhere_with_a_token_or_when_told_so(
     paths = [str(files / option) if option == "token" else option for option in options]
     process = server(spawn, "--host", "0.0.0.0", *paths)
     process.wait_line(r"serving on ")
+
+
+def test_probes_need_neither_certificate_nor_token_and_find_nothing_else(spawn: Start, files: Path) -> None:
+    """On the port of `--health-port`."""
+    (port,) = free_ports(1)
+    options = ("--tls-dir", files / "ours" / "server", "--token-file", files / "token")
+    serving(server(spawn, *options, "--health-port", str(port)))
+    assert is_serving(f"127.0.0.1:{port}", timeout_s=20)
+    with pytest.raises(ServerUnreachable, match="no such server"):
+        ask((f"127.0.0.1:{port}",))
 
 
 def test_new_certificates_are_used_for_new_connections_without_a_restart(
