@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from ps_server.average import Scratch, mean
+from ps_server.cell_values import CellValues
 from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
 from ps_server.gradient import Gradient, differ
@@ -24,8 +25,6 @@ from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
-from ps_server.splitter import Splitter
-from ps_server.weights import Weights
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
@@ -51,12 +50,10 @@ class Cell:
         """Takes `weights`, shape (E,), over: nobody else writes them."""
         self.lock = threading.RLock()  # what was kept during a cut is given again under it
         self.machine = machine
-        self.cut = CutCell(machine, pulled=lambda step: self._pulled(step, machine.version, machine.clocks))
+        self.cut = CutCell(machine, pulled=self._read)
         self.group = group
-        self._weights = Weights(weights)
-        self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.pieces = tuple(pieces)
-        self._split = Splitter(self.pieces, weights.numel())
+        self.values = CellValues(weights, self.pieces, optimizer)
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
@@ -64,8 +61,6 @@ class Cell:
         self._table = table
         self._index = index
         self._replies = Replies(table, index)
-        self._make_optimizer = optimizer
-        self._optimizer = self._fresh_optimizer()
         self._outlets: dict[int, Outlet] = {}
         self._screen = screen
         self._clipping = clipping
@@ -73,30 +68,19 @@ class Cell:
         self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
-    @property
-    def weights(self) -> torch.Tensor:
-        """The weights now, shape (E,); to be written under the lock, after `_write`."""
-        return self._weights.now
-
-    def _write(self) -> None:
-        """Before the weights change: leaves memory that replies are still sent from."""
-        if self._weights.make_writable() and self._optimizer is not None:
-            self._optimizer.rebind(self._split(self.weights))
-
-    def _fresh_optimizer(self) -> PieceOptimizer | None:
-        return self._make_optimizer(self._split(self.weights)) if self.pieces else None
-
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
-            self._write()
-            if self.optimizer_bytes():
-                self._optimizer = self._fresh_optimizer()
-            self.weights.copy_(values)
+            self.values.load(values)
             self.bytes_in += values.nbytes
             self.loaded = True
+
+    def double(self, halves: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """From now on the weights are in these halves, of shape (E,) each, that workers map."""
+        with self.lock:
+            self.values.double(halves, self.machine.version, loaded=self.loaded)
 
     def push(self, contribution: Contribution, outlet: Outlet, now_s: float, scratch: Scratch) -> None:
         """A contribution with a `Gradient`, or an abstention.
@@ -146,7 +130,7 @@ class Cell:
         with self.lock:
             self._require_loaded()
             self._check_failed(worker, incarnation)
-            outlet.send(self._pulled(step, self.machine.version, self.machine.clocks))
+            outlet.send(self._read(step))
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
@@ -167,8 +151,7 @@ class Cell:
             if self._held == step:
                 self._held = None
                 workers = frozenset(item.worker for item in self.machine.staged)
-                self._carry_out(self.machine.decide(step, workers, scale, now_s), now_s, scratch)
-                self._give_back()
+                self._decide(step, workers, scale, now_s, scratch)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone: nothing more is sent there."""
@@ -194,22 +177,12 @@ class Cell:
     def export_state(self) -> list[State]:
         """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
         with self.lock:
-            return self._optimizer.export_state() if self._optimizer is not None else []
+            return self.values.export_state()
 
     def import_state(self, states: Sequence[State]) -> None:
         """Sets the optimizer's state of all pieces. Raises what `PieceOptimizer.import_state` raises."""
         with self.lock:
-            if self._optimizer is not None:
-                self._optimizer.import_state(states)
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """What the optimizer's state of a piece may hold."""
-        return self._optimizer.state_names if self._optimizer is not None else ()
-
-    def optimizer_bytes(self) -> int:
-        """Bytes of optimizer state."""
-        return self._optimizer.state_bytes() if self._optimizer is not None else 0
+            self.values.import_state(states)
 
     # -- what the machine decided ----------------------------------------------------------------------
 
@@ -234,13 +207,26 @@ class Cell:
             return
         average = self._screened(scratch)
         if self._clipping is None:
-            actions = self.machine.decide(complete.step, complete.workers, 1.0, now_s)
-            self._carry_out(actions, now_s, scratch, average)
-            self._give_back()
+            self._decide(complete.step, complete.workers, 1.0, now_s, scratch, average)
             return
         self._held = complete.step
         norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
         self._clipping.complete(complete.step, self._index, norm * norm)
+
+    def _decide(
+        self,
+        step: int,
+        workers: frozenset[int],
+        scale: float,
+        now_s: float,
+        scratch: Scratch,
+        average: torch.Tensor | None = None,
+    ) -> None:
+        actions = self.machine.decide(step, workers, scale, now_s)
+        if not any(isinstance(action, Apply) for action in actions):
+            self.values.carry()
+        self._carry_out(actions, now_s, scratch, average)
+        self._give_back()
 
     def _give_back(self) -> None:
         """Tells workers that what they have lent is no longer read."""
@@ -300,20 +286,14 @@ class Cell:
         gradients: list[Gradient] = [item.payload for item in action.contributions]
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
-        if self._optimizer is None:
-            return
         if not self.machine.gate.aggregates:
             average = gradients[0].values
         elif average is None:
             average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
-        self._write()
         present = map(any, zip(*[gradient.present for gradient in gradients], strict=True))
-        self._optimizer.step(
-            [values if there else None for values, there in zip(self._split(average), present, strict=True)],
-            hyper.groups[self.group],
-        )
+        self.values.apply(average, present, hyper.groups[self.group])
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
         for item in [item for item in contributions if item.payload.hyper != hyper]:
@@ -331,9 +311,18 @@ class Cell:
                     self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> Message:
-        self.bytes_out += self.weights.nbytes
-        message = self._replies.pulled(step, version, clocks, self.weights)
-        self._weights.sent(message)
+        self.bytes_out += self.values.now.nbytes
+        message = self._replies.pulled(step, version, clocks, self.values.now)
+        self.values.sent(message)
+        return message
+
+    def _read(self, step: int) -> Message:
+        """For whoever may ask without pushing: halves may be written again before the reply has left."""
+        now, machine = self.values.now, self.machine
+        self.bytes_out += now.nbytes
+        weights = now.clone() if self.values.doubled else now
+        message = self._replies.pulled(step, machine.version, machine.clocks, weights, read=True)
+        self.values.sent(message)
         return message
 
     def _send(self, worker: int, message: Message) -> None:

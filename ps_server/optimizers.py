@@ -183,6 +183,30 @@ class PieceOptimizer:
             return [there]
         return [old, [item for item in there if not state.get(item[0])]]
 
+    def plain(self, group: Group) -> bool:
+        """Whether a step is `piece - lr * gradient` and no more, for which `step_plain` is the same."""
+        values = dict(group)
+        return (
+            self._name == "SGD"
+            and isinstance(values["lr"], float)
+            and not any(values.get(key) for key in ("momentum", "weight_decay", "nesterov", "maximize"))
+            and all(piece.dtype in (torch.float32, torch.float64) for piece in self._pieces)
+        )
+
+    @staticmethod
+    def step_plain(weights: torch.Tensor, gradient: torch.Tensor, group: Group, *, out: torch.Tensor) -> None:
+        """One plain step of SGD, to the bit what `step` does, from one memory into another.
+
+        Args:
+            weights: shape (E,): the whole partition.
+            gradient: shape (E,).
+            group: hyper-parameters for which `plain` holds.
+            out: shape (E,).
+        """
+        rate = dict(group)["lr"]
+        assert isinstance(rate, float)
+        torch.add(weights, gradient, alpha=-rate, out=out)
+
     def rebind(self, pieces: Sequence[torch.Tensor]) -> None:
         """Goes on with P other pieces of memory that hold the same weights; state and gradients stay."""
         for own, piece in zip(self._pieces, pieces, strict=True):

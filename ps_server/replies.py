@@ -30,12 +30,25 @@ class Replies:
         return self._frame(wire.Kind.FREE, worker=worker, step=step)
 
     def pulled(
-        self, step: int, version: int, clocks: Iterable[tuple[int, int]], weights: torch.Tensor
+        self,
+        step: int,
+        version: int,
+        clocks: Iterable[tuple[int, int]],
+        weights: torch.Tensor,
+        *,
+        read: bool = False,
     ) -> Message:
-        """The weights, not copied; `clocks` are (worker, clock) of the members by then."""
-        payload = weights.numpy().data.cast("B")
+        """The weights, not copied; `clocks` are (worker, clock) of the members by then.
+
+        With `read` they go to one who did not ask as a member, and may be other memory than members map.
+        """
         return self._frame(
-            wire.Kind.PULLED, step=step, version=version, meta=clocks_of(clocks), payload=payload
+            wire.Kind.PULLED,
+            step=step,
+            version=version,
+            flags=wire.READ if read else 0,
+            meta=clocks_of(clocks),
+            payload=weights.numpy().data.cast("B"),
         )
 
     def refusal(self, worker: int, step: int, error: PsError) -> Message:

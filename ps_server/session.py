@@ -14,6 +14,7 @@ import threading
 
 from ps_server.log import logger
 from ps_server.shard import Shard
+from ps_server.shard_table import ShardTable
 from ps_server.shared_regions import SharedRegions
 from ps_wire import frame as wire
 from ps_wire.carrier import MEMORY, Carrier, Message, Outlet
@@ -27,7 +28,6 @@ from ps_wire.errors import (
 )
 from ps_wire.frame_socket import close_all
 from ps_wire.messages import refused_to_proto
-from ps_wire.plan import Plan
 
 HELLO_LIMIT_S = 10.0
 MAX_STRANGERS = 256  # connections of a carrier that have not said HELLO yet
@@ -138,16 +138,16 @@ class Session:
         member = self._shard.is_member(job, self._worker, self._incarnation)
         table = self._shard.table(job, frame.table)
         if frame.kind is wire.Kind.SHARE:
-            self._share(frame, table.plan)
+            self._share(frame, table)
             return
         if self._regions is not None:
             frame = self._regions.filled(frame)
         table.receive(frame, self._outlet, member=member)
 
-    def _share(self, frame: wire.Frame, plan: Plan) -> None:
+    def _share(self, frame: wire.Frame, table: ShardTable) -> None:
         if self._regions is None:
             raise FrameRefused("this connection shares no memory: its HELLO did not say so")
-        self._regions.take(frame, plan)
+        self._regions.take(frame, table)
 
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:
         self._shard.count_refused()

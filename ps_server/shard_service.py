@@ -105,8 +105,8 @@ def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
         bytes_out=sum(cell.bytes_out for cell in cells),
         hyper_mismatches=max((cell.hyper_mismatches for cell in cells), default=0),
         tau=dict(table.tau()),
-        weight_bytes=sum(cell.weights.nbytes for cell in cells),
-        optimizer_bytes=sum(cell.optimizer_bytes() for cell in cells),
+        weight_bytes=sum(cell.values.now.nbytes for cell in cells),
+        optimizer_bytes=sum(cell.values.optimizer_bytes() for cell in cells),
         workers=[
             _worker_figures(job, table, worker) for worker in sorted(job.known) if worker < FIRST_READER
         ],

@@ -6,6 +6,8 @@ connections beyond their `Outlet`, nor the coordinator.
 
 from __future__ import annotations
 
+import mmap
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +22,7 @@ from ps_server.clipping import Clipping, Norm, coefficient, holders
 from ps_server.cut_table import CutTable
 from ps_server.gate import Gate
 from ps_server.gradient import Gradient
+from ps_server.halves import Halves
 from ps_server.kept_hyperparameters import KeptHyperparameters
 from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
@@ -32,12 +35,13 @@ from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMism
 from ps_wire.messages import hyperparameters_from_proto, parse_message
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
+from ps_wire.shared_memory import SliceLayout
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
 
 class ShardTable:
-    """See the module's docstring. Thread-safe: each cell has its lock."""
+    """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards `_halves`."""
 
     def __init__(
         self,
@@ -69,6 +73,10 @@ class ShardTable:
         self.opening = opening
         self.started = False
         self._job = job
+        self._shard = shard
+        self._gate = gate
+        self._lock = threading.Lock()
+        self._halves: Halves | None = None
         self._scratch = Scratch()
         self._hyper = KeptHyperparameters()
         self._warned_hyper = False
@@ -78,6 +86,8 @@ class ShardTable:
         self._clipping = Clipping(len(partitions)) if clips else None
         self._report = report if holders(self.plan) != (shard,) else None
         screen = Screen(nonfinite, job=job, spec=spec)
+        layout = SliceLayout(plan, shard)
+        memory = mmap.mmap(-1, layout.nbytes)  # zeros, which torch would write
         for partition in partitions:
             bucket = self.plan.buckets[partition.bucket]
             group = spec.optimizer.hyperparameters.groups[bucket.group]
@@ -85,7 +95,7 @@ class ShardTable:
                 table=spec.number,
                 index=partition.index,
                 group=bucket.group,
-                weights=torch.zeros(partition.numel, dtype=getattr(torch, bucket.dtype)),
+                weights=layout.tensor_of(memory, partition),
                 pieces=self.plan.pieces(partition),
                 optimizer=partial(optimizers.PieceOptimizer, spec.optimizer.name, group),
                 machine=Partition(gate),
@@ -114,6 +124,21 @@ class ShardTable:
         """A connection is gone."""
         for cell in self._cells.values():
             cell.forget(outlet)
+
+    def halves(self) -> Halves:
+        """The weights in two halves, for workers to map; from the first call on they lie there.
+
+        Raises:
+            FrameRefused: the job is not plain `bsp`, or see `Halves`.
+        """
+        if not self._gate.aggregates:
+            raise FrameRefused(f"the weights of table {self.spec.number} are mapped under plain bsp only")
+        with self._lock:
+            if self._halves is None:
+                self._halves = Halves(self.plan, self._shard)
+                for index, cell in self._cells.items():
+                    cell.double(self._halves.of(self.plan.partition(index)))
+            return self._halves
 
     # -- clipping by the global norm -------------------------------------------------------------------
 
@@ -166,7 +191,7 @@ class ShardTable:
     def _take_load(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         if self.started:
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
-        cell = self._cell(frame.partition)
+        cell = self.cell(frame.partition)
         cell.load(self._values(cell, frame))
         outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
 
@@ -179,13 +204,13 @@ class ShardTable:
 
     def _take_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
-        cell = self._cell(frame.partition)
+        cell = self.cell(frame.partition)
         if not 0.0 < frame.weight < float("inf"):
             raise PayloadMismatch(f"the weight of a push must be finite and > 0, got {frame.weight}")
         present = meta.read_bitmap(frame.meta, len(cell.pieces))
         empty = not any(present) and not frame.payload
         gradient = Gradient(
-            values=cell.zeros if empty else self._values(cell, frame),
+            values=cell.values.zeros if empty else self._values(cell, frame),
             present=present,
             hyper=self._hyper_of(frame),
             strict=bool(frame.flags & wire.STRICT),
@@ -262,28 +287,20 @@ class ShardTable:
         if not self.started:
             raise JobUnknown(f"table {self.spec.number} of job {self._job} has not started")
 
-    def _cell(self, index: int) -> Cell:
-        cell = self._cells.get(index)
-        if cell is None:
-            raise PayloadMismatch(
-                f"partition {index} of table {self.spec.number} is not on this shard", partition=index
-            )
-        return cell
-
     def _listed(self, frame: wire.Frame) -> Iterator[Cell]:
-        return iter([self._cell(index) for index in meta.read_listed(frame)])
+        return iter([self.cell(index) for index in meta.read_listed(frame)])
 
     def _values(self, cell: Cell, frame: wire.Frame) -> torch.Tensor:
-        expected = cell.weights.nbytes
+        expected = cell.values.now.nbytes
         if frame.codec != 0 or len(frame.payload) != expected:
             raise PayloadMismatch(
                 f"partition {frame.partition} of table {self.spec.number} takes {expected} bytes of "
-                f"{str(cell.weights.dtype).removeprefix('torch.')} (codec 0), "
+                f"{str(cell.values.now.dtype).removeprefix('torch.')} (codec 0), "
                 f"got {len(frame.payload)} bytes with codec {frame.codec}",
                 expected=expected,
                 got=len(frame.payload),
             )
-        return as_tensor(frame.payload, cell.weights.dtype)
+        return as_tensor(frame.payload, cell.values.now.dtype)
 
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:
@@ -305,7 +322,12 @@ class ShardTable:
         Raises:
             PayloadMismatch: the partition is not on this shard.
         """
-        return self._cell(index)
+        cell = self._cells.get(index)
+        if cell is None:
+            raise PayloadMismatch(
+                f"partition {index} of table {self.spec.number} is not on this shard", partition=index
+            )
+        return cell
 
     def partitions(self) -> tuple[int, ...]:
         """Numbers of the partitions here, in backward order."""

@@ -1,11 +1,12 @@
-"""Memory that a worker shares with this shard, on one connection: its gradients and its weights.
+"""Memory that a worker and this shard share, on one connection: its gradients, and the weights.
 
-A worker sends two descriptors per table (SHARE). From then on the frames of that connection have no payload:
-a pushed gradient is read where it lies, and weights that the worker waits for are written where it wants
-them.
+A worker sends descriptors for each table (SHARE). From then on the frames of that connection have no payload.
+A pushed gradient is read where it lies. Weights that the worker waits for are written where it wants them, if
+it has sent memory for them, too; if not, it maps the halves in which the shard has them, and is only told.
 
 Ownership, as in `docs/protocol.md`: a partition's gradient memory is the shard's from its PUSH until the ACK,
-or until FREE where the ACK says LENT; a partition's weights are the shard's from the worker's PULL to PULLED.
+or until FREE where the ACK says LENT, or PULLED of a later version; a partition's memory for weights is the
+shard's from the worker's PULL to PULLED.
 
 It must not know gates or optimizers. Used by the thread of its connection, and under the locks of cells.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import FrameRefused
@@ -26,7 +28,7 @@ class _Regions:
     plan: Plan
     layout: Layout
     gradients: memoryview
-    weights: memoryview
+    weights: memoryview | None  # None: the worker maps the shard's
 
     def place(self, region: memoryview, partition: int) -> memoryview:
         if partition >= self.plan.num_partitions:
@@ -35,31 +37,41 @@ class _Regions:
 
 
 class SharedRegions:
-    """See the module's docstring; an `Outlet` of frames whose payload the worker finds in its memory."""
+    """See the module's docstring; an `Outlet` of frames whose payload the worker finds in shared memory."""
 
     def __init__(self, outlet: Outlet) -> None:
         """Takes the connection's outlet, for what is left of a frame."""
         self._outlet = outlet
         self._tables: dict[int, _Regions] = {}
 
-    def take(self, frame: wire.Frame, plan: Plan) -> None:
-        """A SHARE frame: maps the worker's memory for a table of this plan. Descriptors stay the caller's.
+    def take(self, frame: wire.Frame, table: ShardTable) -> None:
+        """A SHARE frame: maps the worker's memory, or lets it go. Descriptors stay the caller's.
 
         Raises:
-            FrameRefused: it is not the memory that such a table needs.
+            FrameRefused: it is not the memory that such a table needs, or the table has none to map.
         """
-        if len(frame.descriptors) != 2:
-            raise FrameRefused(
-                f"SHARE brings two descriptors, for gradients and weights; {len(frame.descriptors)} came"
-            )
-        layout = Layout(plan)
-        gradients, weights = frame.descriptors
+        if not frame.descriptors:
+            self._tables.pop(frame.table, None)
+            return
+        plan, layout = table.plan, Layout(table.plan)
+        gradients, *weights = frame.descriptors
+        if len(weights) > 1:
+            raise FrameRefused(f"SHARE brings at most two descriptors, {len(frame.descriptors)} came")
+        halves = table.halves() if not weights and table.partitions() else None
         self._tables[frame.table] = _Regions(
             plan=plan,
             layout=layout,
             gradients=attach(gradients, layout.nbytes, writable=False),
-            weights=attach(weights, layout.nbytes, writable=True),
+            weights=attach(weights[0], layout.nbytes, writable=True) if weights else None,
         )
+        if halves is not None:
+            reply = wire.Frame(
+                kind=wire.Kind.SHARE,
+                table=frame.table,
+                partition=table.partitions()[0],  # which shard it is
+                descriptors=halves.descriptors,
+            )
+            self._outlet.send(Message(reply, keeps=halves))
 
     def filled(self, frame: wire.Frame) -> wire.Frame:
         """The frame with its payload, where that lies in shared memory.
@@ -72,14 +84,20 @@ class SharedRegions:
         regions = self._tables.get(frame.table)
         if regions is None:
             raise FrameRefused(f"this connection shares no memory for table {frame.table}")
-        region = regions.weights if frame.kind is wire.Kind.LOAD else regions.gradients
-        return replace(frame, payload=regions.place(region, frame.partition))
+        loads = regions.weights if frame.kind is wire.Kind.LOAD else None
+        return replace(frame, payload=regions.place(loads or regions.gradients, frame.partition))
 
     def send(self, message: Message) -> None:
-        """See `Outlet.send`. Weights are copied at once, under the lock of their cell."""
+        """See `Outlet.send`. Where weights are copied, that is at once, under the lock of their cell."""
         frame = message.frame
         regions = self._tables.get(frame.table) if frame.kind is wire.Kind.PULLED else None
-        if regions is not None:
+        if regions is not None and regions.weights is not None:
             regions.place(regions.weights, frame.partition)[:] = memoryview(frame.payload)
-            message = Message(replace(frame, payload=b"", flags=frame.flags | wire.SHARED))
+            message = _told(frame)
+        elif regions is not None and not frame.flags & wire.READ:  # else it is a copy
+            message = _told(frame)
         self._outlet.send(message)
+
+
+def _told(frame: wire.Frame) -> Message:
+    return Message(replace(frame, payload=b"", flags=frame.flags | wire.SHARED))

@@ -77,8 +77,8 @@ class Loading:
             )
         piece = cell.pieces[tensor.piece]
         whose = f"{name[:64]!r} of parameter {self._table.plan.parameters[piece.parameter].name!r}"
-        if name not in cell.state_names:
-            names = ", ".join(cell.state_names) or "nothing"
+        if name not in cell.values.state_names:
+            names = ", ".join(cell.values.state_names) or "nothing"
             raise PayloadMismatch(f"the state has no {whose}: here the optimizer keeps {names}")
         state = self._states[tensor.piece]
         if name in state:

@@ -7,6 +7,10 @@ Whoever is about to change them asks `make_writable` first: where a reply is sti
 other memory, and what the reply holds stays as it is. So an apply waits for no peer, and no reply is torn. In
 BSP this hardly ever happens: a step closes when all workers have the version before it.
 
+Weights that workers map lie in two halves (`halves.py`): the next version is written into the other one, and
+nothing moves. A member's reply is over before its half is written again, for it has pushed since; whoever may
+ask without pushing gets a copy.
+
 Not thread-safe: its cell has a lock. Only holds end on other threads, which is why one look is enough.
 """
 
@@ -24,17 +28,35 @@ class Weights:
 
     Attributes:
         now: the weights, shape (E,).
+        other: the half that the next version is to be written into, shape (E,); None: `now` is changed.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
         """Takes `values`, shape (E,), over."""
         self.now = values
+        self.other: torch.Tensor | None = None
         self._replies: list[weakref.ref[Message]] = []  # who holds one also refers to it
         self._left: list[tuple[torch.Tensor, list[Message]]] = []  # memory, and who still holds it
 
+    def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
+        """Goes on in two halves, each of shape (E,); the weights are those of `version`.
+
+        Replies that are held keep the memory of before. Weights that were never loaded are zeros, as halves
+        are, and not copied.
+        """
+        before, self.now, self.other = self.now, halves[version & 1], halves[~version & 1]
+        if loaded:
+            self.now.copy_(before)
+
+    def turn(self) -> None:
+        """The next version is in the other half."""
+        assert self.other is not None
+        self.now, self.other = self.other, self.now
+
     def sent(self, reply: Message) -> None:
         """A reply whose payload is `now` has been made, and will be given to outlets before the next one."""
-        self._replies = [weakref.ref(other) for other in self._held()] + [weakref.ref(reply)]
+        if self.other is None:
+            self._replies = [weakref.ref(other) for other in self._held()] + [weakref.ref(reply)]
 
     def _held(self) -> list[Message]:
         replies = [reference() for reference in self._replies]
@@ -43,7 +65,7 @@ class Weights:
     def make_writable(self) -> bool:
         """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
         held, self._replies = self._held(), []
-        if not held:
+        if not held or self.other is not None:
             return False
         before, self.now = self.now, self._unread()
         self.now.copy_(before)

@@ -53,10 +53,12 @@ class Message:
         frame: what is sent.
     """
 
-    __slots__ = ("__weakref__", "_encoded", "_holds", "_lock", "frame")
+    __slots__ = ("__weakref__", "_encoded", "_holds", "_keeps", "_lock", "frame")
 
-    def __init__(self, frame: wire.Frame) -> None:
+    def __init__(self, frame: wire.Frame, *, keeps: object = None) -> None:
+        """Takes the frame, and what must live as long as the message: who owns its descriptors."""
         self.frame = frame
+        self._keeps = keeps
         self._encoded: bytes | None = None
         self._holds = 0
         self._lock = threading.Lock()

@@ -1,9 +1,11 @@
 """Memory of one process that another one maps: made with memfd_create, passed over a Unix socket.
 
 It has no name, so nothing is left behind by whoever crashes, and no size limit but the machine's memory. Its
-size is sealed: a peer that could truncate it would kill whoever reads it with SIGBUS.
+size is sealed: a peer that could truncate it would kill whoever reads it with SIGBUS. Memory that only its
+maker may write is sealed against later writers, too.
 
-A region holds a table's buckets one behind the other, as `bytes_of` counts them: each begins at a page.
+A worker's region holds a table's buckets one behind the other, a shard's region its slices of them: each
+begins at a page.
 
 It must not know who writes when; `docs/protocol.md` says that for each region.
 """
@@ -13,20 +15,24 @@ from __future__ import annotations
 import mmap
 import os
 
+import torch
+
 from ps_wire.errors import FrameRefused
 from ps_wire.plan import Partition, Plan
+from ps_wire.table import PAGE_BYTES
 
 try:
     import fcntl
 
     _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    _NO_LATER_WRITER = 0x10  # F_SEAL_FUTURE_WRITE of linux/fcntl.h (5.1); Python 3.11 has no name for it
     AVAILABLE = hasattr(os, "memfd_create")
 except (ImportError, AttributeError):  # not Linux
     AVAILABLE = False
 
 
 class Layout:
-    """Where the partitions of a table lie in a region.
+    """Where the partitions of a table lie in a worker's region.
 
     Attributes:
         nbytes: of the region.
@@ -52,20 +58,85 @@ class Layout:
         return slice(start, start + partition.numel * item)
 
 
+class SliceLayout:
+    """Where a shard's slices of a table's buckets lie in its region: those of the buckets, in their order.
+
+    Attributes:
+        nbytes: of the region.
+        spans: (offset in a worker's region, offset in the shard's, bytes) of each slice that is not empty.
+    """
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        """Lays the shard's slices one behind the other."""
+        self._plan = plan
+        self._starts: list[int] = []
+        self.nbytes = 0
+        self.spans: list[tuple[int, int, int]] = []
+        whole = Layout(plan)
+        for bucket in plan.buckets:
+            first, end = bucket.slice_bounds(shard)
+            count = (end - first) * bucket.item_bytes
+            self._starts.append(self.nbytes - first * bucket.item_bytes)
+            if count:
+                at = whole.start_of(bucket.index) + first * bucket.item_bytes
+                self.spans.append((at, self.nbytes, count))
+            self.nbytes += count
+        self.nbytes = max(self.nbytes, PAGE_BYTES)  # a shard may hold nothing of a small table
+
+    def tensor_of(self, memory: mmap.mmap, partition: Partition) -> torch.Tensor:
+        """One of the shard's partitions in such a region: shape (E,), E = its elements."""
+        bucket = self._plan.buckets[partition.bucket]
+        start = self._starts[partition.bucket] + partition.offset * bucket.item_bytes
+        dtype = getattr(torch, bucket.dtype)
+        return torch.frombuffer(memory, dtype=dtype, count=partition.numel, offset=start)
+
+
 def create(nbytes: int) -> int:
     """Zeros that other processes may map; returns their descriptor, which is the caller's to close.
 
     Raises:
         OSError: the system has no descriptor left.
     """
+    descriptor = _create(nbytes)
+    _seal(descriptor, _SIZE_SEALS)
+    return descriptor
+
+
+def create_readable(nbytes: int) -> tuple[int, mmap.mmap]:
+    """Zeros that other processes may map and never write to; their descriptor is the caller's to close.
+
+    Returns:
+        The descriptor, and the memory, which alone can be written.
+
+    Raises:
+        OSError: the system has no descriptor or memory left, or knows no such seal (Linux before 5.1).
+    """
+    descriptor = _create(nbytes)
+    try:
+        mapped = mmap.mmap(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    _seal(descriptor, _SIZE_SEALS | _NO_LATER_WRITER)
+    return descriptor, mapped
+
+
+def _create(nbytes: int) -> int:
     descriptor = os.memfd_create("ps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _seal(descriptor: int, seals: int) -> None:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def attach(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
@@ -74,7 +145,20 @@ def attach(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
     Raises:
         FrameRefused: it is no such memory, its size can change, or is another one than it must be.
     """
+    check(descriptor, nbytes)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    try:
+        return memoryview(mmap.mmap(descriptor, nbytes, prot=protection))
+    except OSError as error:
+        raise FrameRefused(f"cannot map {nbytes} bytes of shared memory: {error.strerror}") from None
+
+
+def check(descriptor: int, nbytes: int) -> None:
+    """Refuses what a peer sent to be mapped unless it is memory of this size for good.
+
+    Raises:
+        FrameRefused: it is no such memory, its size can change, or is another one than it must be.
+    """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         size = os.fstat(descriptor).st_size
@@ -86,7 +170,3 @@ def attach(descriptor: int, nbytes: int, *, writable: bool) -> memoryview:
         raise FrameRefused(
             f"shared memory of {nbytes} bytes was expected, got {size}", expected=nbytes, got=size
         )
-    try:
-        return memoryview(mmap.mmap(descriptor, nbytes, prot=protection))
-    except OSError as error:
-        raise FrameRefused(f"cannot map {nbytes} bytes of shared memory: {error.strerror}") from None

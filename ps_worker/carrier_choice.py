@@ -19,14 +19,15 @@ GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer the
 
 
 class CarrierChoice:
-    """See the module's docstring. Thread-safe; `_lock` guards what was reached and said."""
+    """See the module's docstring. Thread-safe; `_changed` guards what was reached and said."""
 
     def __init__(self, service: Service, wanted: Carrier | None, say: Callable[[str], None]) -> None:
         """Takes the carrier that the person wants; None for the best one."""
         self._service = service
         self._wanted = wanted
         self._say = say
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._given_up = False
         self._reached: set[int] = set()
         self._common: tuple[str, str] | None = None  # the first choice: carrier, why nothing better
         self._said: dict[int, tuple[str, str]] = {}  # by shard
@@ -64,6 +65,24 @@ class CarrierChoice:
             return stream
         raise self._failure(shard, failed)
 
+    def give_up(self) -> None:
+        """No shard will be reached any more: nobody waits for it."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+    def all_take(self, carrier: Carrier, shards: int) -> bool:
+        """Whether the connections to all shards have taken this carrier; waits for them, up to a limit."""
+
+        def known() -> bool:
+            others = any(name != carrier for name, _ in self._said.values())
+            return others or self._given_up or len(self._said) == shards
+
+        with self._changed:
+            self._changed.wait_for(known, GREET_LIMIT_S)
+            names = [name for name, _ in self._said.values()]
+        return names == [carrier] * shards
+
     def _candidates(self, opened: shard_pb2.OpenReply) -> list[shard_pb2.Carrier]:
         offers = [offer for offer in opened.carriers if offer.name in self._service.carriers]
         if self._wanted is None or MEMORY in self._service.carriers:
@@ -81,7 +100,7 @@ class CarrierChoice:
         if not failed:
             return ConfigurationRefused(f"shard {shard} offers no carrier of this version: {VALID}")
         tried = "; ".join(f"{name}: {error.message}" for name, error in failed)
-        with self._lock:
+        with self._changed:
             if self._wanted is None or shard in self._reached:
                 return ConnectionLost(f"no data connection to shard {shard}: {tried}")
         return ConfigurationRefused(
@@ -94,8 +113,9 @@ class CarrierChoice:
         if name == MEMORY:
             return
         why = ", ".join(f"{better}: {error.message}" for better, error in failed)
-        with self._lock:
+        with self._changed:
             self._reached.add(shard)
+            self._changed.notify_all()
             said = self._said.get(shard, self._common)
             self._common = self._common or (name, why)
             self._said[shard] = name, why

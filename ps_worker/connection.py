@@ -20,6 +20,7 @@ from typing import Protocol
 
 from ps_wire import frame as wire
 from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, PsError
+from ps_wire.frame_socket import close_all
 from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.service import DataStream, Service
 from ps_wire.v1 import coordinator_pb2, shard_pb2
@@ -116,7 +117,10 @@ class Connection:
                     if frame.kind is wire.Kind.REFUSE:
                         self._peer.fail(refusal(frame))
                         return
-                    self._peer.take(frame)
+                    try:
+                        self._peer.take(frame)
+                    finally:
+                        close_all(frame.descriptors)
                 reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")
             except PsError as error:
                 named = type(error) is not PsError  # else a status of the carrier's own: a broken stream

@@ -17,15 +17,17 @@ from typing import Any, TypeAlias
 from ps_wire import frame as wire
 from ps_wire import meta
 from ps_wire.buffer import as_tensor
-from ps_wire.errors import FrameMalformed, PsError
+from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
 from ps_wire.table import Hyperparameters
 from ps_worker.connection import Connection
+from ps_worker.flat import FlatBuckets
 from ps_worker.pushes import Pushes
-from ps_worker.table_memory import TableMemory
+from ps_worker.table_memory import Sharing, TableMemory
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
+HALVES = 2  # descriptors in a shard's SHARE
 REPORT_WAIT_S = 10.0  # longer than a step that only is slow, short for a person who looks on
 
 Callback: TypeAlias = Callable[[PsError | None], None]
@@ -43,11 +45,11 @@ class Exchange:
         incarnation: int,
         start: Hyperparameters,
         strict: bool = False,
-        shared: bool = False,
+        sharing: Sharing = Sharing.PRIVATE,
     ) -> None:
         self.plan = plan
-        memory = TableMemory(plan, shared=shared)
-        self.gradients, self.weights, self._descriptors = memory.gradients, memory.weights, memory.descriptors
+        self.memory = TableMemory(plan, sharing)
+        self.gradients = self.memory.gradients
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
@@ -71,6 +73,11 @@ class Exchange:
         self._when_pulled: list[Callback] = []
 
     @property
+    def weights(self) -> FlatBuckets:
+        """The weights that came last, all of them."""
+        return self.memory.weights
+
+    @property
     def spread(self) -> int:
         """Newest minus oldest version of the weights, over partitions."""
         return max(self.versions) - min(self.versions)
@@ -86,7 +93,21 @@ class Exchange:
                 connection.send(frame)
 
     def _shared(self) -> list[wire.Frame]:
-        return [self._frame(wire.Kind.SHARE, descriptors=self._descriptors)] if self._descriptors else []
+        descriptors = self.memory.descriptors
+        return [self._frame(wire.Kind.SHARE, descriptors=descriptors)] if descriptors else []
+
+    def own(self) -> bool:
+        """Before a worker leaves the gates: its weights stay as they are, shards let go of its memory.
+
+        Returns:
+            Whether the script had written into the weights, as far as that is to be seen.
+        """
+        written = self.memory.written()
+        if self.memory.mapped:
+            self.memory.own_all()
+            for connection in self._connections:
+                connection.send(self._frame(wire.Kind.SHARE))
+        return written
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -109,11 +130,11 @@ class Exchange:
         return hyper == self._hyper
 
     def load(self) -> None:
-        """Sends the weights as the start of the table. May be called again."""
+        """Sends what is in the staging memory as the start of the table. May be called again."""
         self._send_again()
         for partition in self.partitions:
             if partition.index not in self._pushes.steps:
-                place = {"partition": partition.index, "payload": self.weights.bytes_of(partition)}
+                place = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
                 self._send_noted(partition, self._frame(wire.Kind.LOAD, **place))
 
     def push(self, partition: Partition, *, step: int, weight: float, present: Sequence[bool]) -> None:
@@ -273,12 +294,20 @@ class Exchange:
             self._take_answer(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
+        elif frame.kind is wire.Kind.SHARE and self.memory.mapped and len(frame.descriptors) == HALVES:
+            try:
+                self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
+            except (PsError, OSError) as error:
+                self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
         if frame.kind is not wire.Kind.PULLED or not self._expects(frame):
             return None
-        place = self.weights.bytes_of(self.partitions[frame.partition])
+        partition = self.partitions[frame.partition]
+        if self.memory.is_laid(partition):
+            return None
+        place = self.memory.of(frame.version).bytes_of(partition)
         return place if len(place) == payload_bytes else None
 
     def _expects(self, frame: wire.Frame) -> bool:
@@ -297,11 +326,14 @@ class Exchange:
         index = frame.partition
         if not self._expects(frame):
             return  # answered already, on a connection that has gone since
-        weights = self.weights.partition(self.partitions[index])
+        partition = self.partitions[index]
+        weights = self.memory.of(frame.version).partition(partition)
         if not frame.flags & wire.SHARED and len(frame.payload) != weights.nbytes:
             self.fail(FrameMalformed(f"partition {index} came with {len(frame.payload)} bytes"))
             return
-        if not frame.flags & wire.SHARED:  # else the shard has written them here
+        if not frame.flags & wire.SHARED:  # else the shard has them where they are read
+            if self.memory.is_laid(partition):  # over another carrier than before
+                self.memory.own(partition.shard)
             arrived = as_tensor(frame.payload, weights.dtype)
             if arrived.data_ptr() != weights.data_ptr():  # else it landed there
                 weights.copy_(arrived)
@@ -313,9 +345,13 @@ class Exchange:
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
             self.bytes_pulled += weights.nbytes
             self._unpulled.pop(index, None)
+            if self.memory.mapped:  # then the mean of the step has been made
+                self._pushes.closed(index)
             if not self._unpulled:
+                self.memory.show(frame.version)
                 self._changed.notify_all()
             callbacks = self._due(self._when_pulled, bool(self._unpulled))
+            callbacks += self._due(self._when_acked, not self._pushes.acked())
         for callback in callbacks:
             callback(None)
 

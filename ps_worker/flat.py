@@ -8,6 +8,7 @@ to. Who may write when is `exchange`'s and `wrapped`'s affair; see docs/architec
 
 from __future__ import annotations
 
+import mmap
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout
 from ps_wire.table import ParameterSpec
-from ps_worker.memory import SharedMemory, private_memory
+from ps_worker.memory import private_memory
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -25,18 +26,18 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 class FlatBuckets:
     """See the module's docstring."""
 
-    def __init__(self, plan: Plan, *, private: bool = False, shared: SharedMemory | None = None) -> None:
+    def __init__(self, plan: Plan, *, private: bool = False, memory: mmap.mmap | None = None) -> None:
         """Allocates zeros, shape (B,) per bucket, on the CPU.
 
         Args:
             plan: of the table.
             private: children that this process forks (loaders) get none of the memory.
-            shared: zeros to use, where shards map the memory.
+            memory: zeros to use, where they are shared with shards.
         """
         self.tensors = (
             [_zeros(bucket.numel, getattr(torch, bucket.dtype), private=private) for bucket in plan.buckets]
-            if shared is None
-            else _tensors_in(shared, plan)
+            if memory is None
+            else _tensors_in(memory, plan)
         )
         self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
@@ -54,11 +55,11 @@ class FlatBuckets:
         return self.partition(partition).numpy().data.cast("B")
 
 
-def _tensors_in(shared: SharedMemory, plan: Plan) -> list[torch.Tensor]:
+def _tensors_in(memory: mmap.mmap, plan: Plan) -> list[torch.Tensor]:
     layout = Layout(plan)
     return [
         torch.frombuffer(
-            shared,
+            memory,
             dtype=getattr(torch, bucket.dtype),
             count=bucket.numel,
             offset=layout.start_of(bucket.index),

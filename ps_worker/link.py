@@ -17,9 +17,10 @@ import torch
 
 from ps_wire import frame as wire
 from ps_wire.carrier import Carrier
+from ps_wire.consistency import BSP
 from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.plan import Plan
-from ps_wire.shared_memory import AVAILABLE
+from ps_wire.shared_memory import AVAILABLE, Layout
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
@@ -28,12 +29,15 @@ from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
 from ps_worker.membership import Membership
+from ps_worker.memory import can_overlay
 from ps_worker.outside import Outside
 from ps_worker.reach import reach
 from ps_worker.server_check import check_servers
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
+from ps_worker.table_memory import Sharing
 
+WORTH_MAPPING_BYTES = 8 << 10  # a parameter, on average: to show it elsewhere takes 1 us, as copying so much
 FIGURES_LIMIT_S = 10.0  # for a shard to count; a script waits for it
 ALONE = "no PS_SERVERS: running alone, with a server in this process"
 
@@ -63,6 +67,7 @@ class Link:
         if not settings.servers:
             say(ALONE)
         self._service = reach(settings, say)
+        self._carriers = CarrierChoice(self._service, settings.carrier, say)
         self._membership = Membership(
             settings, self._service, progress=progress, on_failure=self.fail, log=say
         )
@@ -78,11 +83,10 @@ class Link:
         self._incarnation: int = joined.incarnation
         self._state = SharedState(settings, self._membership, calls_of=self._service.shard, say=say)
         self._shares = bool(settings.servers) and settings.carrier in (None, Carrier.SHM) and AVAILABLE
-        carriers = CarrierChoice(self._service, settings.carrier, say)
         self._connections = [
             Connection(
                 service=self._service,
-                carriers=carriers,
+                carriers=self._carriers,
                 shard=shard,
                 job=settings.job,
                 worker=self.rank,
@@ -117,6 +121,7 @@ class Link:
         states: Sequence[Mapping[str, Any]] = (),
         *,
         strict: bool = False,
+        pulls: bool = False,
     ) -> tuple[Exchange, int]:
         """Makes a table and waits until it has started; then its weights, and `outside`, are the job's.
 
@@ -129,6 +134,7 @@ class Link:
             states: the optimizer's state of each parameter in torch's format, or none at all; the starter's
                 are used.
             strict: a step that takes other hyper-parameters than this worker's is an error here.
+            pulls: each step's weights are pulled and shown before the next push, so they need not be copied.
 
         Returns:
             The exchange, with the job's weights, and this worker's first step.
@@ -141,14 +147,15 @@ class Link:
             if self.resumed:
                 self._state.count_anew(spec.number)
             self._membership.make_table(spec)
+            plan = Plan(spec, len(self._connections))
             exchange = Exchange(  # while the shards open it
                 table=spec.number,
-                plan=Plan(spec, len(self._connections)),
+                plan=plan,
                 worker=self.rank,
                 incarnation=self._incarnation,
                 start=spec.optimizer.hyperparameters,
                 strict=strict,
-                shared=self._shares,
+                sharing=self._sharing(plan, pulls=pulls),
             )
             exchange.connect(self._connections)
             self._newest = spec, exchange
@@ -171,6 +178,15 @@ class Link:
             model_spec.copy_into(self._kept(spec.number), outside.tensors())
         return exchange, step
 
+    def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
+        if not self._shares:
+            return Sharing.PRIVATE
+        worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
+        plain = pulls and isinstance(self._settings.consistency, BSP) and not self.ended
+        if worth and plain and can_overlay() and self._carriers.all_take(Carrier.SHM, plan.num_shards):
+            return Sharing.MAPPED
+        return Sharing.COPIED
+
     def _made_again(self, spec: TableSpec) -> Exchange | None:
         """The exchange of this table, if a start of it was interrupted."""
         if self._newest is None or self._newest[0].number != spec.number:
@@ -192,10 +208,11 @@ class Link:
     ) -> None:
         if number not in self._filled:
             with torch.no_grad():
-                torch._foreach_copy_(exchange.weights.views, list(values))
+                torch._foreach_copy_(exchange.memory.staging.views, list(values))
             self._filled.add(number)
         exchange.load()
         exchange.wait_acked()
+        exchange.memory.staged()
         if any(states):
             self.load_state(number, states)
         outside = self._outside.get(number)
@@ -277,6 +294,7 @@ class Link:
         """Waits until all have finished, then loads the final weights and what lies outside tables."""
         for exchange in self.exchanges:
             exchange.wait_acked()
+            exchange.own()
         if not self.ended:
             self._membership.finish(self._final_state)
         for number, exchange in enumerate(self.exchanges):
@@ -295,6 +313,8 @@ class Link:
 
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator."""
+        for exchange in self.exchanges:
+            exchange.own()
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()
@@ -342,5 +362,6 @@ class Link:
         """See `Peer.fail`: every wait, now and later, ends with this error."""
         with self._lock:
             self._failure = self._failure or error
+        self._carriers.give_up()
         for exchange in self.exchanges:
             exchange.fail(error)

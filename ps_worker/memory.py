@@ -7,7 +7,8 @@ The pages are wiped in the child (MADV_WIPEONFORK), not taken from it (MADV_DONT
 them there may be read, and freed without unmapping what the child has put in their place.
 
 Memory that shards map, too, would stay one with the child's. Right after the fork it gets zeros in place of
-gradients, and in place of weights the same ones, as private pages: what it writes there is its own.
+gradients, and in place of weights the same ones, as private pages: what it writes there is its own. Memory
+of shards that this process maps is private from the start.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import mmap
 import os
 import sys
 import weakref
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
 
 from ps_wire import shared_memory
+from ps_wire.table import PAGE_BYTES
 
+PAGES = Path("/proc/self/pagemap")
 _MADV_WIPEONFORK = 18  # linux/mman.h; Python's mmap has no name for it
 
 
@@ -102,6 +106,84 @@ class SharedMemory(mmap.mmap):
         os.close(null)
 
 
+class OverlaidMemory(mmap.mmap):
+    """Zeros of this process alone, over parts of which shards on this host lay their memory.
+
+    There it reads what the shard has written last. What this process writes, it alone sees, and it sees
+    nothing new on that page (4096 bytes) from then on: `written` finds out, `restore` undoes it.
+    """
+
+    def __new__(cls, nbytes: int) -> Self:
+        """Reserves it; pages that are never touched take no memory."""
+        return super().__new__(cls, -1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    @property
+    def _address(self) -> int:
+        return int(np.frombuffer(self, dtype=np.uint8).ctypes.data)
+
+    def lay(self, descriptor: int, *, at: int, start: int, nbytes: int) -> None:
+        """Lays a part of a shard's memory over a part of this.
+
+        Args:
+            descriptor: of the shard's.
+            at: first byte of this that is covered; a multiple of the page size, as the others.
+            start: first byte of the shard's.
+            nbytes: how many.
+
+        Raises:
+            OSError: the system refuses, for instance for lack of mappings (vm.max_map_count).
+        """
+        self._map(at, nbytes, mmap.MAP_PRIVATE, descriptor, start)
+
+    def own(self, *, at: int, nbytes: int) -> None:
+        """Makes a part private again, with the values that it shows now."""
+        values = np.frombuffer(self, dtype=np.uint8)
+        for first in range(at, at + nbytes, _OWN_BYTES):
+            count = min(_OWN_BYTES, at + nbytes - first)
+            kept = values[first : first + count].copy()
+            self._map(first, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+            values[first : first + count] = kept
+
+    def drop(self) -> None:
+        """Lets all memory go: it shows zeros."""
+        self._map(0, len(self), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+    def _map(self, at: int, nbytes: int, flags: int, descriptor: int, start: int) -> None:
+        address, protection = self._address + at, mmap.PROT_READ | mmap.PROT_WRITE
+        found = _libc.mmap(address, nbytes, protection, flags | _MAP_FIXED, descriptor, start)
+        if found != address:
+            error = ctypes.get_errno()
+            raise OSError(error, f"mapping {nbytes} bytes of shared memory: {os.strerror(error)}")
+
+    def written(self, *, at: int, nbytes: int) -> bool:
+        """Whether this process has written to a covered part since it was laid or restored.
+
+        Takes some 10 ms per GB: the kernel looks at each page.
+        """
+        with PAGES.open("rb", buffering=0) as pages:
+            pages.seek((self._address + at) // mmap.PAGESIZE * _PAGEMAP_BYTES)
+            entries = np.frombuffer(pages.read(nbytes // mmap.PAGESIZE * _PAGEMAP_BYTES), dtype=np.uint64)
+        kinds = entries >> np.uint64(61)  # present, swapped, of a file: proc_pid_pagemap(5)
+        return bool(((kinds == 4) | (kinds & np.uint64(2) != 0)).any())
+
+    def restore(self, *, at: int, nbytes: int) -> None:
+        """A covered part shows the shard's memory again, whatever was written here."""
+        self.madvise(mmap.MADV_DONTNEED, at, nbytes)
+
+
+def can_overlay() -> bool:
+    """Whether this system lets a process map memory of shards, and see where it has written to it."""
+    if not shared_memory.AVAILABLE or mmap.PAGESIZE != PAGE_BYTES:
+        return False
+    try:
+        with PAGES.open("rb", buffering=0):
+            return True
+    except OSError:
+        return False
+
+
+_OWN_BYTES = 4 << 20  # copied at a time where memory becomes private: all that is held twice
+_PAGEMAP_BYTES = 8  # of an entry
 _MAP_FIXED = 0x10  # linux/mman.h; Python's mmap has no name for it
 _shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 

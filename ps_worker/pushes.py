@@ -44,6 +44,11 @@ class Pushes:
                 return True
         return False
 
+    def closed(self, partition: int) -> None:
+        """Weights have come that hold this worker's push: no ACK or FREE of it has to be waited for."""
+        self.unacked.pop(partition, None)
+        self.lent.pop(partition, None)
+
     def acked(self, wanted: AbstractSet[int] | None = None) -> bool:
         """Whether all of these partitions, None: all, are acknowledged."""
         return not _among(self.unacked, wanted)

@@ -1,11 +1,35 @@
-"""The flat memory of a table on a worker: gradients and weights. Shards on the same host may map both."""
+"""The flat memory of a table on a worker: gradients and weights. Shards on the same host may map both.
+
+    private   nothing is shared
+    copied    shards map both: they read gradients, and write weights where the worker wants them
+    mapped    shards map gradients; the worker maps the two halves in which shards have the weights of even
+              and of odd versions (plain BSP), so that nothing is copied. What a shard cannot share arrives as
+              in `private`, in the half of its version.
+
+It must not know frames, nor when who may write: that is `exchange`'s affair.
+"""
 
 from __future__ import annotations
 
-from ps_wire.plan import Plan
-from ps_wire.shared_memory import Layout
+import os
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from ps_wire import shared_memory
+from ps_wire.plan import Partition, Plan
+from ps_wire.shared_memory import Layout, SliceLayout
 from ps_worker.flat import FlatBuckets
-from ps_worker.memory import SharedMemory
+from ps_worker.memory import OverlaidMemory, SharedMemory
+
+WINDOW_BYTES = 8 << 20  # looked at in a step: 0.1 ms
+
+
+class Sharing(Enum):
+    """See the module's docstring."""
+
+    PRIVATE = "private"
+    COPIED = "copied"
+    MAPPED = "mapped"
 
 
 class TableMemory:
@@ -13,25 +37,128 @@ class TableMemory:
 
     Attributes:
         gradients: where hooks copy to; forked children see zeros there.
-        weights: what parameters on the CPU are views of.
-        descriptors: of both, for shards on this host; empty where they cannot map it.
+        weights: those of the version shown last: what parameters on the CPU are views of.
+        descriptors: of gradients and, unless they are mapped, weights, for shards on this host; empty where
+            they cannot map them.
     """
 
-    def __init__(self, plan: Plan, *, shared: bool) -> None:
+    def __init__(self, plan: Plan, sharing: Sharing) -> None:
         """Allocates zeros.
-
-        Args:
-            plan: of the table.
-            shared: whether shards may map it.
 
         Raises:
             OSError: the system has no descriptor left.
         """
-        gradients = weights = None
+        self._plan = plan
+        self._laid: dict[int, int] = {}  # shard -> inode of what it has laid over half 0
+        self._halves: list[OverlaidMemory] = []
         self.descriptors: tuple[int, ...] = ()
-        if shared:
-            nbytes = Layout(plan).nbytes
-            gradients, weights = SharedMemory(nbytes, wiped=True), SharedMemory(nbytes)
-            self.descriptors = gradients.descriptor, weights.descriptor
-        self.gradients = FlatBuckets(plan, shared=gradients, private=True)
-        self.weights = FlatBuckets(plan, shared=weights)
+        gradients = weights = None
+        nbytes = Layout(plan).nbytes
+        if sharing is not Sharing.PRIVATE:
+            gradients = SharedMemory(nbytes, wiped=True)
+            self.descriptors = (gradients.descriptor,)
+        if sharing is Sharing.COPIED:
+            weights = SharedMemory(nbytes)
+            self.descriptors += (weights.descriptor,)
+        self.gradients = FlatBuckets(plan, memory=gradients, private=True)
+        if sharing is Sharing.MAPPED:
+            self._halves = [OverlaidMemory(nbytes) for _ in range(2)]
+            self._flats = [FlatBuckets(plan, memory=half) for half in self._halves]
+        else:
+            self._flats = [FlatBuckets(plan, memory=weights)]
+        self.weights = self._flats[0]
+
+    def of(self, version: int) -> FlatBuckets:
+        """Where weights of a version lie."""
+        return self._flats[version % len(self._flats)]
+
+    def show(self, version: int) -> None:
+        """All weights of this version are here."""
+        self.weights = self.of(version)
+
+    @property
+    def staging(self) -> FlatBuckets:
+        """Where the first weights are put, on their way to the shards."""
+        return self.gradients if self._halves else self.weights
+
+    def staged(self) -> None:
+        """The first weights are on the shards."""
+        if self._halves:
+            for tensor in self.gradients.tensors:
+                tensor.zero_()
+
+    # -- mapped ----------------------------------------------------------------------------------------
+
+    @property
+    def mapped(self) -> bool:
+        """Whether weights lie in memory of shards."""
+        return bool(self._halves)
+
+    def is_laid(self, partition: Partition) -> bool:
+        """Whether its shard's memory is where its weights are."""
+        return partition.shard in self._laid
+
+    def lay(self, shard: int, descriptors: Sequence[int]) -> None:
+        """A shard has sent the descriptors of its two halves; they stay the caller's.
+
+        Raises:
+            FrameRefused: it is no memory of the size that the shard's weights have.
+            OSError: the system refuses.
+        """
+        layout = SliceLayout(self._plan, shard)
+        for descriptor in descriptors:
+            shared_memory.check(descriptor, layout.nbytes)
+        inode = os.fstat(descriptors[0]).st_ino
+        if self._laid.get(shard) == inode:
+            return  # a new connection to the same memory
+        for half, descriptor in zip(self._halves, descriptors, strict=True):
+            for at, start, count in layout.spans:
+                half.lay(descriptor, at=at, start=start, nbytes=count)
+        self._laid[shard] = inode
+
+    def own(self, shard: int) -> None:
+        """A shard's weights come another way from now on; those that are here stay as they are."""
+        for half in self._halves:
+            for at, count in self._spans(shard):
+                half.own(at=at, nbytes=count)
+        del self._laid[shard]
+
+    def own_all(self) -> None:
+        """The weights shown last stay here, whatever shards do; nothing is shared any more."""
+        for half, flat in zip(self._halves, self._flats, strict=True) if self._halves else ():
+            if flat is not self.weights:
+                half.drop()
+                continue
+            for at, count in self._laid_spans():
+                half.own(at=at, nbytes=count)
+        self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
+
+    def written(self, turn: int | None = None) -> bool:
+        """Whether the script has written to memory of shards that shows the weights.
+
+        Args:
+            turn: looks at a part, the next one with each version; None: at all, some 10 ms per GB.
+        """
+        windows = list(self._windows())
+        if turn is not None and windows:
+            windows = [windows[turn // 2 % len(windows)]]  # halves take turns, too
+        shown = [half for half, flat in zip(self._halves, self._flats, strict=False) if flat is self.weights]
+        return any(half.written(at=at, nbytes=count) for half in shown for at, count in windows)
+
+    def restore(self) -> None:
+        """Undoes what the script has written to memory of shards."""
+        for half in self._halves:
+            for at, count in self._laid_spans():
+                half.restore(at=at, nbytes=count)
+
+    def _windows(self) -> Iterator[tuple[int, int]]:
+        for start, nbytes in self._laid_spans():
+            for at in range(start, start + nbytes, WINDOW_BYTES):
+                yield at, min(WINDOW_BYTES, start + nbytes - at)
+
+    def _laid_spans(self) -> Iterator[tuple[int, int]]:
+        for shard in sorted(self._laid):
+            yield from self._spans(shard)
+
+    def _spans(self, shard: int) -> list[tuple[int, int]]:
+        return [(at, count) for at, _, count in SliceLayout(self._plan, shard).spans]

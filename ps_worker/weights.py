@@ -7,6 +7,11 @@ into a parameter would be lost with the next pull, or be trained on by one worke
 version counters of all parameters, where their memory lies and how large it is, and the bytes of a window of
 the flat weights that goes round (`param.data.clamp_()` bumps no counter).
 
+Where weights lie in memory of shards, each version is in the other half than the one before, and parameters
+go along: `param.data` is set anew with each version. What a script writes there would hide what a shard
+writes later on the same page, so instead of bytes each step asks the system whether a part of the pages has
+been written to by this process.
+
 Who may write when is `wrapped`'s affair; see docs/architecture.md, region ownership.
 """
 
@@ -19,6 +24,7 @@ import torch
 
 from ps_wire.errors import ParameterUnsupported, WeightsChanged
 from ps_worker.flat import FlatBuckets, twin
+from ps_worker.table_memory import TableMemory
 
 WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
 
@@ -30,9 +36,11 @@ _numel_of = torch.Tensor.numel
 class Weights:
     """See the module's docstring. Used between steps only, by the thread that calls `step()`."""
 
-    def __init__(self, flat: FlatBuckets, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Makes the parameters show the flat weights."""
-        self._flat = flat
+    def __init__(self, memory: TableMemory, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Makes the parameters show the flat weights of the version that came last."""
+        self._memory = memory
+        self._flat = flat = memory.weights
+        self._twins: dict[int, list[torch.Tensor]] = {}  # by flat weights: what parameters show of them
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._copied: set[int] = set()
@@ -45,12 +53,21 @@ class Weights:
         self._window = torch.empty(0, device="cpu")
         self._kept = torch.empty(0, device="cpu")
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
-            if parameter.is_cpu and parameter.dtype is view.dtype:
-                parameter.data = twin(view)
-            else:
+            if not (parameter.is_cpu and parameter.dtype is view.dtype):
                 self._copied.add(index)
-        self._note_pointers()
+        self._show(flat)
         self.refresh()
+
+    def _show(self, flat: FlatBuckets) -> None:
+        """Parameters that lie in flat weights lie in these from now on."""
+        self._flat = flat
+        twins = self._twins.get(id(flat))
+        if twins is None:
+            twins = self._twins[id(flat)] = list(map(twin, flat.views))
+        for index, (parameter, mine) in enumerate(zip(self._parameters, twins, strict=True)):
+            if index not in self._copied:
+                parameter.data = mine
+        self._note_pointers()
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -62,6 +79,8 @@ class Weights:
         if not self._looked and self._moved():
             self._follow(arrived=True)
         self._looked = False
+        if self._memory.weights is not self._flat:
+            self._show(self._memory.weights)
         if self._copied:
             targets = [self._parameters[index].data for index in self._copied]
             torch._foreach_copy_(targets, [self._flat.views[index] for index in self._copied])
@@ -78,15 +97,22 @@ class Weights:
             WeightsChanged: naming the parameter where it is known.
             ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
         """
+        try:
+            self._check()
+        except WeightsChanged:
+            self._memory.restore()
+            raise
+        self._looked = True
+
+    def _check(self) -> None:
         versions = list(map(_version_of, self._parameters))
         if versions != self._versions:
             pairs = zip(versions, self._versions, self._names, strict=True)
             raise _changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
         if self._moved():
             self._follow(arrived=False)
-        if not torch.equal(self._window, self._kept):
+        if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
             raise _changed("a parameter")
-        self._looked = True
 
     def _moved(self) -> bool:
         return (
@@ -120,10 +146,12 @@ class Weights:
 
     def _next_window(self) -> None:
         """Keeps the bytes of another part of the flat weights."""
+        self._turn += 1
+        if self._memory.mapped:
+            return
         flat = self._flat.tensors[self._turn % len(self._flat.tensors)]
         windows = -(-flat.numel() // WINDOW_ELEMENTS)
         start = self._turn // len(self._flat.tensors) % windows * WINDOW_ELEMENTS
-        self._turn += 1
         integers = torch.int32 if flat.element_size() == 4 else torch.int64  # a NaN is like a NaN
         self._window = flat.view(integers)[start : start + WINDOW_ELEMENTS]
         self._kept = self._window.clone()

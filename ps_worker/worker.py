@@ -138,7 +138,7 @@ class Worker(WorkerData):
                 outside = Outside(model, parameters.values(), self._say)
             states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
-                spec, parameters.values(), outside, states, strict=strict_hyperparameters
+                spec, parameters.values(), outside, states, strict=strict_hyperparameters, pulls=True
             )
             self._models[spec.number] = model
             for parameter in parameters.values():

@@ -245,7 +245,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
 
     def _add_table(self, groups: list[int]) -> None:
         started = self._start_table([self.param_groups[index] for index in groups])
-        weights = Weights(started.exchange.weights, started.parameters)
+        weights = Weights(started.exchange.memory, started.parameters)
         table = Gradients(
             started.exchange,
             started.parameters,

@@ -152,10 +152,10 @@ def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(
             threading.Thread(target=client.send, args=(messages,), daemon=True).start()
         (cell,) = bench.shard.table(bench.job, 0).cells()
         bound = socket_connection.MAX_OUTBOX_BYTES // wire.MAX_PAYLOAD_BYTES + 2
-        until(lambda: len(cell._weights._left) >= bound - 3)
+        until(lambda: len(cell.values._weights._left) >= bound - 3)
         stalled.set()
         assert read.wait(LIMIT_S)
-        assert len(cell._weights._left) <= bound
+        assert len(cell.values._weights._left) <= bound
         for step in range(rounds):
             ack, pulled = bench.next(client), bench.next(client)
             assert (ack.kind, ack.step) == (wire.Kind.ACK, step)

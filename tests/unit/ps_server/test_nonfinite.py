@@ -64,7 +64,7 @@ def books(servers, worker):
 
 def stored(servers):
     """What the servers hold, without asking."""
-    return [cell.weights.clone() for table in servers.shards for cell in table.cells()]
+    return [cell.values.now.clone() for table in servers.shards for cell in table.cells()]
 
 
 # -- whose contribution is left out --------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Table:
 
     @property
     def weights(self):
-        return self.table.cells()[0].weights
+        return self.table.cells()[0].values.now
 
     @property
     def version(self):
@@ -234,7 +234,7 @@ def test_a_partition_without_elements_of_parameters_keeps_step():
         it.send(Kind.PUSH, worker)
         it.send(Kind.PULL, worker, step=1, meta=listed(0))
     assert it.version == 1
-    assert it.table.cells()[0].optimizer_bytes() == 0
+    assert it.table.cells()[0].values.optimizer_bytes() == 0
     assert [outlet.take()[-1].kind for outlet in it.outlets] == [Kind.PULLED] * 2
 
 

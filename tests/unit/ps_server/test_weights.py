@@ -91,7 +91,7 @@ def test_replies_that_leave_late_are_of_their_versions_and_steps_stay_exact(opti
             meta = struct.pack("<I", index)
             frame = wire.Frame(kind=Kind.PULL, flags=wire.READ, worker=5, step=step, meta=meta)
             table.receive(frame, outlet, member=False)
-        expected[step] = b"".join(cell.weights.numpy().tobytes() for cell in table.cells())
+        expected[step] = b"".join(cell.values.now.numpy().tobytes() for cell in table.cells())
         push = [Push(worker=0, gradients=draw(spec, 10 + step))]
         for servers in (quiet, stalled):
             servers.step(step, push, changed(hyper, lr=0.1 / (1 + step)))

@@ -1,0 +1,131 @@
+"""The tensors of one partition: its weights, and the optimizer that changes them.
+
+Legend: E = elements of the partition, P = parameter pieces in it.
+
+It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ps_server.optimizers import PieceOptimizer, State
+from ps_server.splitter import Splitter
+from ps_server.weights import Weights
+from ps_wire.carrier import Message
+from ps_wire.plan import Piece
+from ps_wire.table import Group
+
+
+class CellValues:
+    """See the module's docstring.
+
+    Attributes:
+        zeros: shape (E,), for who has no gradient.
+        doubled: the weights lie in two halves that workers map; each version takes the other one.
+    """
+
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        pieces: Sequence[Piece],
+        optimizer: Callable[[Sequence[torch.Tensor]], PieceOptimizer],
+    ) -> None:
+        """Takes `weights`, shape (E,), over; `optimizer` makes one for P pieces."""
+        self._weights = Weights(weights)
+        self._split = Splitter(pieces, weights.numel())
+        self._any_piece = bool(pieces)
+        self._make_optimizer = optimizer
+        self._optimizer = self._fresh_optimizer()
+        self._other_pieces: list[torch.Tensor] = []
+        self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
+        self.doubled = False
+
+    def _fresh_optimizer(self) -> PieceOptimizer | None:
+        return self._make_optimizer(self._split(self._weights.now)) if self._any_piece else None
+
+    @property
+    def now(self) -> torch.Tensor:
+        """The weights, shape (E,); only read."""
+        return self._weights.now
+
+    def sent(self, reply: Message) -> None:
+        """See `Weights.sent`."""
+        self._weights.sent(reply)
+
+    def load(self, values: torch.Tensor) -> None:
+        """Sets the weights, shape (E,), with an optimizer that has no state."""
+        self._make_writable()
+        if self.optimizer_bytes():
+            self._optimizer = self._fresh_optimizer()
+        self.now.copy_(values)
+
+    def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
+        """See `Weights.double`."""
+        self._weights.double(halves, version, loaded=loaded)
+        self.doubled = True
+        assert self._weights.other is not None
+        self._other_pieces = self._split(self._weights.other)
+        if self._optimizer is not None:
+            self._optimizer.rebind(self._split(self.now))
+
+    def apply(self, average: torch.Tensor, present: Iterable[bool], group: Group) -> None:
+        """One optimizer step.
+
+        Args:
+            average: shape (E,).
+            present: P flags; pieces without a gradient are skipped.
+            group: hyper-parameters.
+        """
+        if self._optimizer is None:
+            self.carry()
+            return
+        gradients = [
+            values if there else None for values, there in zip(self._split(average), present, strict=True)
+        ]
+        if self._weights.other is None:
+            self._make_writable()
+            self._optimizer.step(gradients, group)
+        elif self._optimizer.plain(group) and None not in gradients:
+            self._optimizer.step_plain(self.now, average, group, out=self._weights.other)
+            self._turn()
+        else:
+            self.carry()
+            self._optimizer.rebind(self._split(self.now))
+            self._optimizer.step(gradients, group)
+
+    def carry(self) -> None:
+        """The next version is like this one."""
+        if self._weights.other is not None:
+            self._weights.other.copy_(self.now)
+            self._turn()
+
+    def _turn(self) -> None:
+        self._weights.turn()
+
+    def _make_writable(self) -> None:
+        """Before the weights change in place: leaves memory that replies are still sent from."""
+        if self._weights.make_writable() and self._optimizer is not None:
+            self._optimizer.rebind(self._split(self.now))
+
+    # -- the optimizer's state -------------------------------------------------------------------------
+
+    def export_state(self) -> list[State]:
+        """P states, copied: see `PieceOptimizer.export_state`."""
+        return self._optimizer.export_state() if self._optimizer is not None else []
+
+    def import_state(self, states: Sequence[State]) -> None:
+        """Sets P states. Raises what `PieceOptimizer.import_state` raises."""
+        if self._optimizer is not None:
+            self._optimizer.import_state(states)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the optimizer's state of a piece may hold."""
+        return self._optimizer.state_names if self._optimizer is not None else ()
+
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer state."""
+        return self._optimizer.state_bytes() if self._optimizer is not None else 0

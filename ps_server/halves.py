@@ -1,0 +1,50 @@
+"""Both halves of a shard's weights of one table, in memory that workers of this host map and cannot write.
+
+Under plain BSP a shard writes version v+1 into one half while workers read v in the other: a step closes when
+all of them have pushed it, and who pushes step v no longer reads version v-1. Half h holds the versions of
+that parity.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+
+import torch
+
+from ps_wire import shared_memory
+from ps_wire.errors import FrameRefused
+from ps_wire.plan import Partition, Plan
+from ps_wire.shared_memory import SliceLayout
+
+
+class Halves:
+    """See the module's docstring. The memory lives as long as a tensor of it, or a worker that maps it.
+
+    Attributes:
+        descriptors: of both, to be sent to workers; open as long as this object lives.
+    """
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        """Makes zeros.
+
+        Raises:
+            FrameRefused: the system has no descriptor or memory left, or cannot seal memory against writers.
+        """
+        self._layout = SliceLayout(plan, shard)
+        self._memory: list[mmap.mmap] = []
+        self.descriptors: tuple[int, ...] = ()
+        for _ in range(2):
+            try:
+                descriptor, memory = shared_memory.create_readable(self._layout.nbytes)
+            except OSError as error:
+                raise FrameRefused(f"there is no memory for workers to map: {error.strerror}") from None
+            weakref.finalize(self, os.close, descriptor)
+            self.descriptors += (descriptor,)
+            self._memory.append(memory)
+
+    def of(self, partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both halves of one of the shard's partitions, shape (E,) each; E = its elements."""
+        first, second = [self._layout.tensor_of(memory, partition) for memory in self._memory]
+        return first, second
