@@ -219,10 +219,12 @@ class Coordinator(rpc.CoordinatorServicer):
         """A shard above 0 registers, then carries orders out."""
         try:
             gatekeeper.check_service("be a shard")
-        except TokenRefused as error:
-            await context.abort(code_of(error), error.message, metadata_of(error))
-        async with asyncio.timeout(JOIN_LIMIT_S):
-            first = await anext(aiter(request_iterator))
+            async with asyncio.timeout(JOIN_LIMIT_S):
+                first = await anext(aiter(request_iterator))
+        except (TokenRefused, TimeoutError, StopAsyncIteration) as error:
+            silent = FrameMalformed("a shard's stream starts with register")
+            refused = error if isinstance(error, TokenRefused) else silent
+            await context.abort(code_of(refused), refused.message, metadata_of(refused))
         register = first.register
         outbox = await self._shards.register(register)
         await context.send_initial_metadata(())  # tells the shard that it is registered

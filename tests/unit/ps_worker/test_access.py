@@ -275,6 +275,37 @@ def test_what_a_worker_says_of_itself_stays_on_its_line(
     assert not any("\n" in line or "\x1b" in line for line in caplog.messages)
 
 
+def test_a_running_worker_connects_again_with_new_certificates(files: Path, tmp_path: Path):
+    """All of them were replaced, the CA's too, and its old ones would be refused: calls and data."""
+    make_certificates(tmp_path)
+    loop = LoopThread()
+    access = read(token_file=None, tls_dir=tmp_path / "server", serves=True, complain=print)
+    made = Cluster(loop, 1, access, tls_dir=tmp_path / "worker")
+    try:
+        with ps.connect(servers=made.servers, carrier="tcp", **made.settings) as worker:
+            table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
+            make_certificates(tmp_path, force=True)
+            for connection in list(made.shards[0].sockets._connections):
+                connection._peer.cut()
+            table.push({"w": torch.full((3000,), -1.0)})
+            assert float(table.pull().result(LIMIT_S).values["w"].sum()) == 3000.0
+    finally:
+        made.close()
+        loop.close()
+
+
+def test_wrong_tokens_beyond_a_number_are_answered_at_once(
+    guarded: Cluster, files: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """So they hold no memory; a good one is never kept waiting."""
+    monkeypatch.setattr(gatekeeper, "ANSWER_AFTER_S", 1000.0)
+    monkeypatch.setattr(gatekeeper, "MAX_WAITING", 0)
+    with pytest.raises(TokenRefused):
+        joined(guarded, token_file=files / "wrong")
+    monkeypatch.setattr(gatekeeper, "MAX_WAITING", 9)
+    assert joined(guarded, job=fresh_name()) == 3000.0
+
+
 def test_a_reader_needs_the_token_too(guarded: Cluster, files: Path):
     job = fresh_name()
     joined(guarded, job=job)
