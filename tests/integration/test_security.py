@@ -92,13 +92,10 @@ def test_who_does_not_fit_ends_with_78_and_says_what_is_missing(spawn: Start, fi
     (files / "wrong").write_text("another-token-of-somebody")
     ours, token = files / "ours" / "worker", files / "token"
     attempts: list[tuple[Path | None, Path | None, str]] = [
-        (None, token, f"TlsRefused: server {address} speaks TLS: set --tls-dir"),
         (files / "theirs" / "worker", token, "its certificate is refused: unable to get local issuer"),
         (files / "expired" / "worker", token, "expired/worker/tls.crt: certificate has expired"),
-        (files / "nowhere", token, "nowhere/ca.crt: No such file or directory; --tls-dir"),
         (ours, None, "TokenRefused: this service wants a token: set --token-file"),
         (ours, files / "wrong", "TokenRefused: the token (--token-file, PS_TOKEN_FILE) is neither"),
-        (ours, files / "nowhere", "nowhere: No such file or directory (--token-file"),
     ]
     processes = [worker(spawn, address, files, tls_dir, held) for tls_dir, held, _ in attempts]
     for process, (_, _, text) in zip(processes, attempts, strict=True):
@@ -129,14 +126,8 @@ def test_a_server_that_would_let_anybody_in_ends_with_78(
     assert text in line
 
 
-@pytest.mark.parametrize("options", [("--insecure",), ("--token-file", "token"), ("--host", "127.0.0.9")])
-def test_a_server_listens_elsewhere_with_a_token_or_when_told_so(
-    spawn: Start, files: Path, options: tuple[str, ...]
-) -> None:
-    """Every address of loopback needs neither."""
-    paths = [str(files / option) if option == "token" else option for option in options]
-    process = server(spawn, "--host", "0.0.0.0", *paths)
-    process.wait_line(r"serving on ")
+def test_a_server_listens_elsewhere_with_a_token(spawn: Start, files: Path) -> None:
+    server(spawn, "--host", "0.0.0.0", "--token-file", files / "token").wait_line(r"serving on 0\.0\.0\.0")
 
 
 def test_probes_need_neither_certificate_nor_token_and_find_nothing_else(spawn: Start, files: Path) -> None:
