@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peers import ALL_PEERS
 
-from ps_lab.bench.cli import check_writable, write_json
+from ps_lab.bench.cli import check_writable, use_tls, write_json
 from ps_lab.bench.report import roundtrip_table
 from ps_lab.bench.roundtrip import measure
 from ps_lab.bench.setup import Setup, parse_peers
@@ -34,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--versus", default="mxnet", help=",".join(ALL_PEERS))
+    parser.add_argument("--tls-dir", type=Path)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -51,6 +52,7 @@ def main() -> None:
         rounds=options.rounds,
         peers=parse_peers(options.versus, tuple(ALL_PEERS)),
         with_limit=True,
+        tls_dir=use_tls(options.tls_dir),
     )
     check_writable(options.json)
     with showing(make_error_console()) as watcher:

@@ -1,7 +1,7 @@
-"""`make bench`: every figure that has a target, measured now, with pass or miss.
+"""`make bench`: every figure that has a target, measured now, with pass or miss, or why it cannot be.
 
-Few rounds, for a look; `--rounds 20` for figures to keep. Rows about what does not exist yet say "not built",
-rows whose peer is not installed (`make bench-peers`) say so. Ratios count, seconds do not: machines are
+Few rounds, for a look; `--rounds 20` for figures to keep, `--only WORDS` for the rows whose name holds them.
+Rows whose peer is not installed (`make bench-peers`) say so. Ratios count, seconds do not: machines are
 shared and noisy.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -24,27 +25,30 @@ from targets import ROWS, Figures, Row
 from ps_lab.bench import usage
 from ps_lab.cluster import Cluster, command_path
 from ps_lab.display import make_console, make_error_console
-from ps_wire.carrier import Carrier
 
 HERE = Path(__file__).resolve().parent
 
 
 class RunFailed(Exception):
-    """A benchmark ended with a failure, which it has described."""
+    """A benchmark ended with a failure; the message is its last line."""
 
 
-class Runs:
-    """See `targets.Runs`; each run is a process of its own, made once."""
+class Runs(ExitStack):
+    """See `targets.Runs`; each run is a process of its own, made once, and fails once."""
 
     def __init__(self, rounds: int) -> None:
+        super().__init__()
         self._rounds = rounds
         self._console = make_error_console()
+        self._failed: dict[tuple[str, ...], str] = {}
         self.roundtrip = cache(self._roundtrip)
         self.step = cache(self._step)
         self.footprint = cache(self._footprint)
+        self.optimizer_cost = cache(self._optimizer_cost)
         self.latency = cache(self._latency)
         self.worker_cost = cache(self._worker_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
+        self.tls_dir = cache(self._tls_dir)
 
     def _roundtrip(self, **options: str) -> Figures:
         return self._figures([sys.executable, str(HERE / "roundtrip.py")], options)
@@ -54,6 +58,9 @@ class Runs:
 
     def _footprint(self, **options: str) -> Figures:
         return self._line("footprint.py", options)
+
+    def _optimizer_cost(self, **options: str) -> Figures:
+        return self._line("optimizer_cost.py", {"rounds": str(self._rounds), **options})
 
     def _latency(self) -> Figures:
         return self._line("control_latency.py", {})
@@ -67,11 +74,16 @@ class Runs:
         assert found is not None, "only Linux tells it"
         return found
 
+    def _tls_dir(self) -> str:
+        folder = self.enter_context(tempfile.TemporaryDirectory()) + "/certificates"
+        self._run([command_path("ps-lab"), "certs", folder])
+        return f"{folder}/server"  # good for workers, too
+
     def _figures(self, command: Sequence[str], options: dict[str, str]) -> Figures:
         words = [*command, "--rounds", str(self._rounds), *typed(options)]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "figures.json"
-            self._run([*words, "--json", str(path)])
+            self._run([*words, "--json", str(path)], shown=words)
             figures: Figures = json.loads(path.read_text())
         return figures
 
@@ -79,13 +91,21 @@ class Runs:
         figures: Figures = json.loads(self._run([sys.executable, str(HERE / script), *typed(options)])[-1])
         return figures
 
-    def _run(self, words: Sequence[str]) -> list[str]:
-        self._console.print(f"running {' '.join(Path(word).name for word in words[:8])} ...", style="dim")
-        outcome = subprocess.run(words, cwd=HERE, stdout=subprocess.PIPE, text=True, check=False)
+    def _run(self, words: Sequence[str], *, shown: Sequence[str] | None = None) -> list[str]:
+        key = tuple(shown or words)
+        if key in self._failed:
+            raise RunFailed(self._failed[key])
+        text = " ".join(Path(word).name for word in key)
+        self._console.print(text, style="dim", markup=False, soft_wrap=True)
+        with self._console.status("running"):
+            outcome = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)
         if outcome.returncode == 130:
             raise KeyboardInterrupt
         if outcome.returncode != 0:
-            raise RunFailed(f"exit code {outcome.returncode}")
+            self._console.print(outcome.stderr, markup=False, soft_wrap=True)
+            lines = outcome.stderr.strip().splitlines()
+            self._failed[key] = lines[-1] if lines else f"exit code {outcome.returncode}"
+            raise RunFailed(self._failed[key])
         return outcome.stdout.strip().splitlines()
 
 
@@ -94,19 +114,32 @@ def typed(options: dict[str, str]) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
+@cache
+def missing(needs: str | None) -> str | None:
+    """Why what a row needs is not there; None: it is."""
+    if needs in VARIABLES:
+        return None if find_python(needs) else f"no {needs} here: make bench-peers"
+    if needs == "tls":
+        words = [command_path("ps-lab"), "certs", "--help"]
+        built = subprocess.run(words, capture_output=True, check=False).returncode == 0
+        return None if built else "not built"
+    return None
+
+
 def cells(row: Row, runs: Runs) -> tuple[str, str]:
     """What was measured, and the verdict."""
-    if row.value is None or row.carrier not in set(Carrier):
-        return "", "not built"
-    if row.peer in VARIABLES and find_python(row.peer) is None:
-        return "", f"no {row.peer} here"
+    if (reason := missing(row.needs)) is not None:
+        return "", reason
     try:
         value = row.value(runs)
     except RunFailed as error:
-        return str(error), "[red]failed"
+        return "", f"[red]failed:[/] {error}"
     if math.isnan(value):
         return "", "[yellow]too noisy"
-    return f"{value:.3g} {row.unit}", "[green]pass" if value <= row.target else "[red]miss"
+    measured = f"{value:.3g} {row.unit}"
+    if row.target is None:
+        return measured, "reported"
+    return measured, "[green]pass" if value <= row.target else "[red]miss"
 
 
 def main() -> None:
@@ -114,11 +147,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    runs = Runs(parser.parse_args().rounds)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
     table = Table("what", "measured", "target", "verdict")
-    for row in ROWS:
-        measured, verdict = cells(row, runs)
-        table.add_row(row.what, measured, f"<= {row.target:g} {row.unit}", verdict)
+    with Runs(options.rounds) as runs:
+        for row in [row for row in ROWS if options.only in row.what]:
+            measured, verdict = cells(row, runs)
+            table.add_row(
+                row.what, measured, "" if row.target is None else f"<= {row.target:g} {row.unit}", verdict
+            )
     make_console().print(table)
 
 

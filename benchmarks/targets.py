@@ -27,6 +27,14 @@ class Runs(Protocol):
         """The JSON of `footprint.py`."""
         ...
 
+    def optimizer_cost(self, **options: str) -> Figures:
+        """The JSON of `optimizer_cost.py`."""
+        ...
+
+    def tls_dir(self) -> str:
+        """A folder of certificates for this host."""
+        ...
+
     def latency(self) -> Figures:
         """The JSON of `control_latency.py`."""
         ...
@@ -46,18 +54,16 @@ class Row:
 
     Attributes:
         what: for people.
-        target: the value may be this, or less.
-        value: what is compared with it, not a number where noise hides it; None: nothing measures it yet.
-        carrier: that it is about; the row waits until it is built.
-        peer: that has to be installed for it.
+        target: the value may be this, or less; None: it is only reported.
+        value: what is compared with it, not a number where noise hides it.
+        needs: what has to be there for it: "mxnet", "tensorflow" or "tls"; None: nothing.
         unit: of value and target.
     """
 
     what: str
-    target: float
-    value: Callable[[Runs], float] | None
-    carrier: str = "grpc"
-    peer: str | None = None
+    target: float | None
+    value: Callable[[Runs], float]
+    needs: str | None = None
     unit: str = ""
 
 
@@ -74,20 +80,15 @@ def _limit(carrier: str) -> Callable[[Runs], float]:
     return lambda runs: float(runs.roundtrip(versus="gloo", carrier=carrier)["limit"]["ratio"])
 
 
-def _gpt2(carrier: str) -> Callable[[Runs], float]:
-    gpt2 = _versus("gloo", carrier=carrier, model="gpt2")
-    resnet50 = _versus("gloo", carrier=carrier)
+def _gpt2(carrier: str, peer: str) -> Callable[[Runs], float]:
+    gpt2 = _versus(peer, carrier=carrier, model="gpt2")
+    resnet50 = _versus(peer, carrier=carrier)
     return lambda runs: gpt2(runs) / resnet50(runs)
 
 
 def _adam(runs: Runs) -> float:
-    sgd = runs.roundtrip(versus="gloo", carrier="shm")
-    adam = runs.roundtrip(versus="gloo", carrier="shm", optimizer="adam")
-
-    def added_s(key: Callable[[Figures], Figures]) -> float:
-        return float(key(adam)["round_s"]["median"] - key(sgd)["round_s"]["median"])
-
-    return _share(added_s(lambda figures: figures), added_s(lambda figures: figures["limit"]))
+    ratio = runs.optimizer_cost(carrier="shm", optimizer="adam")["ratio"]
+    return math.nan if ratio is None else float(ratio)
 
 
 def _beyond(carrier: str, **options: str) -> Callable[[Runs], float]:
@@ -110,11 +111,23 @@ def _two_servers(runs: Runs) -> float:
     return float(two["peers"]["gloo"]["ratio"] / one["peers"]["gloo"]["ratio"])
 
 
+def _tls(runs: Runs) -> Figures:
+    return runs.roundtrip(versus="gloo", carrier="tcp", tls_dir=runs.tls_dir())
+
+
+def _tls_to_plain(runs: Runs) -> float:
+    plain = runs.roundtrip(versus="gloo", carrier="tcp")
+    return float(_tls(runs)["peers"]["gloo"]["ratio"] / plain["peers"]["gloo"]["ratio"])  # as for two servers
+
+
 def _memory(slices: int, **options: str) -> Callable[[Runs], float]:
+    """What the servers' peak adds to idle ones, less what workers have lent, over what they may hold."""
+
     def value(runs: Runs) -> float:
         figures = runs.roundtrip(versus="gloo", **options)
-        above = figures["server_peak_rss_bytes"] - runs.idle_server_bytes()
-        return float(above / (figures["server_state_bytes"] + slices * figures["bytes"]))
+        own = figures["server_peak_rss_bytes"] - figures["server_borrowed_bytes"]
+        may = figures["server_state_bytes"] + slices * figures["bytes"]
+        return float((own - runs.idle_server_bytes()) / may)
 
     return value
 
@@ -132,142 +145,80 @@ def _pss_ratio(runs: Runs) -> float:
 
 
 def _rounds(key: str) -> Callable[[Runs], float]:
-    return lambda runs: float(runs.footprint(model="dlrm-dense", rounds="2000")[key])
+    return lambda runs: float(runs.footprint(model="dlrm-dense", rounds="2000", versus="gloo")[key])
 
 
+def _versus_row(what: str, target: float, peer: str, **options: str) -> Row:
+    needs = peer if peer in ("mxnet", "tensorflow") else None
+    return Row(what=what, target=target, value=_versus(peer, **options), needs=needs)
+
+
+def _row(what: str, target: float | None, value: Callable[[Runs], float], unit: str = "") -> Row:
+    return Row(what=what, target=target, value=value, unit=unit)
+
+
+# Round trips are of resnet50, bsp, SGD, 1 server, 2 workers, where a row does not say otherwise.
 ROWS: tuple[Row, ...] = (
+    _versus_row("shm, against gloo", 0.25, "gloo", carrier="shm"),
+    _versus_row("shm, 4 workers, against gloo with 4 ranks", 0.2, "gloo", carrier="shm", num_workers="4"),
+    _versus_row("shm, ssp:3, against gloo", 0.55, "gloo", carrier="shm", consistency="ssp:3"),
+    _versus_row("shm, asp, against gloo", 0.55, "gloo", carrier="shm", consistency="asp"),
+    _versus_row("uds, against gloo", 1.0, "gloo", carrier="uds"),
+    _versus_row("tcp, against torch RPC over TCP", 0.8, "torch-rpc", carrier="tcp"),
+    _versus_row("tcp, against MXNet dist_sync", 0.5, "mxnet", carrier="tcp"),
+    _versus_row("tcp, asp, against TensorFlow", 0.6, "tensorflow", carrier="tcp", consistency="asp"),
+    _versus_row("grpc, against MXNet dist_sync", 1.5, "mxnet", carrier="grpc"),
+    _row("a step beyond compute, 10 times as many tensors / as many", 1.5, _small_tensors),
+    _row("gpt2 against gloo / resnet50 against gloo, shm", 1.15, _gpt2("shm", "gloo")),
+    _row("gpt2 against gloo / resnet50 against gloo, uds", 1.15, _gpt2("uds", "gloo")),
+    _row("gpt2 against torch RPC / resnet50 against it, tcp", 1.15, _gpt2("tcp", "torch-rpc")),
+    _row("shm: what Adam adds / what it adds to the limit", 1.2, _adam),
+    _row("a step beyond compute / DDP's, shm, batch 64", 0.3, _beyond("shm")),
+    _row("a step beyond compute / DDP's, shm, batch 16", 0.3, _beyond("shm", batch_size="16")),
+    _row("a step beyond compute / DDP's, tcp, batch 64", 1.0, _beyond("tcp")),
+    _row("a step beyond compute / DDP's, tcp, batch 16", 1.0, _beyond("tcp", batch_size="16")),
+    _row("gpt2-xl, 1 worker, shm: PSS of all processes", 20, _pss_gib, "GiB"),
+    _row("shm, against the machine's limit", 1.4, _limit("shm")),
+    _row("uds, against the machine's limit", 1.3, _limit("uds")),
+    _row("tcp, against the machine's limit", 1.3, _limit("tcp")),
+    _row("tcp, 2 servers / 1 server", 1.05, _two_servers),
     Row(
-        what="shm, bsp, against gloo, 2 ranks",
-        target=0.25,
-        value=_versus("gloo", carrier="shm"),
-        carrier="shm",
+        what="tcp with TLS, against raw TLS sockets",
+        target=1.3,
+        value=lambda runs: float(_tls(runs)["limit"]["ratio"]),
+        needs="tls",
     ),
-    Row(
-        what="shm, bsp, 4 workers, against gloo, 4 ranks",
-        target=0.2,
-        value=_versus("gloo", carrier="shm", num_workers="4"),
-        carrier="shm",
+    Row(what="tcp with TLS / without", target=None, value=_tls_to_plain, needs="tls"),
+    _row("server's peak above idle / (weights + slices), grpc", 1.15, _memory(SLICES, carrier="grpc")),
+    _row("the same, tcp", 1.15, _memory(SLICES, carrier="tcp")),
+    _row(
+        "the same / (weights + state + slices), Adam, asp, grpc",
+        1.15,
+        _memory(SLICES, carrier="grpc", consistency="asp", optimizer="adam"),
     ),
-    Row(
-        what="shm, ssp:3, against gloo",
-        target=0.55,
-        value=_versus("gloo", carrier="shm", consistency="ssp:3"),
-        carrier="shm",
+    _row("server's peak above idle / 2 x weights, shm", 1.15, _memory(1, carrier="shm")),
+    _row("gpt2, 4 workers, Adam, shm: PSS of all processes / gloo's", 0.65, _pss_ratio),
+    _row("2,000 rounds: last 100 / first 100", 1.05, _rounds("last_over_first")),
+    _row("2,000 rounds: growth of resident memory", 8, _rounds("rss_growth_mib"), "MiB"),
+    _row("2,000 rounds: growth of open files", 0, _rounds("open_files_growth")),
+    _row(
+        "slowest health check while 3 GB are applied",
+        100,
+        lambda runs: float(runs.latency()["health_ms"]["max"]),
+        "ms",
     ),
-    Row(
-        what="shm, asp, against gloo",
-        target=0.55,
-        value=_versus("gloo", carrier="shm", consistency="asp"),
-        carrier="shm",
+    _row("slowest status call meanwhile", 100, lambda runs: float(runs.latency()["status_ms"]["max"]), "ms"),
+    _row("wrap of 5,000 parameters", 300, lambda runs: float(runs.worker_cost()["wrap"]["wall_ms"]), "ms"),
+    _row(
+        "their step, the training thread beyond the bytes",
+        5,
+        lambda runs: float(runs.worker_cost()["steps"]["16"]["beyond"]["cpu_ms"]),
+        "ms",
     ),
-    Row(what="uds, against gloo", target=1.0, value=_versus("gloo", carrier="uds"), carrier="uds"),
-    Row(
-        what="tcp, against torch RPC over TCP",
-        target=0.8,
-        value=_versus("torch-rpc", carrier="tcp"),
-        carrier="tcp",
-    ),
-    Row(
-        what="tcp, against MXNet dist_sync",
-        target=0.5,
-        value=_versus("mxnet", carrier="tcp"),
-        carrier="tcp",
-        peer="mxnet",
-    ),
-    Row(
-        what="tcp, asp, against TensorFlow's parameter server",
-        target=0.6,
-        value=_versus("tensorflow", carrier="tcp", consistency="asp"),
-        carrier="tcp",
-        peer="tensorflow",
-    ),
-    Row(
-        what="grpc, against MXNet dist_sync",
-        target=1.5,
-        value=_versus("mxnet", carrier="grpc"),
-        peer="mxnet",
-    ),
-    Row(what="a step beyond compute, 10 times as many tensors / as many", target=1.5, value=_small_tensors),
-    Row(
-        what="gpt2 against gloo / resnet50 against gloo, shm", target=1.15, value=_gpt2("shm"), carrier="shm"
-    ),
-    Row(
-        what="gpt2 against gloo / resnet50 against gloo, tcp", target=1.15, value=_gpt2("tcp"), carrier="tcp"
-    ),
-    Row(what="shm: what Adam adds / what it adds to the limit", target=1.2, value=_adam, carrier="shm"),
-    Row(what="a step beyond compute / DDP's, shm, batch 64", target=0.3, value=_beyond("shm"), carrier="shm"),
-    Row(
-        what="a step beyond compute / DDP's, shm, batch 16",
-        target=0.3,
-        value=_beyond("shm", batch_size="16"),
-        carrier="shm",
-    ),
-    Row(what="a step beyond compute / DDP's, tcp, batch 64", target=1.0, value=_beyond("tcp"), carrier="tcp"),
-    Row(
-        what="gpt2-xl, 1 worker, shm: PSS of all processes",
-        target=20,
-        value=_pss_gib,
-        carrier="shm",
-        unit="GiB",
-    ),
-    Row(what="shm, bsp, against the machine's limit", target=1.4, value=_limit("shm"), carrier="shm"),
-    Row(what="uds, against the machine's limit", target=1.3, value=_limit("uds"), carrier="uds"),
-    Row(what="tcp, against the machine's limit", target=1.3, value=_limit("tcp"), carrier="tcp"),
-    Row(what="tcp, 2 servers / 1 server", target=1.05, value=_two_servers, carrier="tcp"),
-    Row(what="tcp with TLS, against raw TLS sockets", target=1.3, value=None, carrier="tcp"),
-    Row(
-        what="server's peak above idle / (weights + slices), grpc",
-        target=1.15,
-        value=_memory(SLICES, carrier="grpc"),
-    ),
-    Row(
-        what="the same / (weights + state + slices), Adam, asp",
-        target=1.15,
-        value=_memory(SLICES, carrier="grpc", consistency="asp", optimizer="adam"),
-    ),
-    Row(
-        what="server's peak above idle / 2 x weights, shm, bsp",
-        target=1.15,
-        value=_memory(1, carrier="shm"),
-        carrier="shm",
-    ),
-    Row(what="gpt2, 4 workers, Adam, shm: PSS / DDP's", target=0.65, value=_pss_ratio, carrier="shm"),
-    Row(what="2,000 rounds: last 200 / first 200", target=1.05, value=_rounds("last_over_first")),
-    Row(
-        what="2,000 rounds: growth of resident memory",
-        target=8 << 20,
-        value=_rounds("rss_growth_bytes"),
-        unit="B",
-    ),
-    Row(what="2,000 rounds: growth of open files", target=0, value=_rounds("open_files_growth")),
-    Row(
-        what="slowest health check while 3 GB are applied",
-        target=100,
-        value=lambda runs: float(runs.latency()["health_ms"]["max"]),
-        unit="ms",
-    ),
-    Row(
-        what="slowest status call meanwhile",
-        target=100,
-        value=lambda runs: float(runs.latency()["status_ms"]["max"]),
-        unit="ms",
-    ),
-    Row(
-        what="wrap of 5,000 parameters",
-        target=300,
-        value=lambda runs: float(runs.worker_cost()["wrap"]["wall_ms"]),
-        unit="ms",
-    ),
-    Row(
-        what="their step, the training thread beyond the bytes",
-        target=5,
-        value=lambda runs: float(runs.worker_cost()["steps"]["16"]["beyond"]["cpu_ms"]),
-        unit="ms",
-    ),
-    Row(
-        what="checks of a step, 50 M parameters, of plain torch's step",
-        target=1,
-        value=lambda runs: 100 * float(runs.worker_cost()["checks_share"]["cpu"]),
-        unit="%",
+    _row(
+        "checks of a step, 50 M parameters, of plain torch's step",
+        1,
+        lambda runs: 100 * float(runs.worker_cost()["checks_share"]["cpu"]),
+        "%",
     ),
 )

@@ -59,6 +59,7 @@ class Job:
         arguments: of the script.
         nonfinite: what is done with gradients that hold NaN or infinity.
         carrier: of gradients and weights, as typed; None leaves it to `PS_CARRIER`.
+        servers: addresses under which its workers reach the servers; None: the cluster's.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Job:
     arguments: tuple[str, ...] = ()
     nonfinite: str = "error"
     carrier: str | None = None
+    servers: tuple[str, ...] | None = None
 
 
 class Cluster:
@@ -85,6 +87,7 @@ class Cluster:
         num_servers: int,
         on_line: Callable[[str, str], None],
         server_options: Sequence[str] = (),
+        data_ports: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts nothing yet.
@@ -93,6 +96,7 @@ class Cluster:
             num_servers: shards.
             on_line: takes each line of output, with the name of its process; called from threads.
             server_options: added to each server's command.
+            data_ports: one per server, for data over TCP; any free ones where there are none.
             environment: of all processes; ours if None.
 
         Raises:
@@ -102,6 +106,7 @@ class Cluster:
         self.addresses: tuple[str, ...] = tuple(f"{HOST}:{port}" for port in free_ports(num_servers))
         self._on_line = on_line
         self._server_options = tuple(server_options)
+        self._data_ports = tuple(data_ports)
         self._environment = dict(os.environ if environment is None else environment)
         self.access = from_environment(self._environment, lambda line: on_line("certificates", line))
         self._servers: list[Child] = []
@@ -136,13 +141,17 @@ class Cluster:
         return tuple(self._servers)
 
     def start(self, job: Job, *, with_stdin: bool = False) -> tuple[Child, ...]:
-        """Starts the workers of a job; `with_stdin`, their scripts read what `Child.tell` writes."""
+        """Starts the workers of a job; `with_stdin`, their scripts read what `Child.tell` writes.
+
+        They are named for their number, and beside a job that runs for their job, too.
+        """
         environment = {"OMP_NUM_THREADS": str(threads_per_process(job.num_workers)), **self._environment}
+        alone = all(worker.exit_code is not None for worker in self._workers)
         started = []
         for number in range(job.num_workers):
             command = [
                 command_path("ps-worker"),
-                *("--servers", ",".join(self.addresses)),
+                *("--servers", ",".join(job.servers or self.addresses)),
                 *("--job", job.name),
                 *("--consistency", job.consistency),
                 *("--num-workers", str(job.num_workers)),
@@ -152,7 +161,8 @@ class Cluster:
                 str(job.script),
                 *job.arguments,
             ]
-            started.append(self._spawn(f"worker {number}", command, environment, with_stdin=with_stdin))
+            name = f"worker {number}" if alone else f"worker {number} of {job.name}"
+            started.append(self._spawn(name, command, environment, with_stdin=with_stdin))
             self._workers.append(started[-1])
         return tuple(started)
 
@@ -209,6 +219,7 @@ class Cluster:
                 *("--host", HOST),
                 *("--port", address.rpartition(":")[2]),
                 *(("--coordinator", self.addresses[0]) if shard else ()),
+                *(("--data-port", str(self._data_ports[shard])) if self._data_ports else ()),
                 *self._server_options,
             ]
             self._servers.append(self._spawn(f"server {shard}", command, self._environment))

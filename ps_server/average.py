@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ps_wire import trace
+
 
 class Scratch(threading.local):
     """Two buffers per thread, grown to the largest partition and kept: no allocation when it is warm."""
@@ -25,6 +27,7 @@ class Scratch(threading.local):
         return buffer[:numel]
 
 
+@trace.traced("mean")
 def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch) -> torch.Tensor:
     """`(w0*g0 + w1*g1 + ...) / (w0 + w1 + ...)`, every product, sum and quotient rounded once.
 

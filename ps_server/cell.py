@@ -25,6 +25,7 @@ from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.replies import Replies
 from ps_server.screen import Screen, first_nonfinite, looks_finite
+from ps_wire import trace
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
@@ -46,8 +47,12 @@ class Cell:
         machine: Partition,
         screen: Screen,
         clipping: Clipping | None = None,
+        later: Callable[[Callable[[], None]], None] = lambda close: close(),
     ) -> None:
-        """Takes `weights`, shape (E,), over: nobody else writes them."""
+        """Takes `weights`, shape (E,), over: nobody else writes them.
+
+        `later` has a complete step closed, now or on another thread.
+        """
         self.lock = threading.RLock()  # what was kept during a cut is given again under it
         self.machine = machine
         self.cut = CutCell(machine, pulled=self._read)
@@ -64,6 +69,8 @@ class Cell:
         self._outlets: dict[int, Outlet] = {}
         self._screen = screen
         self._clipping = clipping
+        self._later = later
+        self._closing: int | None = None  # a complete step that is about to be closed
         self._lent: dict[int, int] = {}  # worker -> step whose values are still needed where they lie
         self._held: int | None = None  # a complete step that waits for its scale
         self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
@@ -90,7 +97,7 @@ class Cell:
             HyperparametersDiffer: an earlier step did not take this worker's, which is strict.
             FrameRefused: as `Partition.push`.
         """
-        with self.lock:
+        with self.lock, trace.span("stage"):
             again = partial(self.push, contribution, outlet, now_s, scratch)
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
@@ -112,7 +119,7 @@ class Cell:
 
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
-        with self.lock:
+        with self.lock, trace.span("take a pull"):
             again = partial(self.pull, pull, outlet, scratch)
             if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
                 return
@@ -197,21 +204,36 @@ class Cell:
                     self._send(worker, self._replies.ack(worker, step, lent=self._lent.get(worker) == step))
                 case Answer():
                     self._answer(action)
-                case Complete():
-                    self._close(action, now_s, scratch)
+                case Complete(step=step):
+                    self._close(step, now_s, scratch)
         self.cut.go_on()
 
-    def _close(self, complete: Complete, now_s: float, scratch: Scratch) -> None:
+    def _close(self, step: int, now_s: float, scratch: Scratch) -> None:
+        """Has a complete step closed; one that is about to be is said again, since members have changed."""
+        if step not in (self._held, self._closing):
+            self._closing = step
+            self._later(partial(self._close_now, now_s, scratch))
+
+    def _close_now(self, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
-        if self._held == complete.step:  # said again, since members have changed
-            return
-        average = self._screened(scratch)
-        if self._clipping is None:
-            self._decide(complete.step, complete.workers, 1.0, now_s, scratch, average)
-            return
-        self._held = complete.step
-        norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
-        self._clipping.complete(complete.step, self._index, norm * norm)
+        with self.lock, trace.span("close"):
+            step, self._closing = self._closing, None
+            if step is None or not self.machine.complete:  # one has joined: it is said again
+                return
+            average = self._screened(scratch)
+            if self._clipping is None:
+                workers = frozenset(item.worker for item in self.machine.staged)
+                self._decide(step, workers, 1.0, now_s, scratch, average)
+                return
+            self._held = step
+            norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
+            self._clipping.complete(step, self._index, norm * norm)
+
+    def fail(self, error: PsError) -> None:
+        """A bug of ours ended a step: all who wait here are told."""
+        with self.lock:
+            for worker in self._outlets:
+                self._send(worker, self._replies.refusal(worker, self.machine.version, error))
 
     def _decide(
         self,

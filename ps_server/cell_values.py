@@ -14,6 +14,7 @@ import torch
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.splitter import Splitter
 from ps_server.weights import Weights
+from ps_wire import trace
 from ps_wire.carrier import Message
 from ps_wire.plan import Piece
 from ps_wire.table import Group
@@ -71,6 +72,7 @@ class CellValues:
         if self._optimizer is not None:
             self._optimizer.rebind(self._split(self.now))
 
+    @trace.traced("optimizer")
     def apply(self, average: torch.Tensor, present: Iterable[bool], group: Group) -> None:
         """One optimizer step.
 
@@ -96,6 +98,7 @@ class CellValues:
             self._optimizer.rebind(self._split(self.now))
             self._optimizer.step(gradients, group)
 
+    @trace.traced("carry weights")
     def carry(self) -> None:
         """The next version is like this one."""
         if self._weights.other is not None:

@@ -24,9 +24,8 @@ from ps_server.shard import TOKEN_BYTES, Shard
 from ps_server.shard_service import ShardService
 from ps_wire.carrier import MEMORY, Outlet, Receiver
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreachable
-from ps_wire.frame import Frame
 from ps_wire.memory import MemoryStream
-from ps_wire.service import Landing
+from ps_wire.service import FramesOut, Landing
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 
 ADDRESS = "this process"
@@ -60,7 +59,7 @@ class LocalService:
     def stream(
         self,
         shard: int,
-        frames: Iterator[Frame],
+        frames: FramesOut,
         offer: shard_pb2.Carrier,
         *,
         landing: Landing,  # noqa: ARG002 - replies are copied when they are made

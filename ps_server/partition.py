@@ -155,6 +155,11 @@ class Partition:
         """Pulls that wait at the gate, by worker."""
         return tuple(self._waiting[worker] for worker in sorted(self._waiting))
 
+    @property
+    def complete(self) -> bool:
+        """Whether the open step may be decided: every member has pushed it, or has pushed and left."""
+        return self.gate.aggregates and self._complete()
+
     # -- inputs --------------------------------------------------------------------------------------
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float) -> list[Action]:

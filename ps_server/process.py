@@ -26,6 +26,7 @@ from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
 from ps_server.log import logger
 from ps_server.orders import Shards
+from ps_server.pool import Pool
 from ps_server.rpc_errors import ErrorInterceptor
 from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
@@ -78,10 +79,12 @@ class Server:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
+        self._pool = Pool()
         self._shard = Shard(
             index=options.shard,
             num_shards=options.num_shards,
             memory_limit_bytes=options.memory_limit_bytes,
+            submit=self._pool.submit,
         )
         self._health = HealthServicer()
         self._stops: list[Callable[[], None]] = []
@@ -117,6 +120,7 @@ class Server:
         await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(GRACE_S))
         if probed is not None:
             await probed.stop(None)
+        await asyncio.to_thread(self._pool.close)
         logger.info("stopped")
         return code
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ps_wire import frame as wire
+from ps_wire import trace
 from ps_wire.carrier import Message
 from ps_wire.errors import PsError
 from ps_wire.messages import refused_to_proto
@@ -29,6 +30,7 @@ class Replies:
         """The memory of this step's push is the worker's again."""
         return self._frame(wire.Kind.FREE, worker=worker, step=step)
 
+    @trace.traced("reply")
     def pulled(
         self,
         step: int,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ps_server.log import logger
+from ps_wire import trace
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Piece
@@ -17,12 +18,14 @@ SHOWN_NAME = 200  # characters of a parameter's name in a message
 REMEDY = "lower the learning rate, clip gradients, use a GradScaler, or start the job with --nonfinite skip"
 
 
+@trace.traced("screen")
 def looks_finite(values: torch.Tensor) -> bool:
     """One reduction: a NaN or infinity among the values never gets past it; a large finite sum may not."""
     wide = torch.promote_types(values.dtype, torch.float32)
     return math.isfinite(values.sum(dtype=wide).item())
 
 
+@trace.traced("look for non-finite")
 def first_nonfinite(values: torch.Tensor, pieces: Sequence[Piece]) -> Piece | None:
     """The first piece in which a value is not finite; padding between pieces is not looked at."""
     for piece in pieces:

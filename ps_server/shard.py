@@ -74,7 +74,16 @@ class Shard:
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
     """
 
-    def __init__(self, *, index: int, num_shards: int, memory_limit_bytes: int | None) -> None:
+    def __init__(
+        self,
+        *,
+        index: int,
+        num_shards: int,
+        memory_limit_bytes: int | None,
+        submit: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """`submit` has complete steps closed on other threads; None: on the thread that completes one."""
+        self._submit = submit
         self.index = index
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
@@ -178,6 +187,7 @@ class Shard:
             nonfinite=entry.nonfinite,
             opening=opening,
             report=self._report,
+            submit=self._submit,
         )
         for worker, (incarnation, clocks) in members.items():
             table.join(worker, incarnation, clocks.get(spec.number, 0))

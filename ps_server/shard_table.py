@@ -31,7 +31,14 @@ from ps_wire import frame as wire
 from ps_wire import meta
 from ps_wire.buffer import as_tensor
 from ps_wire.carrier import Message, Outlet
-from ps_wire.errors import FrameMalformed, FrameRefused, JobUnknown, PayloadMismatch, StrangerRefused
+from ps_wire.errors import (
+    FrameMalformed,
+    FrameRefused,
+    InternalError,
+    JobUnknown,
+    PayloadMismatch,
+    StrangerRefused,
+)
 from ps_wire.messages import hyperparameters_from_proto, parse_message
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
@@ -54,6 +61,7 @@ class ShardTable:
         nonfinite: NonFinite = NonFinite.ERROR,
         opening: int = 0,
         report: Callable[[Norm], None] | None = None,
+        submit: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """Allocates the shard's slice of the weights; pages are touched when they are loaded.
 
@@ -67,6 +75,7 @@ class ShardTable:
             opening: number of the order that opens the table.
             report: takes the shard's part of the norm of each clipped step; must not block. Needed where
                 other shards hold parts, too.
+            submit: has complete steps closed on other threads; None: on the thread that completes one.
         """
         self.spec = spec
         self.plan = plan
@@ -84,6 +93,7 @@ class ShardTable:
         partitions = list(self.plan.partitions_of_shard(shard))
         clips = spec.clip_grad_norm is not None and partitions
         self._clipping = Clipping(len(partitions)) if clips else None
+        self._submit = submit
         self._report = report if holders(self.plan) != (shard,) else None
         screen = Screen(nonfinite, job=job, spec=spec)
         layout = SliceLayout(plan, shard)
@@ -101,6 +111,7 @@ class ShardTable:
                 machine=Partition(gate),
                 screen=screen,
                 clipping=self._clipping,
+                later=partial(self._later, partition.index),
             )
         self.cut = CutTable(self._cells.values(), settle=self._close_clipped)
 
@@ -155,6 +166,21 @@ class ShardTable:
         for cell in reversed(self._cells.values()):  # the first layers' weights leave first
             cell.decide(step, scale, now_s, self._scratch)
             self._check_hyper(cell, step)
+        self._close_clipped()
+
+    def _later(self, index: int, close: Callable[[], None]) -> None:
+        if self._submit is None:
+            close()
+        else:
+            self._submit(partial(self._close, self._cells[index], close))
+
+    def _close(self, cell: Cell, close: Callable[[], None]) -> None:
+        try:
+            close()
+        except Exception as error:
+            cell.fail(InternalError(f"{type(error).__name__}: {error}"))
+            raise
+        self._check_hyper(cell, cell.machine.version - 1)
         self._close_clipped()
 
     def _close_clipped(self) -> None:

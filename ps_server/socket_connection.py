@@ -6,89 +6,18 @@ it, so nothing waits in between but what the system's buffers hold: while a fram
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable
 
-from ps_server.session import HELLO_LIMIT_S, MAX_OUTBOX_FRAMES, Session
+from ps_server.outbox import Outbox, corked
+from ps_server.session import HELLO_LIMIT_S, Session
 from ps_server.shard import TOKEN_BYTES, Shard
-from ps_wire.carrier import Message
 from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
 from ps_wire.frame_socket import FrameSocket
 
 MAX_HELLO_BYTES = 128  # of meta: a token and the name of a job
-MAX_OUTBOX_BYTES = 64 << 20  # of payload; from a peer that has so much to read, nothing is taken meanwhile
-BATCH_FRAMES = 16  # that leave together; a large one is the last: its payload is held until all have left
-LARGE_BYTES = 64 << 10
 CLOSE_LIMIT_S = 3.0  # for what is queued to leave, and for the peer to read it
-
-
-class _Outbox:
-    """Messages on their way out; an `Outlet`. It holds each until it has left, or nothing leaves any more."""
-
-    def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._room = threading.Condition()  # guards what follows
-        self._bytes = 0
-        self._closed = False
-        self._broken = False
-
-    def send(self, message: Message) -> None:
-        """See `Outlet.send`."""
-        with self._room:
-            if self._messages.qsize() >= MAX_OUTBOX_FRAMES:
-                self._close(broken=True)
-            if not self._closed:
-                self._bytes += len(message.frame.payload)
-                message.hold()
-                self._messages.put(message)
-
-    def close(self, *, broken: bool = False) -> None:
-        """No more messages; those queued still leave, unless the connection is broken. Any thread."""
-        with self._room:
-            self._close(broken=broken)
-
-    def _close(self, *, broken: bool) -> None:
-        self._broken |= broken
-        if not self._closed:
-            self._closed = True
-            self._messages.put(None)
-        self._room.notify_all()
-
-    def wait_room(self) -> None:
-        """Waits while the peer has too much to read."""
-        with self._room:
-            self._room.wait_for(lambda: self._closed or self._bytes <= MAX_OUTBOX_BYTES)
-
-    def next(self) -> list[Message]:
-        """Waits for messages, in order; none at the end. What is taken must be given to `done`."""
-        messages = [self._messages.get()]
-        while messages[-1] is not None and len(messages) < BATCH_FRAMES:
-            if len(messages[-1].frame.payload) >= LARGE_BYTES:
-                break
-            try:
-                messages.append(self._messages.get_nowait())
-            except queue.Empty:
-                break
-        if messages[-1] is None:
-            self._messages.put(None)
-        return [message for message in messages if message is not None]
-
-    def done(self, messages: list[Message]) -> None:
-        """They have left."""
-        for message in messages:
-            message.release()
-        with self._room:
-            before = self._bytes
-            self._bytes -= sum(len(message.frame.payload) for message in messages)
-            if self._bytes <= MAX_OUTBOX_BYTES < before:
-                self._room.notify_all()
-
-    @property
-    def broken(self) -> bool:
-        """Whether nothing leaves any more."""
-        return self._broken
 
 
 class SocketConnection:
@@ -118,7 +47,7 @@ class SocketConnection:
         """
         self._shard = shard
         self._peer = peer
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._session = Session(
             shard, self._outbox, generation=generation, token_bytes=TOKEN_BYTES, carrier=carrier
         )
@@ -179,8 +108,10 @@ class SocketConnection:
             frame = self._peer.receive()
             if frame is None:
                 return
-            goes_on = self._session.receive(frame)
-            del frame  # it may be all that keeps 4 MiB alive
+            with corked():
+                while goes_on and frame is not None:
+                    goes_on = self._session.receive(frame)
+                    frame = self._peer.received() if goes_on else None
 
     def _end(self) -> None:
         """What is queued leaves, and the peer gets time to read it."""

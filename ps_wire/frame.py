@@ -141,9 +141,9 @@ class Header:
 
     __slots__ = ("_fields", "kind", "meta_bytes", "padded_meta_bytes", "payload_bytes")
 
-    def __init__(self, data: bytes | bytearray) -> None:
-        """Reads the first 64 bytes of `data`. Raises what `decode` raises of them."""
-        self._fields = _HEADER.unpack_from(data)
+    def __init__(self, data: bytes | bytearray, start: int = 0) -> None:
+        """Reads the 64 bytes of `data` from `start` on. Raises what `decode` raises of them."""
+        self._fields = _HEADER.unpack_from(data, start)
         self.kind = _check(self._fields)
         self.payload_bytes: int = self._fields[16]
         self.meta_bytes: int = self._fields[17]

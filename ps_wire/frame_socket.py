@@ -14,11 +14,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from ps_wire import frame as wire
+from ps_wire import trace
 from ps_wire.errors import ConnectionLost, FrameTooLarge
 from ps_wire.service import Landing
 from ps_wire.shared_memory import AVAILABLE
@@ -26,6 +27,7 @@ from ps_wire.shared_memory import AVAILABLE
 # Of both sockets of a connection within one host. Measured: a buffer that fits into the cores' caches is up
 # to twice as fast as what the system gives; between hosts the system's own tuning is better.
 LOCAL_BUFFER_BYTES = 128 << 10
+BUFFER_BYTES = 8 << 10  # for headers: some hundred frames without payload in one call of the system
 MAX_BUFFERS = 64  # in one call of the system; it takes 1024
 KEEPALIVE_S = (10, 5, 3)  # idle until a probe is sent, between probes, how many: gone after 25 s
 MAX_DESCRIPTORS = 2  # beside a frame; the system drops what is more
@@ -44,10 +46,13 @@ class FrameSocket:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._carries_descriptors = AVAILABLE and connected.family == socket.AF_UNIX
-        self._header = bytearray(wire.HEADER_BYTES)
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._start = self._end = 0  # of what was received and is not taken yet
+        self._descriptors: list[int] = []  # that came beside it
         connected.setblocking(True)
         tune(connected)
 
+    @trace.traced("send")
     def send(self, frames: Sequence[wire.Frame]) -> None:
         """Sends frames one behind the other; returns when the system has taken them.
 
@@ -58,16 +63,18 @@ class FrameSocket:
             ConnectionLost: the connection is broken.
         """
         buffers: list[bytes | memoryview] = []
+        small: list[bytes] = []  # sent in one piece
         for frame in frames:
             if frame.descriptors:
-                self._send_all(buffers)
-                buffers = []
+                self._send_all(buffers, small)
+                buffers, small = [], []
                 self._send_with(frame)
                 continue
-            buffers.append(wire.prefix(frame))
+            small.append(wire.prefix(frame))
             if frame.payload:
-                buffers.append(memoryview(frame.payload))
-        self._send_all(buffers)
+                buffers += [b"".join(small), memoryview(frame.payload)]
+                small = []
+        self._send_all(buffers, small)
 
     def _send_with(self, frame: wire.Frame) -> None:
         """Sends a frame without payload whose descriptors go with its first byte."""
@@ -76,9 +83,12 @@ class FrameSocket:
             sent = socket.send_fds(self._socket, [prefix], frame.descriptors)
         except OSError as error:
             raise ConnectionLost(f"sending: {error.strerror or error}") from None
-        self._send_all([prefix[sent:]])
+        self._send_all([], [prefix[sent:]])
 
-    def _send_all(self, buffers: list[bytes | memoryview]) -> None:
+    def _send_all(self, buffers: list[bytes | memoryview], small: Sequence[bytes]) -> None:
+        """Sends buffers, then small ones in one piece."""
+        if last := b"".join(small):
+            buffers = [*buffers, last]
         place = 0
         try:
             while place < len(buffers):
@@ -112,26 +122,13 @@ class FrameSocket:
             ConnectionLost: the connection broke, or ended inside a frame.
             TimeoutError: it is past `until_s`.
         """
-        descriptors: list[int] = []
-        try:
-            if not self._fill(memoryview(self._header), until_s, descriptors):
+        while self._end - self._start < wire.HEADER_BYTES:
+            if not self._read_more(until_s):
+                if self._end > self._start:
+                    raise ConnectionLost("the stream ended inside a frame")
                 return None
-            return self._rest(wire.Header(self._header), landing, max_body_bytes, until_s, descriptors)
-        except BaseException:
-            close_all(descriptors)
-            raise
-
-    def _rest(
-        self,
-        head: wire.Header,
-        landing: Landing,
-        max_body_bytes: int,
-        until_s: float | None,
-        descriptors: list[int],
-    ) -> wire.Frame:
-        if head.kind is not wire.Kind.SHARE:
-            close_all(descriptors)
-            descriptors.clear()
+        head = wire.Header(self._buffer, self._start)
+        self._start += wire.HEADER_BYTES
         if head.padded_meta_bytes + head.payload_bytes > max_body_bytes:
             raise FrameTooLarge(
                 f"a {head.kind.name} frame announces {head.meta_bytes} bytes of meta and "
@@ -140,9 +137,26 @@ class FrameSocket:
         meta = memoryview(bytearray(head.padded_meta_bytes))
         payload = self._place(head, landing)
         for part in (meta, payload):
-            if len(part) and not self._fill(part, until_s):
-                raise ConnectionLost("the stream ended inside a frame")
-        return head.frame(meta[: head.meta_bytes], payload, tuple(descriptors))
+            if len(part):
+                self._fill(part, until_s)
+        descriptors: tuple[int, ...] = ()
+        if head.kind is wire.Kind.SHARE:
+            descriptors, self._descriptors = tuple(self._descriptors), []
+        return head.frame(meta[: head.meta_bytes], payload, descriptors)
+
+    def received(self) -> wire.Frame | None:
+        """The next frame if all of it has come already, and it has no payload; never waits.
+
+        Raises:
+            FrameMalformed, FrameTooLarge, ProtocolMismatch: as for `receive`.
+        """
+        here = self._end - self._start
+        if here < wire.HEADER_BYTES:
+            return None
+        head = wire.Header(self._buffer, self._start)
+        if head.payload_bytes or here < wire.HEADER_BYTES + head.padded_meta_bytes:
+            return None
+        return self.receive()
 
     @staticmethod
     def _place(head: wire.Header, landing: Landing) -> memoryview:
@@ -154,42 +168,43 @@ class FrameSocket:
             return place
         return np.empty(head.payload_bytes, dtype=np.uint8).data  # aligned, and not filled with zeros
 
-    def _fill(self, buffer: memoryview, until_s: float | None, descriptors: list[int] | None = None) -> bool:
-        """Fills the buffer; False where the stream ends before its first byte.
+    def _read_more(self, until_s: float | None) -> bool:
+        """Reads what has come behind what is buffered, less than a header; False at the end of the stream."""
+        kept = self._end - self._start
+        self._buffer[:kept] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, kept
+        if not kept or len(self._descriptors) > MAX_DESCRIPTORS:  # they came beside nothing that takes them
+            self._drop_descriptors()
+        read = self._read_with_descriptors if self._carries_descriptors else self._socket.recv_into
+        count = _in_time(self._socket, read, memoryview(self._buffer)[kept:], until_s)
+        self._end += count
+        return count > 0
 
-        Args:
-            buffer: to be filled.
-            until_s: as for `receive`.
-            descriptors: where those go that come along; None: none can come here.
-        """
-        place = 0
-        try:
-            while place < len(buffer):
-                if until_s is not None:
-                    self._socket.settimeout(max(until_s - time.monotonic(), 1e-3))
-                if descriptors is not None and self._carries_descriptors:
-                    count = self._receive_with(buffer[place:], descriptors)
-                else:
-                    count = self._socket.recv_into(buffer[place:], 0, _WHOLE)
-                if count == 0:
-                    break
-                place += count
-            if until_s is not None:
-                self._socket.settimeout(None)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise ConnectionLost(f"receiving: {error.strerror or error}") from None
-        if 0 < place < len(buffer):
-            raise ConnectionLost("the stream ended inside a frame")
-        return place > 0
+    def _fill(self, part: memoryview, until_s: float | None) -> None:
+        """Fills a part of a frame, first from what is buffered."""
+        place = min(len(part), self._end - self._start)
+        part[:place] = memoryview(self._buffer)[self._start : self._start + place]
+        self._start += place
+        while place < len(part):
+            count = _in_time(self._socket, self._read_whole, part[place:], until_s)
+            if count == 0:
+                raise ConnectionLost("the stream ended inside a frame")
+            place += count
 
-    def _receive_with(self, buffer: memoryview, descriptors: list[int]) -> int:
-        count, ancillary, _, _ = self._socket.recvmsg_into([buffer], _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+    def _read_whole(self, view: memoryview) -> int:
+        return self._socket.recv_into(view, 0, _WHOLE)
+
+    def _read_with_descriptors(self, view: memoryview) -> int:
+        """Reads, with descriptors that come along; the system ends what is read where some came."""
+        count, ancillary, _, _ = self._socket.recvmsg_into([view], _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors += array.array("i", data[: len(data) - len(data) % 4])
+                self._descriptors += array.array("i", data[: len(data) - len(data) % 4])
         return count
+
+    def _drop_descriptors(self) -> None:
+        close_all(self._descriptors)
+        self._descriptors = []
 
     def discard(self, until_s: float) -> None:
         """Takes what still comes, until the other end has ended the stream too, or until that time.
@@ -200,7 +215,7 @@ class FrameSocket:
         with contextlib.suppress(OSError):
             while (left_s := until_s - time.monotonic()) > 0:
                 self._socket.settimeout(left_s)
-                if not self._socket.recv_into(self._header):
+                if not self._socket.recv_into(self._buffer):
                     return
 
     def end_sending(self) -> None:
@@ -213,11 +228,28 @@ class FrameSocket:
 
     def close(self) -> None:
         """Frees the socket; no thread may be using it."""
+        self._drop_descriptors()
         self._socket.close()
 
     def _shut(self, how: int) -> None:
         with contextlib.suppress(OSError):  # it may be broken already
             self._socket.shutdown(how)
+
+
+def _in_time(
+    connected: socket.socket, read: Callable[[memoryview], int], view: memoryview, until_s: float | None
+) -> int:
+    try:
+        if until_s is not None:
+            connected.settimeout(max(until_s - time.monotonic(), 1e-3))
+        count = read(view)
+        if until_s is not None:
+            connected.settimeout(None)
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise ConnectionLost(f"receiving: {error.strerror or error}") from None
+    return count
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -58,6 +58,22 @@ class DataStream(Protocol):
         ...
 
 
+class FramesOut(Protocol):
+    """What a connection sends, in order: taken one by one, or as many as are there."""
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Waits for each; ends with the connection."""
+        ...
+
+    def __next__(self) -> Frame:
+        """Waits for the next one. Raises StopIteration at the end."""
+        ...
+
+    def batch(self) -> list[Frame]:
+        """Waits for frames and takes those that may leave together; none at the end."""
+        ...
+
+
 class Service(Protocol):
     """See the module's docstring. Thread-safe."""
 
@@ -83,7 +99,7 @@ class Service(Protocol):
     def stream(
         self,
         shard: int,
-        frames: Iterator[Frame],
+        frames: FramesOut,
         offer: shard_pb2.Carrier,
         *,
         landing: Landing,

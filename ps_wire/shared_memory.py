@@ -94,6 +94,8 @@ class SliceLayout:
 def create(nbytes: int) -> int:
     """Zeros that other processes may map; returns their descriptor, which is the caller's to close.
 
+    In `/proc/PID/smaps` it is named for its maker, `/memfd:ps-PID`.
+
     Raises:
         OSError: the system has no descriptor left.
     """
@@ -122,7 +124,7 @@ def create_readable(nbytes: int) -> tuple[int, mmap.mmap]:
 
 
 def _create(nbytes: int) -> int:
-    descriptor = os.memfd_create("ps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(f"ps-{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
     except BaseException:

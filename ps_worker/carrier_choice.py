@@ -7,12 +7,11 @@ connections of a worker: what it was, and why nothing better, is said once, and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ps_wire.carrier import AUTO, MEMORY, VALID, Carrier
 from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
-from ps_wire.frame import Frame
-from ps_wire.service import DataStream, Landing, Service
+from ps_wire.service import DataStream, FramesOut, Landing, Service
 from ps_wire.v1 import shard_pb2
 
 GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer there
@@ -36,7 +35,7 @@ class CarrierChoice:
         self,
         shard: int,
         *,
-        introduce: Callable[[], tuple[shard_pb2.OpenReply, Iterator[Frame]]],
+        introduce: Callable[[], tuple[shard_pb2.OpenReply, FramesOut]],
         landing: Landing,
     ) -> DataStream:
         """Opens a data connection.

@@ -16,6 +16,7 @@ import typer
 from ps_wire import carrier as carriers
 from ps_wire import consistency as models
 from ps_wire import nonfinite as choices
+from ps_wire import trace
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
@@ -97,6 +98,7 @@ def run(
     if servers != ALONE:
         _share_cores(servers, num_workers)
     signal.signal(signal.SIGTERM, _stop)
+    trace.start("worker" if worker is None else f"worker {worker}")
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")

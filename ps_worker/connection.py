@@ -10,9 +10,7 @@ carrier asks for the next frame, and its memory must stay as it is until the sha
 
 from __future__ import annotations
 
-import itertools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,9 +20,10 @@ from ps_wire import frame as wire
 from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, PsError
 from ps_wire.frame_socket import close_all
 from ps_wire.messages import parse_message, refused_from_proto
-from ps_wire.service import DataStream, Service
+from ps_wire.service import DataStream, FramesOut, Service
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.carrier_choice import CarrierChoice
+from ps_worker.outbox import Outbox
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 ATTEMPT_LIMIT_S = 10.0  # of one attempt to connect again, of which several fit into a retry limit
@@ -80,7 +79,7 @@ class Connection:
         self._retry_limit_s = retry_limit_s
         self._log = log
         self._lock = threading.Lock()
-        self._outbox: queue.SimpleQueue[wire.Frame | None] | None = None
+        self._outbox: Outbox | None = None
         self._call: DataStream | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
@@ -98,7 +97,7 @@ class Connection:
         with self._lock:
             live = self._outbox is not None
             if self._outbox is not None:
-                self._outbox.put(None)
+                self._outbox.close()
         if live:
             self._thread.join(drain_s)
         if self._call is not None:
@@ -162,22 +161,27 @@ class Connection:
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
         request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
-        outbox: queue.SimpleQueue[wire.Frame | None] = queue.SimpleQueue()
+        outbox: Outbox | None = None
 
-        def introduce() -> tuple[shard_pb2.OpenReply, Iterator[wire.Frame]]:
+        def introduce() -> tuple[shard_pb2.OpenReply, FramesOut]:
+            nonlocal outbox
             opened = self._service.shard(self._shard).Open(request, timeout=limit_s, wait_for_ready=True)
-            return opened, itertools.chain([self._hello(opened.token)], iter(outbox.get, None))
+            if outbox is not None:
+                outbox.close()  # of a carrier that did not reach the shard
+            outbox = Outbox(self._hello(opened.token))
+            return opened, outbox
 
         self._call = call = self._carriers.stream(
             self._shard, introduce=introduce, landing=self._peer.landing
         )
+        assert outbox is not None
         try:
             for frame in call:
                 if frame.kind is wire.Kind.HELLO:
                     self._go_live(outbox)
                 yield frame
         finally:
-            outbox.put(None)
+            outbox.close()
             call.close()
 
     def _hello(self, token: bytes) -> wire.Frame:
@@ -188,12 +192,12 @@ class Connection:
             meta=token + self._job.encode(),
         )
 
-    def _go_live(self, outbox: queue.SimpleQueue[wire.Frame | None]) -> None:
+    def _go_live(self, outbox: Outbox) -> None:
         with self._lock:
             for frame in self._peer.replay(self._shard):
                 outbox.put(frame)
             if self._closing.is_set():  # close() came first and found no outbox to end
-                outbox.put(None)
+                outbox.close()
             self._outbox = outbox
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ps_wire import frame as wire
-from ps_wire import meta
+from ps_wire import meta, trace
 from ps_wire.buffer import as_tensor
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
@@ -234,7 +234,7 @@ class Exchange:
             PsError: the exchange has failed.
         """
         wanted = _indices(partitions)
-        with self._changed:
+        with trace.span("wait for memory"), self._changed:
             self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
@@ -247,7 +247,7 @@ class Exchange:
         Raises:
             PsError: the exchange has failed.
         """
-        with self._changed:
+        with trace.span("wait for weights"), self._changed:
             while self._unpulled and self._error is None:
                 if not self._changed.wait(REPORT_WAIT_S) and report is not None:
                     report(self._waiting_for())

@@ -54,6 +54,7 @@ class Gradients:
         syncing: Callable[[], bool],
         hyperparameters: Callable[[], Hyperparameters],
         weight: Callable[[], float],
+        as_views: bool = False,
     ) -> None:
         """Puts hooks on the parameters as `mode` asks.
 
@@ -65,6 +66,7 @@ class Gradients:
             syncing: False where a backward pass only accumulates.
             hyperparameters: what the table's param-groups say now.
             weight: of this step's pushes in a BSP mean.
+            as_views: gradients lie in the memory that is pushed.
         """
         self.exchange = exchange
         self.step = step
@@ -78,7 +80,8 @@ class Gradients:
         self._turn = 0
         names = list(parameters)
         self._buckets = [
-            Outgoing(exchange, bucket, self._parameters, names) for bucket in exchange.plan.buckets
+            Outgoing(exchange, bucket, self._parameters, names, as_views=as_views)
+            for bucket in exchange.plan.buckets
         ]
         try:
             self._hook()

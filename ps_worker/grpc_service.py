@@ -7,7 +7,7 @@ becomes a `PsError` here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import grpc
@@ -18,7 +18,7 @@ from ps_wire.carrier import Carrier
 from ps_wire.certificates import Identity
 from ps_wire.channel import dial
 from ps_wire.errors import PsError, ServerUnreachable
-from ps_wire.service import DataStream, Landing
+from ps_wire.service import DataStream, FramesOut, Landing
 from ps_wire.status import error_of
 from ps_wire.tls_diagnosis import diagnose
 from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
@@ -49,15 +49,13 @@ class GrpcService:
     def stream(
         self,
         shard: int,
-        frames: Iterator[wire.Frame],
+        frames: FramesOut,
         offer: shard_pb2.Carrier,
         *,
         landing: Landing,
         limit_s: float,
     ) -> DataStream:
         """See `Service.stream`."""
-        if offer.name != Carrier.SHM:
-            frames = (frame for frame in frames if frame.kind is not wire.Kind.SHARE)
         if offer.name != Carrier.GRPC:
             address = self.addresses[shard]
             return socket_stream.reach(
@@ -65,8 +63,8 @@ class GrpcService:
             )
         line = self._lines[shard]
         forked.remember(line.address)  # a shard that comes back may have another address
-        call = line.channel().stream_stream(DATA)(map(wire.encode, frames), metadata=line.metadata)
-        return GrpcStream(call, line)
+        unshared = (wire.encode(frame) for frame in frames if frame.kind is not wire.Kind.SHARE)
+        return GrpcStream(line.channel().stream_stream(DATA)(unshared, metadata=line.metadata), line)
 
     def close(self) -> None:
         """See `Service.close`."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ps_wire import frame as wire
+from ps_wire import trace
 from ps_wire.carrier import Carrier
 from ps_wire.consistency import BSP
 from ps_wire.errors import JobUnknown, PsError, UsageError
@@ -340,6 +341,7 @@ class Link:
 
     # -- Peer, for connections -------------------------------------------------------------------------
 
+    @trace.traced("take an answer")
     def take(self, frame: wire.Frame) -> None:
         """See `Peer.take`."""
         with self._lock:

@@ -23,6 +23,7 @@ from typing import TypeAlias
 import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s
 
+from ps_wire import trace
 from ps_wire.errors import ParameterUnsupported, UsageError
 from ps_wire.plan import Bucket
 from ps_worker.exchange import Exchange
@@ -52,8 +53,14 @@ class Outgoing:
         bucket: Bucket,
         parameters: Sequence[torch.nn.Parameter],
         names: Sequence[str],
+        *,
+        as_views: bool = False,
     ) -> None:
-        """Takes the table's parameters and names; picks its own by the bucket's placements."""
+        """Takes the table's parameters and names; picks its own by the bucket's placements.
+
+        With `as_views` gradients lie in flat memory from the copy on, where their dtype and device are its.
+        """
+        self._as_views = as_views
         self.bucket = bucket
         self.left = False
         self.arrived: list[torch.Tensor] = []
@@ -170,6 +177,7 @@ class Outgoing:
         self.arrived.clear()
         self._noted.clear()
 
+    @trace.traced("copy gradients")
     def copy(self, unscale: Unscale | None = None) -> None:
         """Copies what gradients there are into flat memory, zeros where there is none.
 
@@ -196,15 +204,35 @@ class Outgoing:
                     self._views[place].zero_()
             self._zeros = set(self._absent)
             try:
-                if there:
+                if self._as_views:
+                    self._move(gradients)
+                elif there:
                     torch._foreach_copy_(views, there)
             except RuntimeError:
                 self._check_all(gradients)
                 raise
             if unscale is not None:
                 unscale(self._exchange.gradients.tensors[self.bucket.index])
-        self._sent, self._sent_there = gradients, there
+        self._sent = gradients
+        self._sent_there = [gradient for gradient in gradients if gradient is not None]
 
+    def _move(self, gradients: list[torch.Tensor | None]) -> None:
+        """Copies what does not lie in flat memory yet, where it lies from then on."""
+        moved = [
+            (place, gradient)
+            for place, gradient in enumerate(gradients)
+            if gradient is not None and gradient is not self._views[place]
+        ]
+        if moved:
+            torch._foreach_copy_(
+                [self._views[place] for place, _ in moved], [gradient for _, gradient in moved]
+            )
+        for place, gradient in moved:
+            view = self._views[place]
+            if gradient.dtype is view.dtype and gradient.device == view.device:
+                self.parameters[place].grad = gradients[place] = view
+
+    @trace.traced("push")
     def push(self, *, step: int, weight: float, late: bool) -> None:
         """Sends what `copy` has copied; `late` where backward is over."""
         self.left, self._late = True, late

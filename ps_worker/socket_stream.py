@@ -12,7 +12,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -22,7 +22,7 @@ from ps_wire.carrier import Carrier
 from ps_wire.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, ServerUnreachable
 from ps_wire.frame_socket import FrameSocket
-from ps_wire.service import Landing
+from ps_wire.service import FramesOut, Landing
 from ps_wire.v1 import shard_pb2
 from ps_worker import forked
 from ps_worker.connection import refusal
@@ -34,7 +34,7 @@ class SocketStream:
     """A `DataStream`."""
 
     def __init__(
-        self, connected: socket.socket, frames: Iterator[wire.Frame], landing: Landing, *, shares: bool
+        self, connected: socket.socket, frames: FramesOut, landing: Landing, *, shares: bool
     ) -> None:
         """Takes the socket over; `greet` comes next.
 
@@ -45,7 +45,8 @@ class SocketStream:
             shares: payloads lie in memory that the shard maps, and do not travel.
         """
         self._peer = FrameSocket(connected)
-        self._frames = map(_without_payload, frames) if shares else frames
+        self._frames = frames
+        self._shares = shares
         self._landing = landing
         self._hello: wire.Frame | None = None
         self._sender = threading.Thread(target=self._send, name="ps-send", daemon=True)
@@ -60,7 +61,7 @@ class SocketStream:
             ConnectionLost: nobody answered in time, or the connection broke.
             PsError: the shard refuses, or what answered speaks no frames.
         """
-        self._peer.send([next(self._frames)])
+        self._peer.send([self._shared(next(self._frames))])
         try:
             self._hello = self._peer.receive(until_s=until_s)
         except TimeoutError:
@@ -97,15 +98,25 @@ class SocketStream:
 
     def _send(self) -> None:
         with contextlib.suppress(ConnectionLost):  # whoever receives finds out, too
-            for frame in self._frames:
-                self._peer.send([frame])
+            while frames := self._frames.batch():
+                if self._shares:
+                    frames = list(map(self._shared, frames))
+                else:
+                    frames = [frame for frame in frames if frame.kind is not wire.Kind.SHARE]
+                self._peer.send(frames)
         self._peer.end_sending()
+
+    def _shared(self, frame: wire.Frame) -> wire.Frame:
+        """What is left of a frame where its payload lies in shared memory."""
+        if self._shares and (frame.kind is wire.Kind.HELLO or frame.payload):
+            return replace(frame, payload=b"", flags=frame.flags | wire.SHARED)
+        return frame
 
 
 def reach(
     offer: shard_pb2.Carrier,
     address: str,
-    frames: Iterator[wire.Frame],
+    frames: FramesOut,
     *,
     landing: Landing,
     limit_s: float,
@@ -140,13 +151,6 @@ def reach(
         stream.close()
         raise
     return stream
-
-
-def _without_payload(frame: wire.Frame) -> wire.Frame:
-    """What is left of a frame where its payload lies in shared memory."""
-    if frame.kind is wire.Kind.HELLO or frame.payload:
-        return replace(frame, payload=b"", flags=frame.flags | wire.SHARED)
-    return frame
 
 
 def _unix(name: str, _control: str, limit_s: float) -> socket.socket:

@@ -22,6 +22,7 @@ from operator import attrgetter
 
 import torch
 
+from ps_wire import trace
 from ps_wire.errors import ParameterUnsupported, WeightsChanged
 from ps_worker.flat import FlatBuckets, twin
 from ps_worker.table_memory import TableMemory
@@ -70,6 +71,7 @@ class Weights:
         self._note_pointers()
 
     @torch.no_grad()
+    @trace.traced("refresh weights")
     def refresh(self) -> None:
         """New weights have arrived: makes autograd, other devices and smaller dtypes see them.
 
@@ -88,6 +90,7 @@ class Weights:
         self._versions = list(map(_version_of, self._parameters))
         self._next_window()
 
+    @trace.traced("check weights")
     def check(self) -> None:
         """Looks whether something else than an arrival has written a parameter since `refresh`.
 

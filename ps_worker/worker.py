@@ -84,6 +84,7 @@ class Worker(WorkerData):
         weight: Literal["equal", "samples"] = "equal",
         clip_grad_norm: float | None = None,
         strict_hyperparameters: bool = False,
+        gradient_as_bucket_view: bool = False,
         buckets: BucketOptions | None = None,
     ) -> WrappedOptimizer:
         """Puts the model's parameters on the servers, which run the optimizer from now on.
@@ -104,6 +105,9 @@ class Worker(WorkerData):
                 workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
             strict_hyperparameters: in BSP, where a step takes the `param_groups` of another worker and they
                 differ, this worker's next `step()` raises `HyperparametersDiffer`. Otherwise servers warn.
+            gradient_as_bucket_view: as in DistributedDataParallel: after backward `p.grad` lies in the memory
+                that is pushed, which saves the memory of a gradient; with `zero_grad(set_to_none=False)` its
+                copy, too. Between backward and the end of `step()` gradients must not be written to.
             buckets: sizes of buckets and partitions.
 
         Raises:
@@ -153,6 +157,7 @@ class Worker(WorkerData):
             access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
             overlap=overlap,
             clip_grad_norm=None if mean else clip_grad_norm,
+            as_views=gradient_as_bucket_view,
             weight=self._sample_weight() if weight == "samples" else lambda: 1.0,
             closed=self._closed,
             log=self._say,

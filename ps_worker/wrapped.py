@@ -52,6 +52,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         access: StateAccess,
         overlap: Literal["auto"] | bool,
         clip_grad_norm: float | None,
+        as_views: bool,
         weight: Callable[[], float],
         closed: Callable[[], str | None],
         log: Callable[[str], None],
@@ -66,6 +67,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
             access: to the optimizer's state on the servers.
             overlap: as in `wrap`.
             clip_grad_norm: to clip this worker's own gradients to, before they leave.
+            as_views: gradients lie in the memory that is pushed.
             weight: of a step's pushes in a BSP mean; called once a step.
             closed: why no step can be taken any more, or None.
             log: says something to the person at the terminal.
@@ -82,6 +84,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._access = access
         self._started = []
         self._clip = clip_grad_norm
+        self._as_views = as_views
         self._mode = START[overlap] if clip_grad_norm is None else Mode.WAITING
         self._weight = weight
         self._step_weight: float | None = None
@@ -254,6 +257,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
             syncing=lambda: self._syncing,
             hyperparameters=lambda: self._read(groups),
             weight=self._weigh,
+            as_views=self._as_views,
         )
         if not self._tables:
             self.step_number = started.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,16 +36,30 @@ def roundtrip(
     rounds: Annotated[int, typer.Option(min=1, help="Of each party, without two to warm up.")] = 20,
     versus: Annotated[str, typer.Option(help="Peers: gloo,torch-rpc.", show_default="none")] = "",
     limit: Annotated[bool, typer.Option(help="Measure what the machine allows, too.")] = True,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_TLS_DIR",
+            help="With --carrier tcp: certificates; the limit has TLS, too.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Trace a few more rounds, and write what took time there.", show_default=False),
     ] = None,
 ) -> None:
     """Time rounds: every worker pushes the gradient of every parameter and has pulled every new weight.
 
-    Rounds of the project, of each peer and of the machine's limit take turns. Exit codes: 0, 1 too little
-    memory, 64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    Rounds of the project, of each peer and of the machine's limit take turns. --trace writes Chrome's format,
+    which Perfetto opens, from a run of its own. Exit codes: 0, 1 too little memory, 64 a value that makes no
+    sense, 130 Ctrl-C, else that of the process that failed first.
     """
     from ps_lab.bench import shapes as known  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench import traced  # noqa: PLC0415
     from ps_lab.bench.peers import PEERS  # noqa: PLC0415
     from ps_lab.bench.report import roundtrip_table  # noqa: PLC0415
     from ps_lab.bench.roundtrip import measure  # noqa: PLC0415
@@ -66,12 +81,37 @@ def roundtrip(
         rounds=rounds,
         peers=parse_peers(versus, tuple(PEERS)),
         with_limit=limit,
+        tls_dir=use_tls(tls_dir),
     )
     check_writable(json_file)
+    check_writable(trace, "--trace")
     with showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
-    make_console().print(roundtrip_table(outcome))
+        events = traced.record(setup, watcher, carrier=outcome.carrier) if trace is not None else None
+    console = make_console()
+    console.print(roundtrip_table(outcome))
     write_json(json_file, outcome.to_json())
+    if trace is not None and events is not None:
+        trace.write_text(json.dumps(events) + "\n", encoding="utf-8")
+        console.print(
+            f"{trace}: {traced.ROUNDS} more rounds, median with the trace on {traced.round_s(events):.4f} s"
+        )
+
+
+@app.command()
+def picture(
+    trace: Annotated[Path, typer.Argument(help="What `bench roundtrip --trace` wrote.")],
+    svg: Annotated[Path, typer.Argument(help="The picture.")],
+) -> None:
+    """Draw where the time of a traced round goes: a bar per thread, a colour per kind of work.
+
+    Exit codes: 0, 64 a file that cannot be read or written, or that is no such trace.
+    """
+    from ps_lab.bench.picture import draw, read_trace  # noqa: PLC0415 - not for --help
+
+    text = draw(read_trace(trace))
+    check_writable(svg, str(svg))
+    svg.write_text(text, encoding="utf-8")
 
 
 @app.command()
@@ -91,16 +131,25 @@ def step(
     bucket_mb: Annotated[
         str, typer.Option(help="MiB, such as 0,1,5,25,all; 0: a push per parameter.")
     ] = "25",
+    link_gbps: Annotated[
+        float | None,
+        typer.Option(help="With --carrier tcp: Gbit/s of each server's link, each way.", show_default=False),
+    ] = None,
+    link_ms: Annotated[
+        float | None, typer.Option(help="The same: milliseconds under way, each way.", show_default=False)
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
     ] = None,
 ) -> None:
     """Time training steps: compute alone, the project, and DistributedDataParallel over gloo.
 
-    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. Exit codes:
-    0, 64 a value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. Through a
+    slow link (--link-gbps, --link-ms) the last one is left out. Exit codes: 0, 1 no such link here, 64 a
+    value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
     """
-    from ps_lab.bench.report import step_table  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench.link import parse_link  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.bench.report import step_table  # noqa: PLC0415
     from ps_lab.bench.step import StepSetup, measure, parse_variants  # noqa: PLC0415
     from ps_lab.bench.watcher import showing  # noqa: PLC0415
     from ps_lab.display import make_console, make_error_console  # noqa: PLC0415
@@ -117,6 +166,7 @@ def step(
         optimizer=optimizer.lower(),
         rounds=rounds,
         variants=parse_variants(overlap, bucket_mb),
+        link=parse_link(link_gbps, link_ms, carrier),
     )
     check_writable(json_file)
     with showing(make_error_console()) as watcher:
@@ -125,7 +175,15 @@ def step(
     write_json(json_file, outcome.to_json())
 
 
-def check_writable(path: Path | None) -> None:
+def use_tls(folder: Path | None) -> str | None:
+    """Has everything that is started connect with these certificates, as we do when we ask servers."""
+    if folder is None:
+        return None
+    os.environ["PS_TLS_DIR"] = found = str(folder.absolute())
+    return found
+
+
+def check_writable(path: Path | None, option: str = "--json") -> None:
     """Finds out before a long run, not after it.
 
     Raises:
@@ -136,7 +194,7 @@ def check_writable(path: Path | None) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise UsageError(f"--json {path}: {error.strerror or error}") from None
+        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:

@@ -49,6 +49,7 @@ def _sockets(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:
                 "address": address,
                 "bytes": share,
                 "connections": setup.num_workers * CONNECTIONS,
+                "tls_dir": setup.tls_dir,
             },
             takes_turns=False,
         )
@@ -58,7 +59,12 @@ def _sockets(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:
         ProcessPlan(
             name=f"{NAME} worker {index}",
             command=command,
-            configuration={"role": "worker", "addresses": addresses * CONNECTIONS, "bytes": share},
+            configuration={
+                "role": "worker",
+                "addresses": addresses * CONNECTIONS,
+                "bytes": share,
+                "tls_dir": setup.tls_dir,
+            },
         )
         for index in range(setup.num_workers)
     ]

@@ -42,7 +42,8 @@ def step_table(outcome: StepOutcome) -> Table:
     table = Table(
         title=f"{setup.model}: {outcome.parameters:,} parameters in {outcome.tensors} tensors, batch "
         f"{setup.batch_size}; servers {setup.num_servers}, workers {setup.num_workers}, {setup.consistency}, "
-        f"{setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}, {setup.rounds} rounds",
+        f"{setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}, {setup.rounds} rounds"
+        + ("" if setup.link is None else f", through a link of {setup.link.text}"),
         title_justify="left",
         caption="seconds per training step; beyond: less those of compute alone; / DDP: against "
         "DistributedDataParallel over gloo with the fused optimizer; hidden: the share of what is added "
@@ -71,10 +72,11 @@ def step_table(outcome: StepOutcome) -> Table:
 
 def _title(outcome: Outcome) -> str:
     setup = outcome.setup
+    tls = "" if setup.tls_dir is None else " with TLS"
     return (
         f"{setup.model}: {setup.parameters:,} parameters in {len(setup.shapes)} tensors, "
         f"{setup.weight_bytes / 1e6:,.1f} MB; servers {setup.num_servers}, workers {setup.num_workers}, "
-        f"{setup.consistency}, {setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}, "
+        f"{setup.consistency}, {setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}{tls}, "
         f"{setup.rounds} rounds"
     )
 
@@ -82,4 +84,6 @@ def _title(outcome: Outcome) -> str:
 def _limit_text(outcome: Outcome) -> str:
     if outcome.carrier == limit.SHARED_MEMORY:
         return "sum and optimizer" if outcome.setup.consistency == "bsp" else "optimizer and copy"
+    if outcome.setup.tls_dir is not None:
+        return "TLS sockets"
     return "Unix sockets" if outcome.carrier == "uds" else "TCP sockets"

@@ -6,10 +6,11 @@ ratios of medians that were taken in one run count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ps_lab.bench import limit, usage
@@ -40,6 +41,8 @@ class Outcome:
         rounds: of each party, by name: the project, the peers, and the limit if it was measured.
         server_peak_rss_bytes: resident memory of the project's servers at its peak, all servers together;
             None where the system does not say.
+        server_borrowed_bytes: of that, memory that workers have made and lent; None where the system does
+            not say.
         server_state_bytes: weights and optimizer state that they hold.
     """
 
@@ -47,6 +50,7 @@ class Outcome:
     carrier: str
     rounds: Mapping[str, list[Round]]
     server_peak_rss_bytes: int | None
+    server_borrowed_bytes: int | None
     server_state_bytes: int
 
     def summary(self, party: str) -> Summary:
@@ -77,6 +81,7 @@ class Outcome:
             "round_s": self.summary(PROJECT).to_json(),
             "cpu_s_per_gb": self.cpu_s_per_gb(PROJECT),
             "server_peak_rss_bytes": self.server_peak_rss_bytes,
+            "server_borrowed_bytes": self.server_borrowed_bytes,
             "server_state_bytes": self.server_state_bytes,
             "peers": {name: against(name) for name in setup.peers},
             "limit": against(limit.NAME) if setup.with_limit else None,
@@ -114,7 +119,7 @@ def started(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
     """
     check_memory(setup, peers, available_bytes=usage.available_bytes())
     watcher.phase("starting servers", 0)
-    with Session(num_servers=setup.num_servers, on_line=watcher.line) as session:
+    with project_session(setup, watcher) as session:
         watcher.phase("starting workers and peers", 0)
         yield _start(session, setup, peers)
 
@@ -127,7 +132,8 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
     with started(setup, watcher, peers=peers) as run:
         watcher.phase("rounds", len(run.parties) * (WARM_UP_ROUNDS + setup.rounds))
         rounds = interleave(run.parties, setup.rounds, on_round=watcher.advance)
-        peaks = [usage.peak_rss_bytes(server.pid) for server in run.session.cluster.servers]
+        servers = [server.pid for server in run.session.cluster.servers]
+        peak, borrowed = _total(usage.peak_rss_bytes, servers), _total(usage.borrowed_bytes, servers)
         status = ask(run.session.cluster.addresses, run.session.cluster.access)
     job = status.job(JOB)
     assert job is not None, "the servers keep a job until they stop"
@@ -135,9 +141,15 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
         setup=setup,
         carrier=run.carrier,
         rounds=rounds,
-        server_peak_rss_bytes=None if None in peaks else sum(peak or 0 for peak in peaks),
+        server_peak_rss_bytes=peak,
+        server_borrowed_bytes=borrowed,
         server_state_bytes=sum(table.weight_bytes + table.optimizer_bytes for table in job.tables),
     )
+
+
+def _total(look: Callable[[int], int | None], pids: Sequence[int]) -> int | None:
+    found = [look(pid) for pid in pids]
+    return None if None in found else sum(count or 0 for count in found)
 
 
 def check_memory(setup: Setup, peers: Mapping[str, Peer], *, available_bytes: int | None) -> None:
@@ -168,17 +180,36 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f}"
 
 
-def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started:
+def project_session(
+    setup: Setup, watcher: Watcher, environment: Mapping[str, str] = MappingProxyType({})
+) -> Session:
+    """The project's servers, and room for everybody else; `environment` is added to ours."""
+    return Session(
+        num_servers=setup.num_servers,
+        on_line=watcher.line,
+        server_options=() if setup.tls_dir is None else ("--tls-dir", setup.tls_dir),
+        environment=environment,
+    )
+
+
+def start_project(
+    session: Session, setup: Setup, *, name: str = PROJECT, job_name: str = JOB
+) -> ProcessParty:
+    """Starts the project's workers; several jobs beside each other have names of their own."""
     job = Job(
-        name=JOB,
+        name=job_name,
         consistency=setup.consistency,
         num_workers=setup.num_workers,
         script=SCRIPT,
         carrier=setup.asked_carrier,
     )
     configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
+    return session.start_workers(job, configuration, name=name, limit_s=setup.limit_s)
+
+
+def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started:
     limit_s = setup.limit_s
-    parties = [session.start_workers(job, configuration, name=PROJECT, limit_s=limit_s)]
+    parties = [start_project(session, setup)]
     parties += [session.start(name, peers[name].plan(setup), limit_s=limit_s) for name in setup.peers]
     session.wait_ready(limit_s=limit_s)
     carrier = carrier_of(session.cluster.addresses, JOB, session.cluster.access)

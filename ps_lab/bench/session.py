@@ -97,14 +97,19 @@ class ProcessParty:
     def round(self) -> Round:
         """See `Party.round`."""
         before_s = usage.cpu_s(self.pids)
+        begin_s, end_s = self.window()
+        after_s = usage.cpu_s(self.pids)
+        return Round(
+            seconds=end_s - begin_s,
+            cpu_s=None if before_s is None or after_s is None else after_s - before_s,
+        )
+
+    def window(self) -> tuple[float, float]:
+        """As `round`; says when it began and ended, by the monotonic clock."""
         for worker in self._workers:
             worker.tell(TURN)
         answers = self._session.answers(self._workers, limit_s=self._limit_s)
-        after_s = usage.cpu_s(self.pids)
-        return Round(
-            seconds=max(said["end_s"] for said in answers) - min(said["begin_s"] for said in answers),
-            cpu_s=None if before_s is None or after_s is None else after_s - before_s,
-        )
+        return min(said["begin_s"] for said in answers), max(said["end_s"] for said in answers)
 
 
 class Session:
@@ -119,14 +124,26 @@ class Session:
         *,
         num_servers: int,
         on_line: Callable[[str, str], None],
+        server_options: Sequence[str] = (),
+        data_ports: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts nothing yet.
 
         Args:
             num_servers: of the project.
             on_line: takes the last lines of a process that failed, with its name.
+            server_options: as of `Cluster`.
+            data_ports: as of `Cluster`.
+            environment: of servers and workers, added to ours.
         """
-        self.cluster = Cluster(num_servers=num_servers, on_line=self._line)
+        self.cluster = Cluster(
+            num_servers=num_servers,
+            on_line=self._line,
+            server_options=server_options,
+            data_ports=data_ports,
+            environment={**os.environ, **(environment or {})},
+        )
         self._events: queue.SimpleQueue[Any] = self.cluster.events
         self._on_line = on_line
         self._lines: dict[str, deque[str]] = {}
@@ -184,7 +201,7 @@ class Session:
             plans: of its processes, in the order of their start.
             limit_s: for a round.
         """
-        threads = str(threads_per_process(sum(plan.takes_turns for plan in plans)))
+        threads = str(threads_per_process(max(1, sum(plan.takes_turns for plan in plans))))
         workers: list[Child] = []
         servers: list[Child] = []
         environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ}

@@ -69,11 +69,18 @@ class Setup(JobSetup):
         shapes: of all parameters, float32.
         peers: names, in the order of their turns.
         with_limit: measure what the machine allows, too.
+        tls_dir: folder of the certificates of the project's connections, and of the limit's; None: no TLS.
     """
 
     shapes: Shapes
     peers: Peers
     with_limit: bool
+    tls_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        JobSetup.__post_init__(self)  # super() does not know a class with slots
+        if self.tls_dir is not None and self.asked_carrier != carriers.Carrier.TCP:
+            raise UsageError(f"--tls-dir is about TCP: add --carrier tcp, not {self.asked_carrier}")
 
     @property
     def parameters(self) -> int:

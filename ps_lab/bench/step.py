@@ -1,7 +1,8 @@
 """Seconds per training step: compute alone, the project, and DistributedDataParallel over gloo, in turns.
 
 What counts is the time beyond compute alone: what communication and optimizer add to a step. Ablations are
-further variants of the project in the same run, each a job of its own on the same servers.
+further variants of the project in the same run, each a job of its own on the same servers. Through a slow
+link the project runs without DistributedDataParallel, whose connections cannot be led through it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ps_lab.bench import link as links
 from ps_lab.bench.carriers import carrier_of
 from ps_lab.bench.figures import Round, Summary, summarize
+from ps_lab.bench.link import Link
 from ps_lab.bench.parties import WARM_UP_ROUNDS, Party, interleave
 from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session, run_module
@@ -58,11 +61,13 @@ class StepSetup(JobSetup):
         split: parameters that each of the MLP's matrices and biases is cut into.
         batch_size: samples a step, of each worker.
         variants: of the project; the first one is the one that is compared.
+        link: between workers and servers; None: loopback as it is.
     """
 
     split: int
     batch_size: int
     variants: tuple[Variant, ...]
+    link: Link | None = None
 
     def __post_init__(self) -> None:
         JobSetup.__post_init__(self)  # super() does not know a class with slots
@@ -126,7 +131,7 @@ class StepOutcome:
 
     def ratio(self, party: str) -> float | None:
         """Time beyond compute alone, against DistributedDataParallel's; None where that has none."""
-        return _quotient(self.beyond_s(party), self.beyond_s(DDP))
+        return None if DDP not in self.rounds else _quotient(self.beyond_s(party), self.beyond_s(DDP))
 
     def hidden(self, variant: Variant) -> float | None:
         """The share of what a step adds without overlap that overlap hides; None if not measured."""
@@ -148,6 +153,11 @@ class StepOutcome:
                 "hidden": self.hidden(variant),
             }
 
+        ddp = (
+            {"step_s": self.summary(DDP).to_json(), "beyond_compute_s": self.beyond_s(DDP)}
+            if (DDP in self.rounds)
+            else None
+        )
         return {
             "model": setup.model,
             "parameters": self.parameters,
@@ -155,8 +165,9 @@ class StepOutcome:
             "batch_size": setup.batch_size,
             **setup.to_json(self.carrier),
             "steps_per_round": STEPS,
+            "link": None if setup.link is None else asdict(setup.link),
             "alone": {"step_s": self.summary(ALONE).to_json()},
-            "ddp": {"step_s": self.summary(DDP).to_json(), "beyond_compute_s": self.beyond_s(DDP)},
+            "ddp": ddp,
             "project": of_variant(setup.variants[0]),
             "ablations": [of_variant(variant) for variant in setup.variants[1:]],
         }
@@ -174,10 +185,18 @@ def measure(setup: StepSetup, watcher: Watcher) -> StepOutcome:
         ProcessFailed: a process ended before the end.
         Interrupted: a signal came; everything has been ended.
     """
+    data_ports = () if setup.link is None else free_ports(setup.num_servers)
+    if setup.link is not None:
+        links.check_available()
     watcher.phase("starting servers", 0)
-    with Session(num_servers=setup.num_servers, on_line=watcher.line) as session:
+    with Session(num_servers=setup.num_servers, on_line=watcher.line, data_ports=data_ports) as session:
         watcher.phase("starting workers", 0)
-        parties = _start(session, setup)
+        addresses = session.cluster.addresses
+        if setup.link is not None:
+            session.start("link", links.plans(setup.link, addresses, data_ports), limit_s=LIMIT_S)
+            session.wait_ready(limit_s=LIMIT_S)
+            addresses = links.through(addresses)
+        parties = _start(session, setup, addresses)
         first, *_ = session.wait_ready(limit_s=LIMIT_S).values()
         carrier = carrier_of(session.cluster.addresses, _job_name(0), session.cluster.access)
         watcher.phase("rounds", len(parties) * (WARM_UP_ROUNDS + setup.rounds))
@@ -191,7 +210,7 @@ def measure(setup: StepSetup, watcher: Watcher) -> StepOutcome:
     )
 
 
-def _start(session: Session, setup: StepSetup) -> list[Party]:
+def _start(session: Session, setup: StepSetup, servers: tuple[str, ...]) -> list[Party]:
     configuration: dict[str, object] = {
         "model": setup.model,
         "split": setup.split,
@@ -207,9 +226,12 @@ def _start(session: Session, setup: StepSetup) -> list[Party]:
             num_workers=setup.num_workers,
             script=SCRIPT,
             carrier=setup.asked_carrier,
+            servers=servers,
         )
         own = configuration | {"mode": "project"} | asdict(variant)
         parties.append(session.start_workers(job, own, name=variant.name, limit_s=LIMIT_S))
+    if setup.link is not None:
+        return parties
     return [*parties, session.start(DDP, _ranks(DDP, configuration, setup), limit_s=LIMIT_S)]
 
 

@@ -50,6 +50,6 @@ def take_turns(do: Callable[[], object], **facts: object) -> None:
     """
     answer(ready=True, **facts)
     for _ in sys.stdin:
-        begin_s = time.perf_counter()
+        begin_s = time.monotonic()
         do()
-        answer(begin_s=begin_s, end_s=time.perf_counter())
+        answer(begin_s=begin_s, end_s=time.monotonic())

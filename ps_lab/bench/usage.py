@@ -36,6 +36,23 @@ def pss_bytes(pids: Iterable[int]) -> int | None:
     return None if None in parts else sum(part or 0 for part in parts)
 
 
+def borrowed_bytes(pid: int) -> int | None:
+    """Memory that a process has resident and that other processes of the project have made and lent to it."""
+    own = f"/memfd:ps-{pid} "
+    total, counts = 0, False
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        head, _, rest = line.partition(" ")
+        if "-" in head:  # addresses: a mapping begins
+            counts = "/memfd:ps-" in rest and own not in f"{rest} "
+        elif counts and head == "Rss:":
+            total += int(rest.split()[0]) << 10
+    return total
+
+
 def open_files(pid: int) -> int | None:
     """The file descriptors that a process has open."""
     try:

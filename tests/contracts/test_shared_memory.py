@@ -217,6 +217,7 @@ def test_a_peer_that_shares_and_vanishes_leaves_others_alone(in_job: Any):
         peer = Sharing(bench)
         peer.share()
         peer.send(wire.Kind.PUSH, flags=wire.SHARED)
+        assert peer.next().kind is wire.Kind.ACK
         bench.clients[-1].close()
         client = bench.ready()
         client.send(pull(1))

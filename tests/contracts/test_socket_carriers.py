@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server import socket_connection, socket_server
+from ps_server import outbox, socket_connection, socket_server
 from ps_server.shard import Shard
 from ps_wire import frame as wire
 from ps_wire.errors import FrameTooLarge, StrangerRefused
@@ -151,7 +151,7 @@ def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(
         with contextlib.suppress(OSError):
             threading.Thread(target=client.send, args=(messages,), daemon=True).start()
         (cell,) = bench.shard.table(bench.job, 0).cells()
-        bound = socket_connection.MAX_OUTBOX_BYTES // wire.MAX_PAYLOAD_BYTES + 2
+        bound = outbox.MAX_OUTBOX_BYTES // wire.MAX_PAYLOAD_BYTES + 2
         until(lambda: len(cell.values._weights._left) >= bound - 3)
         stalled.set()
         assert read.wait(LIMIT_S)

@@ -48,11 +48,12 @@ def bench(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_round_trip_beside_both_peers_and_the_limit(tmp_path: Path) -> None:
     shapes, figures_file = tmp_path / "shapes.json", tmp_path / "figures.json"
+    trace_file, svg = tmp_path / "trace.json", tmp_path / "round.svg"
     shapes.write_text("[[100, 30], [100], []]")
     done = bench(
         tmp_path,
         *("roundtrip", "--shapes", str(shapes), "--rounds", "3", "--optimizer", "adam", "--num-workers", "1"),
-        *("--versus", "gloo,torch-rpc", "--json", str(figures_file)),
+        *("--versus", "gloo,torch-rpc", "--json", str(figures_file), "--trace", str(trace_file)),
     )
     assert done.returncode == 0, done.stderr
     for row in ("project", "gloo", "torch-rpc", "the machine's limit"):
@@ -67,6 +68,12 @@ def test_a_round_trip_beside_both_peers_and_the_limit(tmp_path: Path) -> None:
     # weights and two moments, in partitions that are padded to whole pages
     assert 3 * 12404 <= figures["server_state_bytes"] < 3 * (12404 + 4096 * 3)
     assert figures["server_peak_rss_bytes"] > 50 << 20
+    events = json.loads(trace_file.read_text())["traceEvents"]
+    processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert processes.keys() == {"bench", "server 0", "worker 0"}
+    assert sum(event["name"] == "round" for event in events) == 5
+    assert bench(tmp_path, "picture", str(trace_file), str(svg)).returncode == 0
+    assert svg.read_text().startswith("<svg")
 
 
 def test_a_step_beside_compute_alone_and_ddp(tmp_path: Path) -> None:
@@ -84,6 +91,21 @@ def test_a_step_beside_compute_alone_and_ddp(tmp_path: Path) -> None:
     assert figures["project"]["bucket_mb"] == "0"
     for party in ("alone", "project", "ddp"):
         assert 0 < figures[party]["step_s"]["min"] <= figures[party]["step_s"]["max"]
+
+
+def test_a_step_through_a_slow_link(tmp_path: Path) -> None:
+    figures_file = tmp_path / "figures.json"
+    done = bench(
+        tmp_path,
+        *("step", "--model", "cnn", "--batch-size", "1", "--num-workers", "1", "--rounds", "1"),
+        *("--carrier", "tcp", "--link-gbps", "10", "--link-ms", "20", "--json", str(figures_file)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "through a link of 10 Gbit/s, 20 ms" in " ".join(done.stdout.split())
+    figures = json.loads(figures_file.read_text())
+    assert figures["ddp"] is None
+    assert figures["link"] == {"gbps": 10.0, "ms": 20.0}
+    assert figures["project"]["beyond_compute_s"] > 0.03  # gradients there, weights back
 
 
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A worker of the project: pushes the gradient of every parameter and pulls every new weight, each turn.
 
 Run by `ps-worker`. It takes the way of a training script, `worker.wrap`, with gradients that are there
-already: the weights of a step then arrive in the parameters themselves.
+already, where they are pushed from (as those of the gloo peer lie in its flat buckets): the weights of a step
+then arrive in the parameters themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def main() -> None:
         parameter.grad = torch.full_like(parameter, 1e-3)
     with ps.connect() as worker:
         inner = optimizers.make(configuration["optimizer"], model, fused=False)
-        optimizer = worker.wrap(inner, model, overlap=False)
+        optimizer = worker.wrap(inner, model, overlap=False, gradient_as_bucket_view=True)
 
         def turn() -> None:
             optimizer.step()

@@ -2,15 +2,19 @@
 
 A server answers a worker's first bytes of a round with as many bytes of its own, while it still receives.
 Both ends read into memory of full size, as the weights and gradients of a round have to land somewhere.
+With TLS a connection is two, one per direction, since two threads may not use one at the same time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,21 @@ CHUNK_BYTES = 4 << 20  # per call
 BUFFER_BYTES = 4 << 20  # asked of the kernel, which gives what it allows
 CONNECT_LIMIT_S = 30.0
 RETRY_S = 0.02
+UP, DOWN = b"U", b"D"  # to the server, from it; said on a TLS connection with a number that both halves have
+PAIR_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Between a worker and a server.
+
+    Attributes:
+        up: on which the worker sends.
+        down: on which the server sends; the same one without TLS.
+    """
+
+    up: socket.socket
+    down: socket.socket
 
 
 def receive(connection: socket.socket, view: memoryview, *, start: int = 0) -> None:
@@ -53,6 +72,38 @@ def place(address: str | Sequence[Any]) -> Any:
     return address if isinstance(address, str) else (address[0], address[1])
 
 
+def accept(listener: socket.socket, count: int, tls_dir: str | None) -> list[Connection]:
+    """Waits for so many connections."""
+    if tls_dir is None:
+        plain = [listener.accept()[0] for _ in range(count)]
+        return [Connection(up=connected, down=connected) for connected in plain]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(Path(tls_dir) / "tls.crt", Path(tls_dir) / "tls.key")
+    halves: dict[bytes, dict[bytes, socket.socket]] = {}
+    for _ in range(2 * count):
+        half = context.wrap_socket(listener.accept()[0], server_side=True)
+        said = half.recv(1 + PAIR_BYTES)
+        halves.setdefault(said[1:], {})[said[:1]] = half
+    return [Connection(up=pair[UP], down=pair[DOWN]) for pair in halves.values()]
+
+
+def connect(address: str | Sequence[Any], tls_dir: str | None) -> Connection:
+    """A connection to a server, which may not listen yet."""
+    if tls_dir is None:
+        plain = _connect(address)
+        return Connection(up=plain, down=plain)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(Path(tls_dir) / "ca.crt")
+    number = secrets.token_bytes(PAIR_BYTES)
+    halves = {}
+    for way in (UP, DOWN):
+        halves[way] = context.wrap_socket(_connect(address), server_hostname=str(address[0]))
+        halves[way].sendall(way + number)
+    return Connection(up=halves[UP], down=halves[DOWN])
+
+
 def serve(configuration: Mapping[str, Any]) -> None:
     """Answers every round on every connection, until the other ends close."""
     address, share = configuration["address"], configuration["bytes"]
@@ -63,24 +114,24 @@ def serve(configuration: Mapping[str, Any]) -> None:
         listener.bind(place(address))
         listener.listen(configuration["connections"])
         answer(ready=True)
-        connections = [listener.accept()[0] for _ in range(configuration["connections"])]
+        connections = accept(listener, configuration["connections"], configuration.get("tls_dir"))
     if isinstance(address, str) and not address.startswith("\0"):
         Path(address).unlink()
 
-    def answer_one(connection: socket.socket) -> None:
+    def answer_one(connection: Connection) -> None:
         gradient = memoryview(bytearray(b"\1") * share)
         begun = threading.Semaphore(0)
 
         def send() -> None:
             with contextlib.suppress(OSError):
                 while begun.acquire():
-                    connection.sendall(weights)
+                    connection.down.sendall(weights)
 
         threading.Thread(target=send, daemon=True).start()
         with contextlib.suppress(EOFError, OSError):
-            while count := connection.recv_into(gradient[:CHUNK_BYTES]):
+            while count := connection.up.recv_into(gradient[:CHUNK_BYTES]):
                 begun.release()
-                receive(connection, gradient, start=count)
+                receive(connection.up, gradient, start=count)
 
     threads = [threading.Thread(target=answer_one, args=(connection,)) for connection in connections]
     for thread in threads:
@@ -92,7 +143,8 @@ def serve(configuration: Mapping[str, Any]) -> None:
 def work(configuration: Mapping[str, Any]) -> None:
     """Sends and receives its share on every connection, each turn."""
     share = configuration["bytes"]
-    connections = [_connect(address) for address in configuration["addresses"]]
+    tls_dir = configuration.get("tls_dir")
+    connections = [connect(address, tls_dir) for address in configuration["addresses"]]
     gradients = [memoryview(bytearray(b"\1") * share) for _ in connections]
     weights = [memoryview(bytearray(b"\1") * share) for _ in connections]
     begun = [threading.Semaphore(0) for _ in connections]
@@ -100,11 +152,11 @@ def work(configuration: Mapping[str, Any]) -> None:
 
     def send(index: int) -> None:
         while begun[index].acquire():
-            connections[index].sendall(gradients[index])
+            connections[index].up.sendall(gradients[index])
 
     def take(index: int) -> None:
         while True:
-            receive(connections[index], weights[index])
+            receive(connections[index].down, weights[index])
             received.release()
 
     for index in range(len(connections)):

@@ -37,6 +37,7 @@ OUTCOME = Outcome(
         limit.NAME: [Round(seconds=0.5, cpu_s=0.5), Round(seconds=0.5, cpu_s=0.5)],
     },
     server_peak_rss_bytes=300_000_000,
+    server_borrowed_bytes=4096,
     server_state_bytes=502_000,
 )
 
@@ -45,8 +46,8 @@ def test_the_json_has_these_keys_and_no_others() -> None:
     figures = json.loads(json.dumps(OUTCOME.to_json()))
     assert list(figures) == [
         *("model", "parameters", "tensors", "bytes", "num_servers", "num_workers", "carrier", "optimizer"),
-        *("consistency", "rounds", "round_s", "cpu_s_per_gb", "server_peak_rss_bytes", "server_state_bytes"),
-        *("peers", "limit"),
+        *("consistency", "rounds", "round_s", "cpu_s_per_gb", "server_peak_rss_bytes"),
+        *("server_borrowed_bytes", "server_state_bytes", "peers", "limit"),
     ]
     assert list(figures["round_s"]) == ["min", "median", "p90", "max"]
     assert list(figures["peers"]) == ["gloo"]
@@ -80,6 +81,7 @@ def test_without_a_limit_the_json_says_null() -> None:
         ({"asked_carrier": "pigeon"}, "'pigeon'"),
         ({"optimizer": "lbfgs"}, "sgd, adam"),
         ({"consistency": "often"}, "valid are"),
+        ({"tls_dir": "certificates"}, "add --carrier tcp, not grpc"),
     ],
 )
 def test_a_setup_that_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> None:

@@ -1,0 +1,97 @@
+"""A slow link between workers and servers on one machine: what was asked for, and the processes that are it.
+
+Workers reach each server under another address of loopback, where a process forwards to the server's ports:
+both keep their numbers, so that the data port a server offers is the forwarded one.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_lab.bench.session import ProcessPlan, run_module
+from ps_lab.cluster import HOST
+from ps_lab.errors import BenchFailed
+from ps_wire.carrier import Carrier
+from ps_wire.errors import UsageError
+
+LINK_HOST = "127.0.0.2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What lies before each server, shared by the workers.
+
+    Attributes:
+        gbps: gigabits a second each way, both ways at once; None: as fast as it goes.
+        ms: milliseconds that a byte is under way, each way.
+    """
+
+    gbps: float | None
+    ms: float
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        rate = "" if self.gbps is None else f"{self.gbps:g} Gbit/s"
+        return ", ".join(part for part in (rate, f"{self.ms:g} ms" if self.ms else "") if part)
+
+
+def parse_link(gbps: float | None, ms: float | None, carrier: str) -> Link | None:
+    """The link that was asked for, if any.
+
+    Raises:
+        UsageError: it makes no sense, or the carrier is not TCP.
+    """
+    if gbps is None and ms is None:
+        return None
+    if gbps is not None and not 0 < gbps < math.inf:
+        raise UsageError(f"--link-gbps takes gigabits a second > 0, got {gbps:g}")
+    if ms is not None and not 0 <= ms <= 10_000:
+        raise UsageError(f"--link-ms takes milliseconds, 0 to 10000, got {ms:g}")
+    if carrier != Carrier.TCP:
+        raise UsageError(f"--link-gbps and --link-ms make a slow TCP link: add --carrier tcp, not {carrier}")
+    return Link(gbps=gbps, ms=ms or 0.0)
+
+
+def check_available() -> None:
+    """Whether this machine has the second address of loopback.
+
+    Raises:
+        BenchFailed: it has not; the remedy is named.
+    """
+    try:
+        with socket.create_server((LINK_HOST, 0)):
+            pass
+    except OSError as error:
+        raise BenchFailed(
+            f"a slow link needs the address {LINK_HOST}: {error.strerror or error}; Linux has it, elsewhere "
+            f"try: sudo ifconfig lo0 alias {LINK_HOST}"
+        ) from None
+
+
+def through(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Under which addresses workers reach these servers."""
+    return tuple(f"{LINK_HOST}:{address.rpartition(':')[2]}" for address in addresses)
+
+
+def plans(link: Link, addresses: Sequence[str], data_ports: Sequence[int]) -> tuple[ProcessPlan, ...]:
+    """A process per server, which is its link."""
+    found = []
+    for index, (address, data_port) in enumerate(zip(addresses, data_ports, strict=True)):
+        ports = (int(address.rpartition(":")[2]), data_port)
+        found.append(
+            ProcessPlan(
+                name=f"link {index}",
+                command=run_module("ps_lab.bench.children.throttled_link"),
+                configuration={
+                    "bytes_per_s": None if link.gbps is None else link.gbps * 1e9 / 8,
+                    "delay_s": link.ms / 1e3,
+                    "routes": [((LINK_HOST, port), (HOST, port)) for port in ports],
+                },
+                takes_turns=False,
+            )
+        )
+    return tuple(found)
