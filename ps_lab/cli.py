@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
 from ps_wire import carrier as carriers
+from ps_wire import token as tokens
+from ps_wire.access import TLS_DIR, TOKEN_FILE, read
 from ps_wire.address import parse_servers
 from ps_wire.command import run as run_command
 
@@ -23,6 +26,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app)
+
+
+TokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service.", show_default=False)
+]
+TlsDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
+]
 
 
 class OnFailure(StrEnum):
@@ -55,6 +67,8 @@ def launch(
     on_failure: Annotated[
         OnFailure, typer.Option(help="stop: end everything at the first crash, with its exit code.")
     ] = OnFailure.STOP,
+    token_file: TokenFile = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Start servers and workers on this machine, run SCRIPT in each worker, and end everything.
 
@@ -79,8 +93,10 @@ def launch(
         nonfinite=nonfinite,
         carrier=carrier,
     )
+    named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir}
+    environment = os.environ | {name: str(path.absolute()) for name, path in named.items() if path}
     with Display(make_console()) as display:
-        run(checked, num_servers=num_servers, display=display)
+        run(checked, num_servers=num_servers, display=display, environment=environment)
 
 
 @app.command()
@@ -90,16 +106,24 @@ def status(
         typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order.", show_default=False),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    token_file: TokenFile = None,
+    tls_dir: TlsDir = None,
+    job: Annotated[
+        str | None,
+        typer.Option(envvar="PS_JOB", help="Whose token it is, if a job's: then no other job is shown."),
+    ] = None,
 ) -> None:
     """Show jobs, workers, tables and servers: states, clocks, gaps, waits, versions, bytes, staleness.
 
-    Exit codes: 0, 69 a server does not answer, 78 the list has the wrong length or order.
+    Exit codes: 0, 69 a server does not answer, 78 the list has the wrong length or order, or a server wants
+    other certificates or another token.
     """
     from ps_lab.display import make_console  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.observer import ask  # noqa: PLC0415
     from ps_lab.report import tables  # noqa: PLC0415
 
-    answer = ask(parse_servers(servers))
+    access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
+    answer = ask(parse_servers(servers), access)
     if as_json:
         print(json.dumps(answer.to_json(), indent=2))
         return
@@ -118,6 +142,42 @@ def demo() -> None:
     from ps_lab.display import make_console  # noqa: PLC0415
 
     run_demo(make_console())
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where they go; it is made.", show_default=False)],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name or address of a server, or *.NAME; may be given again. "
+            "Always: localhost, 127.0.0.1, ::1 and this host's name.",
+            show_default=False,
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="For which they are valid.")] = 365,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Make certificates to try TLS with: a CA of your own, and with it one for servers and one for workers.
+
+    Give FOLDER/server to ps-server and FOLDER/worker to ps-worker as --tls-dir (PS_TLS_DIR).
+    """
+    from ps_lab.certificate_authority import make_certificates  # noqa: PLC0415 - an extra
+
+    for path in make_certificates(folder, hosts=tuple(host or ()), days=days, force=force):
+        print(path)
+
+
+@app.command()
+def token(
+    job: Annotated[str, typer.Option(envvar="PS_JOB", help="The job that it opens.", show_default=False)],
+    token_file: Annotated[
+        Path,
+        typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service.", show_default=False),
+    ],
+) -> None:
+    """Print the token that opens one job and no other, made from the service's."""
+    print(tokens.of_job(tokens.read(token_file), job))
 
 
 def main() -> None:

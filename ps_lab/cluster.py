@@ -25,6 +25,7 @@ from ps_lab.child import Child
 from ps_lab.errors import CommandMissing, Interrupted, process_failed
 from ps_lab.interrupts import Signalled
 from ps_lab.observer import is_serving
+from ps_wire.access import from_environment
 from ps_wire.errors import StartLimitExceeded, Unavailable
 
 POLL_S = 0.1  # between two looks at a server that starts
@@ -76,6 +77,7 @@ class Cluster:
 
     Attributes:
         addresses: of the servers, in shard order.
+        access: what the environment says of certificates and a token; for who asks the servers.
         events: what happened; read by `next_event`, and by whoever else puts signals into it.
     """
 
@@ -96,6 +98,9 @@ class Cluster:
             server_options: added to each server's command.
             data_ports: one per server, for data over TCP; any free ones where there are none.
             environment: of all processes; ours if None.
+
+        Raises:
+            TokenRefused, TlsRefused: a file that the environment names is not what it should be.
         """
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.addresses: tuple[str, ...] = tuple(f"{HOST}:{port}" for port in free_ports(num_servers))
@@ -103,6 +108,7 @@ class Cluster:
         self._server_options = tuple(server_options)
         self._data_ports = tuple(data_ports)
         self._environment = dict(os.environ if environment is None else environment)
+        self.access = from_environment(self._environment, lambda line: on_line("certificates", line))
         self._servers: list[Child] = []
         self._workers: list[Child] = []
 
@@ -219,7 +225,7 @@ class Cluster:
             self._servers.append(self._spawn(f"server {shard}", command, self._environment))
         deadline_s = time.monotonic() + START_LIMIT_S
         for server, address in zip(self._servers, self.addresses, strict=True):
-            while not is_serving(address):
+            while not is_serving(address, self.access):
                 if time.monotonic() >= deadline_s:
                     raise StartLimitExceeded(
                         f"{server.name} on {address} does not serve after {START_LIMIT_S:.0f} s",

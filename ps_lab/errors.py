@@ -5,6 +5,7 @@
     ├── Interrupted      a signal asked the run to stop
     ├── OutputClosed     nobody reads our stdout any more
     ├── CommandMissing   one of the project's own commands is not installed
+    ├── LibraryMissing   a command needs a library that is an extra
     ├── DemoFailed       the demo ran and did not reach what it must, or cannot run here
     └── BenchFailed      a bench cannot run here, or one of its processes hangs
 
@@ -32,6 +33,10 @@ class OutputClosed(PsError):
 
 class CommandMissing(PsError):
     """One of the project's own commands is not installed. Fact: `command`."""
+
+
+class LibraryMissing(PsError):
+    """A command needs a library that is not installed; the message says how it is."""
 
 
 class DemoFailed(PsError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ps_lab.cluster import Cluster, Job
@@ -50,10 +51,18 @@ def check_job(
     )
 
 
-def run(job: Job, *, num_servers: int, display: Display) -> Status:
+def run(
+    job: Job, *, num_servers: int, display: Display, environment: Mapping[str, str] | None = None
+) -> Status:
     """Runs a job on servers of its own, until all its workers have ended well.
 
     Call it in the main thread: it takes over the signals that stop a program.
+
+    Args:
+        job: what the workers run.
+        num_servers: shards.
+        display: shows progress.
+        environment: of all processes; ours if None.
 
     Returns:
         What the servers said after the last worker had left.
@@ -63,14 +72,14 @@ def run(job: Job, *, num_servers: int, display: Display) -> Status:
         Interrupted: a signal came; everything has been ended.
         StartLimitExceeded: a server did not serve in time.
     """
-    cluster = Cluster(num_servers=num_servers, on_line=display.line)
+    cluster = Cluster(num_servers=num_servers, on_line=display.line, environment=environment)
     with signals_into(cluster.events), cluster:
         display.note(f"job {job.name}, {job.consistency}, servers {','.join(cluster.addresses)}")
         workers = cluster.start(job)
         try:
-            with Watch(cluster.addresses, job.name) as watch:
+            with Watch(cluster.addresses, job.name, cluster.access) as watch:
                 cluster.wait(workers, timeout_s=TICK_S, on_tick=lambda: display.progress(watch.line))
         except PsError as error:
             display.note(f"{error.message}: ending the others")
             raise
-        return ask(cluster.addresses)
+        return ask(cluster.addresses, cluster.access)

@@ -9,9 +9,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_lab.status import Job, Shard, Status, Table, TableWorker, Worker, merge_tables
-from ps_wire.channel import CLIENT
+from ps_wire.access import OPEN, Access
+from ps_wire.channel import dial
 from ps_wire.errors import ServerUnreachable, ShardMismatch
 from ps_wire.status import error_of
+from ps_wire.tls_diagnosis import diagnose
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import shard_pb2 as shard
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -21,21 +23,23 @@ ANSWER_LIMIT_S = 3.0
 HEALTH_LIMIT_S = 0.5
 
 
-def ask(servers: tuple[str, ...], *, timeout_s: float = ANSWER_LIMIT_S) -> Status:
+def ask(servers: tuple[str, ...], access: Access = OPEN, *, timeout_s: float = ANSWER_LIMIT_S) -> Status:
     """All that these servers say of themselves and their jobs.
 
     Args:
         servers: all addresses, in shard order.
+        access: certificates and token, where the servers want any.
         timeout_s: for each answer.
 
     Raises:
+        TlsRefused, TokenRefused: a server does not let us in.
         ServerUnreachable: an address does not answer, or what answers is no server of this project.
         ShardMismatch: the list has the wrong length or order.
     """
-    replies = [_tables(address, position, timeout_s) for position, address in enumerate(servers)]
-    with _call(servers[0]) as channel:
+    replies = [_tables(address, position, access, timeout_s) for position, address in enumerate(servers)]
+    with _call(servers[0], access) as channel:
         cluster: coordinator.StatusReply = CoordinatorStub(channel).Status(
-            coordinator.StatusRequest(), timeout=timeout_s
+            coordinator.StatusRequest(), timeout=timeout_s, metadata=access.metadata
         )
     if cluster.num_shards != len(servers):
         raise ShardMismatch(
@@ -49,9 +53,9 @@ def ask(servers: tuple[str, ...], *, timeout_s: float = ANSWER_LIMIT_S) -> Statu
     )
 
 
-def is_serving(address: str, *, timeout_s: float = HEALTH_LIMIT_S) -> bool:
+def is_serving(address: str, access: Access = OPEN, *, timeout_s: float = HEALTH_LIMIT_S) -> bool:
     """Whether the server on that address says that it is ready."""
-    with grpc.insecure_channel(address, options=CLIENT) as channel:
+    with dial(address, access) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=""), timeout=timeout_s
@@ -61,9 +65,11 @@ def is_serving(address: str, *, timeout_s: float = HEALTH_LIMIT_S) -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _tables(address: str, position: int, timeout_s: float) -> shard.TablesReply:
-    with _call(address) as channel:
-        reply: shard.TablesReply = ShardStub(channel).Tables(shard.TablesRequest(), timeout=timeout_s)
+def _tables(address: str, position: int, access: Access, timeout_s: float) -> shard.TablesReply:
+    with _call(address, access) as channel:
+        reply: shard.TablesReply = ShardStub(channel).Tables(
+            shard.TablesRequest(), timeout=timeout_s, metadata=access.metadata
+        )
     if reply.shard != position:
         raise ShardMismatch(
             f"{address} is shard {reply.shard}, and stands in place {position} of the list",
@@ -75,8 +81,8 @@ def _tables(address: str, position: int, timeout_s: float) -> shard.TablesReply:
 
 
 @contextmanager
-def _call(address: str) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(address, options=CLIENT) as channel:
+def _call(address: str, access: Access) -> Iterator[grpc.Channel]:
+    with dial(address, access) as channel:
         try:
             yield channel
         except grpc.RpcError as error:
@@ -84,7 +90,10 @@ def _call(address: str) -> Iterator[grpc.Channel]:
                 raise ServerUnreachable(
                     f"what answers on {address} is no such server: {error.details()}", address=address
                 ) from None
-            raise error_of(error, address) from None
+            named = error_of(error, address)
+            if isinstance(named, ServerUnreachable):
+                raise diagnose(address, access.tls) or named from None
+            raise named from None
 
 
 def _shard(reply: shard.TablesReply, address: str) -> Shard:

@@ -10,6 +10,7 @@ from typing import Self
 from ps_lab.observer import ask
 from ps_lab.progress import Meter
 from ps_lab.status import Job
+from ps_wire.access import OPEN, Access
 from ps_wire.errors import PsError
 
 LOOK_EVERY_S = 0.5
@@ -22,10 +23,11 @@ class Watch:
         line: the job's progress as of the last look, for people.
     """
 
-    def __init__(self, servers: tuple[str, ...], job: str) -> None:
+    def __init__(self, servers: tuple[str, ...], job: str, access: Access = OPEN) -> None:
         self.line = "starting"
         self._servers = servers
         self._job = job
+        self._access = access
         self._meter = Meter()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -46,7 +48,7 @@ class Watch:
     def _look(self) -> None:
         while not self._closed.wait(LOOK_EVERY_S):
             try:
-                job = ask(self._servers).job(self._job)
+                job = ask(self._servers, self._access).job(self._job)
             except PsError as error:
                 self.line = error.message
                 continue

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ps_wire import trace
-from ps_wire.address import parse_address, parse_servers
+from ps_wire.access import read
+from ps_wire.address import is_loopback, parse_address, parse_servers
 from ps_wire.command import run as run_command
-from ps_wire.errors import UsageError
+from ps_wire.errors import ConfigurationRefused, UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -30,6 +31,12 @@ def serve(
     data_port: Annotated[
         int, typer.Option(envvar="PS_DATA_PORT", min=0, max=65535, help="Data over TCP; 0: any free one.")
     ] = 0,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="PS_HEALTH_PORT", min=1, max=65535, help="Health alone, without TLS, for probes."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(envvar="PS_HOST", help="Address to listen on.")] = "127.0.0.1",
     coordinator: Annotated[
         str | None,
@@ -51,8 +58,22 @@ def serve(
             help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
         ),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(envvar="PS_TOKEN_FILE", help="Holds the token that every call must carry."),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_TLS_DIR",
+            help="Folder with ca.crt, tls.crt and tls.key: TLS, and whoever connects shows a certificate.",
+        ),
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option(envvar="PS_INSECURE", help="Allow another --host than loopback: anybody can join.")
+        bool,
+        typer.Option(
+            envvar="PS_INSECURE", help="Allow another --host than loopback with neither: anybody can join."
+        ),
     ] = False,
 ) -> None:
     """Starts one shard of the parameter server; shard 0 is also the coordinator."""
@@ -60,8 +81,7 @@ def serve(
     from ps_server.process import Server, ServerOptions  # noqa: PLC0415
 
     index, num_shards = parse_shard(shard)
-    if host not in LOOPBACK and not insecure:
-        raise UsageError(f"--host {host} lets anybody on that network join: add --insecure if that is meant")
+    check_host(host, guarded=token_file is not None or tls_dir is not None, insecure=insecure)
     options = ServerOptions(
         shard=index,
         num_shards=num_shards,
@@ -71,6 +91,8 @@ def serve(
         advertise=advertise or host,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         data_port=data_port,
+        health_port=health_port,
+        access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards)
     trace.start(f"server {index}")
@@ -89,6 +111,25 @@ def parse_shard(text: str) -> tuple[int, int]:
     if match is None or not int(match[1]) < int(match[2]) <= 4096:
         raise UsageError(f"--shard {text!r}: write K/N with K in 0..N-1, such as 0/2")
     return int(match[1]), int(match[2])
+
+
+def check_host(host: str, *, guarded: bool, insecure: bool) -> None:
+    """Whether this shard may listen there.
+
+    Args:
+        host: as typed.
+        guarded: there are certificates or a token.
+        insecure: a person has said that anybody may join.
+
+    Raises:
+        ConfigurationRefused: it is no address of this host alone, and anybody could join.
+    """
+    if guarded or insecure or is_loopback(host):
+        return
+    raise ConfigurationRefused(
+        f"--host {host} lets anybody on that network join, read weights and change them: set --tls-dir "
+        "(certificates on both ends) or --token-file (a shared token), or add --insecure if that is meant"
+    )
 
 
 def parse_bytes(text: str) -> int:

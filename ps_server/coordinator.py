@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import grpc.aio
 
+from ps_server import gatekeeper
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
@@ -25,12 +26,15 @@ from ps_wire.errors import (
     JobUnknown,
     MemoryLimitExceeded,
     ServerNotReady,
+    TokenRefused,
 )
+from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
+REGISTER_LIMIT_S = 10.0
 STATE_CHUNK_BYTES = 1 << 20
 
 
@@ -105,7 +109,14 @@ class Coordinator(rpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.FollowRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Order]:
         """A shard above 0 registers, then carries orders out."""
-        first = await anext(aiter(request_iterator))
+        try:
+            gatekeeper.check_service("be a shard")
+            async with asyncio.timeout(REGISTER_LIMIT_S):
+                first = await anext(aiter(request_iterator))
+        except (TokenRefused, TimeoutError, StopAsyncIteration) as error:
+            silent = FrameMalformed("a shard's stream starts with register")
+            refused = error if isinstance(error, TokenRefused) else silent
+            await context.abort(code_of(refused), refused.message, metadata_of(refused))
         register = first.register
         outbox = await self._shards.register(register)
         await context.send_initial_metadata(())  # tells the shard that it is registered
@@ -182,6 +193,7 @@ class Coordinator(rpc.CoordinatorServicer):
             yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
     def _check_member(self, key: pb.StateKey) -> None:
+        gatekeeper.check_job(key.job)
         room = self._rooms.get(key.job)
         if room is None:
             raise JobUnknown(f"no job {key.job[:64]!r} here")
@@ -194,7 +206,7 @@ class Coordinator(rpc.CoordinatorServicer):
         return pb.StatusReply(
             num_shards=self._shards.num_shards,
             shards=self._shards.addresses,
-            jobs=[self._job_status(room) for room in self._rooms.values()],
+            jobs=[self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)],
         )
 
     @staticmethod

@@ -12,8 +12,10 @@ from ps_server.clipping import Norm
 from ps_server.log import logger
 from ps_server.orders import norm_to_proto
 from ps_server.shard import Shard
-from ps_wire.channel import CLIENT
+from ps_wire.access import OPEN, Access
+from ps_wire.channel import dial_async
 from ps_wire.frame import PROTOCOL
+from ps_wire.tls_diagnosis import diagnose
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
@@ -28,9 +30,17 @@ class Follower:
     """
 
     def __init__(
-        self, shard: Shard, *, address: str, advertise: str, boot: bytes, on_ready: Callable[[bool], None]
+        self,
+        shard: Shard,
+        *,
+        address: str,
+        advertise: str,
+        boot: bytes,
+        on_ready: Callable[[bool], None],
+        access: Access = OPEN,
     ) -> None:
         self.address = address
+        self._access = access
         self._shard = shard
         self._on_ready = on_ready
         self._register = pb.Register(
@@ -43,20 +53,25 @@ class Follower:
 
     async def run(self) -> None:
         """Follows until cancelled; a broken stream is made again."""
-        async with grpc.aio.insecure_channel(self.address, options=CLIENT) as channel:
-            stub = rpc.CoordinatorStub(channel)
-            logged = ""
-            while True:
-                try:
-                    await self._follow(stub)
-                    reason = "the coordinator ended the stream"
-                except grpc.aio.AioRpcError as error:
-                    reason = f"{error.code().name}: {error.details()}"
-                self._on_ready(False)
-                if reason != logged:
-                    logger.warning("coordinator %s: %s; trying again", self.address, reason)
-                    logged = reason
-                await asyncio.sleep(RETRY_S)
+        logged = ""
+        while True:
+            async with dial_async(self.address, self._access) as channel:
+                reason = await self._follow_on(channel)
+            if reason != logged:
+                logger.warning("coordinator %s: %s; trying again", self.address, reason)
+                logged = reason
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow_on(self, channel: grpc.aio.Channel) -> str:
+        """Follows until the stream breaks; says why it did."""
+        try:
+            await self._follow(rpc.CoordinatorStub(channel))
+            reason = "the coordinator ended the stream"
+        except grpc.aio.AioRpcError as error:
+            refused = await asyncio.to_thread(diagnose, self.address, self._access.tls)
+            reason = refused.message if refused is not None else f"{error.code().name}: {error.details()}"
+        self._on_ready(False)
+        return reason
 
     async def _follow(self, stub: rpc.CoordinatorStub) -> None:
         answers: asyncio.Queue[pb.FollowRequest] = asyncio.Queue()
@@ -66,7 +81,7 @@ class Follower:
             while True:
                 yield await answers.get()
 
-        call = stub.Follow(outgoing())
+        call = stub.Follow(outgoing(), metadata=self._access.metadata)
         await call.wait_for_connection()
         await call.initial_metadata()
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import grpc.aio
 
+from ps_server import gatekeeper
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
@@ -34,11 +35,13 @@ from ps_wire.errors import (
 )
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_to_proto, table_from_proto
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 MAX_WORKERS = 65_536
 MAX_METRICS = 64
+MAX_HOST, MAX_REASON = 255, 500  # characters
 MAX_LEASE_S = 86_400.0
 JOIN_LIMIT_S = 10.0
 LOOK_S = 0.1  # between two looks at the leases
@@ -107,6 +110,7 @@ class MemberStreams:
 
     async def _join(self, join: pb.Join) -> tuple[Room, Member, Mailbox, Stream]:
         check_protocol(join.protocol)
+        gatekeeper.check_job(join.job.name)
         self._shards.check_ready()
         wanted = spec_pb2.Job(
             name=check_job_name(join.job.name),
@@ -124,7 +128,11 @@ class MemberStreams:
             room = self._room_of(wanted)
             try:
                 member, actions = room.job.join(
-                    wanted, worker=worker, host=join.host[:255], pid=join.pid, lease_s=join.lease_s
+                    wanted,
+                    worker=worker,
+                    host=one_line(join.host, MAX_HOST),
+                    pid=join.pid,
+                    lease_s=join.lease_s,
                 )
                 break
             except (WorkerNumberTaken, JobFull):
@@ -215,7 +223,7 @@ class MemberStreams:
                 self._readers.gone(job.name, member)
             case "leave":
                 room.progress[member.worker] = _bounded(message.leave.progress)
-                reason = message.leave.reason[:500]
+                reason = one_line(message.leave.reason, MAX_REASON)
                 room.do(job.leave(member, reason))
                 room.events.record(Event.LEAVE, member, epoch=job.epoch, detail=reason or "done")
                 self._readers.gone(job.name, member)

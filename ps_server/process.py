@@ -23,6 +23,7 @@ from ps_server import optimizers
 from ps_server.coordinator import Coordinator
 from ps_server.data_stream import DataStreams
 from ps_server.follower import Follower
+from ps_server.gatekeeper import Gatekeeper
 from ps_server.log import logger
 from ps_server.orders import Shards
 from ps_server.pool import Pool
@@ -30,10 +31,12 @@ from ps_server.rpc_errors import ErrorInterceptor
 from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
 from ps_server.socket_server import SocketServer
+from ps_wire.access import OPEN, Access
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.carrier import Carrier
-from ps_wire.channel import SERVER
+from ps_wire.channel import SERVER, bind
 from ps_wire.errors import Unavailable
+from ps_wire.token import TokenCheck
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 
 GENERATION = 1
@@ -55,6 +58,8 @@ class ServerOptions:
         advertise: the host under which workers reach this shard.
         memory_limit_bytes: for the tables of all jobs; None for no limit.
         data_port: of the TCP carrier; 0 lets the system choose.
+        health_port: of the health service alone, without TLS; None: it is on the control port only.
+        access: certificates for both planes; the token that calls must carry, and that its own carry.
     """
 
     shard: int
@@ -65,6 +70,8 @@ class ServerOptions:
     advertise: str
     memory_limit_bytes: int | None
     data_port: int = 0
+    health_port: int | None = None
+    access: Access = OPEN
 
 
 class Server:
@@ -92,13 +99,14 @@ class Server:
         keep_large_blocks(one_arena=True)
         optimizers.warm_up()
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
-        server = grpc.aio.server(options=SERVER, interceptors=[ErrorInterceptor()])
+        server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
         sockets = self._listen()
         advertised = f"{self._options.advertise}:{port}"
         self._add_services(server, advertised)
         stopped = self._catch_signals()
         await server.start()
+        probed = await self._serve_health()
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         following = self._start_following(advertised)
         logger.info("serving on %s:%d", self._options.host, port)
@@ -110,22 +118,51 @@ class Server:
         for stop in self._stops:
             stop()
         await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(GRACE_S))
+        if probed is not None:
+            await probed.stop(None)
         await asyncio.to_thread(self._pool.close)
         logger.info("stopped")
         return code
 
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        token = self._options.access.token
+        if token is None:
+            return [ErrorInterceptor()]
+        return [ErrorInterceptor(), Gatekeeper(TokenCheck(token), self._shard.count_refused)]
+
     def _bind(self, server: grpc.aio.Server) -> int:
         address = f"{self._options.host}:{self._options.port}"
         try:
-            port: int = server.add_insecure_port(address)
+            port = bind(server, address, self._options.access.tls)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {address}: {_why(self._options) or error}") from None
         return port
 
+    async def _serve_health(self) -> grpc.aio.Server | None:
+        """For probes, which have neither certificate nor token."""
+        options = self._options
+        if options.health_port is None:
+            return None
+        server = grpc.aio.server(options=SERVER)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        address = f"{options.host}:{options.health_port}"
+        try:
+            bind(server, address, None)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {error} (--health-port)") from None
+        await server.start()
+        return server
+
     def _listen(self) -> SocketServer:
         """For data; the service then offers it."""
         options = self._options
-        sockets = SocketServer(self._shard, host=options.host, port=options.data_port, generation=GENERATION)
+        sockets = SocketServer(
+            self._shard,
+            host=options.host,
+            port=options.data_port,
+            generation=GENERATION,
+            tls=options.access.tls,
+        )
         grpc_carrier = shard_pb2.Carrier(name=Carrier.GRPC)
         self._service = ShardService(
             self._shard, generation=GENERATION, carriers=[*sockets.offers, grpc_carrier]
@@ -162,6 +199,7 @@ class Server:
             advertise=advertised,
             boot=secrets.token_bytes(16),
             on_ready=self._set_ready,
+            access=self._options.access,
         )
         return asyncio.get_running_loop().create_task(follower.run())
 

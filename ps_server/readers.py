@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import grpc.aio
 
+from ps_server import gatekeeper
 from ps_server.cut import clocks_of_cut
 from ps_server.gate import gate_of
 from ps_server.live_state import LiveState
@@ -27,6 +28,7 @@ from ps_wire import consistency
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
 from ps_wire.frame import FIRST_READER, check_protocol
 from ps_wire.messages import refused_to_proto, table_to_proto
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 
 MAX_READERS = 256
@@ -161,12 +163,14 @@ class _Reader:
         self._request, join = first.number, first.join
         check_protocol(join.protocol)
         self._shards.check_ready()
+        gatekeeper.check_job(join.job)
         job = self._room(join.job).job
         self._job = job.name
         admit = pb.AdmitMember(job=job.spec, worker=self._number, incarnation=1, reader=True)
         await self._shards.order(pb.Order(admit=admit))
         index = self._number - FIRST_READER
-        logger.info("job %s: reader %d (host %s, pid %d) joins", job.name, index, join.host[:255], join.pid)
+        host = one_line(join.host, 255)
+        logger.info("job %s: reader %d (host %s, pid %d) joins", job.name, index, host, join.pid)
         await self._reply(joined=pb.Joined(worker=self._number, incarnation=1))
 
     async def _answer(self, request: pb.ReadRequest) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
-from ps_server import state_stream
+from ps_server import gatekeeper, state_stream
 from ps_server.shard import Shard, ShardJob
 from ps_server.shard_table import ShardTable
 from ps_wire.frame import FIRST_READER, PROTOCOL
@@ -42,6 +42,7 @@ class ShardService(rpc.ShardServicer):
 
     async def Open(self, request: pb.OpenRequest, context: grpc.aio.ServicerContext) -> pb.OpenReply:
         """A token for one data connection of a worker that has joined."""
+        gatekeeper.check_job(request.job)
         token = self._shard.make_token(request.job, request.worker, request.incarnation)
         return pb.OpenReply(carriers=self.carriers, token=token, generation=self._generation)
 
@@ -68,6 +69,7 @@ class ShardService(rpc.ShardServicer):
         return pb.LoadStateReply()
 
     def _table(self, key: pb.TableKey, *, writes: bool) -> ShardTable:
+        gatekeeper.check_job(key.job)
         return self._shard.table_of(key.job, key.table, key.worker, key.incarnation, writes=writes)
 
     async def Tables(self, request: pb.TablesRequest, context: grpc.aio.ServicerContext) -> pb.TablesReply:
@@ -81,7 +83,12 @@ class ShardService(rpc.ShardServicer):
             memory_bytes=sum(job.memory_bytes for job in jobs),
             memory_limit_bytes=self._shard.memory_limit_bytes or 0,
             refused_frames=self._shard.refused_frames,
-            tables=[_table_figures(job, table) for job in jobs for table in tuple(job.tables.values())],
+            tables=[
+                _table_figures(job, table)
+                for job in jobs
+                if gatekeeper.sees(job.name)
+                for table in tuple(job.tables.values())
+            ],
         )
 
 

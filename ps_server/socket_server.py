@@ -1,8 +1,8 @@
 """The socket carriers, server end: listens on `uds` and `tcp`, and lets in who has said HELLO in time.
 
-It must not know what frames mean. A stranger costs a thread and a few hundred bytes, for at most
-`HELLO_LIMIT_S`, and there are at most `MAX_STRANGERS` of them; a Unix socket takes peers of this user and of
-root only.
+It must not know what frames mean. With certificates, `tcp` speaks TLS (`ps_server.pairing`). A stranger costs
+a thread and a few hundred bytes, for at most `HELLO_LIMIT_S`, and there are at most `MAX_STRANGERS` of them.
+A Unix socket takes peers of this user and of root only.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import time
 from pathlib import Path
 
 from ps_server.log import logger
+from ps_server.pairing import Pairing
 from ps_server.session import MAX_STRANGERS
 from ps_server.shard import Shard
 from ps_server.socket_connection import CLOSE_LIMIT_S, SocketConnection
 from ps_wire.carrier import Carrier
+from ps_wire.certificates import TlsFolder
 from ps_wire.errors import StrangerRefused, Unavailable
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.shared_memory import AVAILABLE
+from ps_wire.tls_socket import TlsSocket
 from ps_wire.v1 import shard_pb2
 
 BACKLOG = 128
@@ -43,7 +46,9 @@ class SocketServer:
         offers: of a shard's `Open`: carriers with their addresses, best first.
     """
 
-    def __init__(self, shard: Shard, *, host: str, port: int, generation: int) -> None:
+    def __init__(
+        self, shard: Shard, *, host: str, port: int, generation: int, tls: TlsFolder | None = None
+    ) -> None:
         """Listens, and starts to accept.
 
         Args:
@@ -51,6 +56,7 @@ class SocketServer:
             host: to bind for `tcp`.
             port: of `tcp`; 0 lets the system choose.
             generation: of the shard.
+            tls: certificates for `tcp`; None: without TLS.
 
         Raises:
             Unavailable: the port is in use, or the host is not ours to bind.
@@ -63,6 +69,9 @@ class SocketServer:
         self._exhausted = False
         self._folder: Path | None = None
         self._stopping = threading.Event()
+        self._pairing = (
+            Pairing(tls, shard, on_pair=self._paired, on_gone=self._greeted) if tls is not None else None
+        )
         self.offers: list[shard_pb2.Carrier] = []
         self._listeners: dict[socket.socket, Carrier] = {}
         try:
@@ -88,6 +97,8 @@ class SocketServer:
         self._wake.close()
         self._woken.close()
         self._close_listeners()
+        if self._pairing is not None:
+            self._pairing.close()
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
@@ -152,11 +163,25 @@ class SocketServer:
             peer.close()
             return
         try:
-            self._begin(peer, self._listeners[listener])
+            carrier = self._listeners[listener]
+            if self._pairing is not None and carrier is Carrier.TCP:
+                self._pairing.take(peer)
+            else:
+                self._begin(peer, carrier)
         except (OSError, RuntimeError) as error:  # it has gone already; or there can be no more threads
-            logger.error("cannot take a data connection: %s", error)
-            self._greeted()
+            self._failed(error)
             peer.close()
+
+    def _paired(self, peer: TlsSocket) -> None:
+        try:
+            self._begin(peer.as_socket(), Carrier.TCP)
+        except (OSError, RuntimeError) as error:
+            self._failed(error)
+            peer.close()
+
+    def _failed(self, error: Exception) -> None:
+        logger.error("cannot take a data connection: %s", error)
+        self._greeted()
 
     def _begin(self, peer: socket.socket, carrier: Carrier) -> None:
         connection = SocketConnection(

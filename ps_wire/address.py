@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from ps_wire.errors import AddressInvalid, UsageError
@@ -56,6 +57,17 @@ def parse_servers(text: str) -> tuple[str, ...]:
         if server in servers[:position]:
             raise AddressInvalid(f"{server} is listed twice", address=server)
     return tuple(servers)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach what listens on that host, an address or `localhost`."""
+    name = host.strip().strip("[]")
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:  # a name of a host: what it stands for may change
+        return False
 
 
 def check_job_name(name: str) -> str:

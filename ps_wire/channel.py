@@ -1,10 +1,16 @@
-"""Options of every gRPC channel and server, both ends in one place: they are one setting.
+"""How gRPC channels and servers are made: options and certificates, both ends in one place.
 
-A client that pings more often than the server allows is cut off with GOAWAY `too_many_pings`, so the
-two lists below change together. Times are in milliseconds, as gRPC takes them.
+A client that pings more often than the server allows is cut off with GOAWAY `too_many_pings`, so the two
+lists of options below change together. Times are in milliseconds, as gRPC takes them.
 """
 
 from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from ps_wire.access import OPEN, Access
+from ps_wire.certificates import Identity, TlsFolder
 
 MAX_MESSAGE_BYTES = 8 << 20  # a 4 MiB partition with its header is over gRPC's default of 4 MiB
 
@@ -35,6 +41,61 @@ CLIENT: list[tuple[str, int]] = [
 SERVER: list[tuple[str, int]] = [
     *_BOTH,
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for a stranger to get through TLS and HTTP/2
+    ("grpc.max_concurrent_streams", 1024),  # of one connection; a worker has a handful
     # Two servers on one port would each get some of the connections, silently.
     ("grpc.so_reuseport", 0),
 ]
+
+
+def dial(address: str, access: Access = OPEN) -> grpc.Channel:
+    """A channel to a server, for blocking calls; it shows the certificates that are there now."""
+    if access.tls is None:
+        return grpc.insecure_channel(address, options=CLIENT)
+    return grpc.secure_channel(address, _credentials(access.tls.identity()), options=CLIENT)
+
+
+def dial_async(address: str, access: Access = OPEN) -> grpc.aio.Channel:
+    """As `dial`, for an event loop."""
+    if access.tls is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT)
+    return grpc.aio.secure_channel(address, _credentials(access.tls.identity()), options=CLIENT)
+
+
+def bind(server: grpc.aio.Server, address: str, tls: TlsFolder | None) -> int:
+    """Lets a server listen; with certificates, the newest are used for each new connection.
+
+    Raises:
+        RuntimeError: the address cannot be bound.
+    """
+    if tls is None:
+        return int(server.add_insecure_port(address))
+    newest = _Newest(tls)
+    credentials = grpc.dynamic_ssl_server_credentials(
+        _configuration(newest.identity), newest, require_client_authentication=True
+    )
+    return int(server.add_secure_port(address, credentials))
+
+
+class _Newest:
+    """Tells gRPC of certificates that have changed; called for each connection, on any thread."""
+
+    def __init__(self, tls: TlsFolder) -> None:
+        self.identity = tls.identity()
+        self._tls = tls
+
+    def __call__(self) -> object:
+        identity = self._tls.identity()
+        if identity is self.identity:
+            return None
+        self.identity = identity
+        return _configuration(identity)
+
+
+def _configuration(identity: Identity) -> object:
+    pair = (identity.key, identity.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=identity.ca)
+
+
+def _credentials(identity: Identity) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)

@@ -20,7 +20,9 @@
     │   ├── ModelUnsupported
     │   ├── WorkerNumberTaken
     │   ├── JobFull
-    │   └── MemoryLimitExceeded
+    │   ├── MemoryLimitExceeded
+    │   ├── TlsRefused             (retryable: files are replaced while processes run)
+    │   └── TokenRefused
     ├── FrameRefused (1)               bytes that are no frame, or a frame out of place
     │   ├── FrameMalformed
     │   ├── FrameTooLarge
@@ -157,6 +159,16 @@ class MemoryLimitExceeded(ConfigurationRefused):
     """The job does not fit into the server's memory limit."""
 
 
+class TlsRefused(ConfigurationRefused):
+    """A certificate is missing, wrong or expired, or one end speaks TLS and the other does not."""
+
+    retryable = True
+
+
+class TokenRefused(ConfigurationRefused):
+    """A token is missing or wrong, or another job's."""
+
+
 class FrameRefused(PsError):
     """A frame that was not taken; nothing of it was applied."""
 
@@ -236,6 +248,8 @@ STATUS: dict[type[PsError], str] = {
     WorkerNumberTaken: "ALREADY_EXISTS",
     JobFull: "FAILED_PRECONDITION",
     MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
+    TlsRefused: "UNAUTHENTICATED",
+    TokenRefused: "UNAUTHENTICATED",
     FrameRefused: "INVALID_ARGUMENT",
     FrameMalformed: "INVALID_ARGUMENT",
     FrameTooLarge: "INVALID_ARGUMENT",

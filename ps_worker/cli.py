@@ -77,6 +77,13 @@ def run(
             help="Seconds without a sign of life from this worker after which the others go on without it.",
         ),
     ] = LEASE_S,
+    token_file: Annotated[
+        Path | None, typer.Option(envvar="PS_TOKEN_FILE", help="Holds the service's token, or the job's.")
+    ] = None,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="PS_TLS_DIR", help="Folder with ca.crt, tls.crt and tls.key: TLS both ways."),
+    ] = None,
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
     if servers != ALONE:
@@ -97,6 +104,9 @@ def run(
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,
     }
+    for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir)):
+        if path is not None:
+            os.environ[name] = str(path.absolute())  # the script may go to another folder
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
     if servers != ALONE:

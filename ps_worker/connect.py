@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import weakref
+from os import PathLike
 from typing import Any, Literal, overload
 
 from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
@@ -24,6 +25,8 @@ def connect(
     connect_limit: float | None = None,
     retry_limit: float | None = None,
     carrier: str | None = None,
+    token_file: str | PathLike[str] | None = None,
+    tls_dir: str | PathLike[str] | None = None,
 ) -> Reader: ...
 
 
@@ -42,6 +45,8 @@ def connect(
     retry_limit: float | None = None,
     carrier: str | None = None,
     lease: float | None = None,
+    token_file: str | PathLike[str] | None = None,
+    tls_dir: str | PathLike[str] | None = None,
 ) -> Worker: ...
 
 
@@ -59,6 +64,8 @@ def connect(
     carrier: str | None = None,
     lease: float | None = None,
     role: str | None = None,
+    token_file: str | PathLike[str] | None = None,
+    tls_dir: str | PathLike[str] | None = None,
 ) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
@@ -81,7 +88,11 @@ def connect(
             that was only held up (by code that does not let other Python threads run) joins again by itself.
             Default: 10.
         role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
-            A reader takes servers, job, connect_limit, retry_limit and carrier only. Default: worker.
+            A reader takes servers, job, connect_limit, retry_limit, carrier, token_file and tls_dir only.
+            Default: worker.
+        token_file: a file with the service's token, or with the job's.
+        tls_dir: a folder with `ca.crt`, `tls.crt` and `tls.key`: connections are encrypted, and both ends
+            show a certificate. The files are read again when they change.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
@@ -110,6 +121,8 @@ def connect(
         retry_limit=retry_limit,
         carrier=carrier,
         lease=lease,
+        token_file=token_file,
+        tls_dir=tls_dir,
     )
     if chosen.role == "reader":
         return Reader(chosen)

@@ -6,16 +6,21 @@ becomes a `PsError` here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import grpc
 
 from ps_wire import frame as wire
+from ps_wire.access import OPEN, Access
 from ps_wire.carrier import Carrier
-from ps_wire.channel import CLIENT
+from ps_wire.certificates import Identity
+from ps_wire.channel import dial
+from ps_wire.errors import PsError, ServerUnreachable
 from ps_wire.service import DataStream, FramesOut, Landing
 from ps_wire.status import error_of
+from ps_wire.tls_diagnosis import diagnose
 from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 from ps_worker import forked, socket_stream
 
@@ -25,19 +30,17 @@ DATA = "/ps_wire.v1.Shard/Data"
 class GrpcService:
     """A `ps_wire.service.Service`."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], access: Access = OPEN) -> None:
         """Connects to nobody yet: the first call does."""
         self.addresses = tuple(addresses)
         self.carriers = (*socket_stream.DOORS, Carrier.GRPC)
         for address in self.addresses:
             forked.remember(address)
-        self._control = grpc.insecure_channel(self.addresses[0], options=CLIENT)
-        self._channels = [grpc.insecure_channel(address, options=CLIENT) for address in self.addresses]
-        self.coordinator = _Calls(coordinator_pb2_grpc.CoordinatorStub(self._control), self.addresses[0])
-        self._shards = [
-            _Calls(shard_pb2_grpc.ShardStub(channel), address)
-            for channel, address in zip(self._channels, self.addresses, strict=True)
-        ]
+        self._access = access
+        self._control = _Line(self.addresses[0], access)
+        self._lines = [_Line(address, access) for address in self.addresses]
+        self.coordinator = _Calls(coordinator_pb2_grpc.CoordinatorStub, self._control)
+        self._shards = [_Calls(shard_pb2_grpc.ShardStub, line) for line in self._lines]
 
     def shard(self, index: int) -> _Calls:
         """See `Service.shard`."""
@@ -55,22 +58,66 @@ class GrpcService:
         """See `Service.stream`."""
         if offer.name != Carrier.GRPC:
             address = self.addresses[shard]
-            return socket_stream.reach(offer, address, frames, landing=landing, limit_s=limit_s)
-        forked.remember(self.addresses[shard])  # a shard that comes back may have another address
-        return GrpcStream(self._channels[shard].stream_stream(DATA), frames, self.addresses[shard])
+            return socket_stream.reach(
+                offer, address, frames, landing=landing, limit_s=limit_s, tls=self._access.tls
+            )
+        line = self._lines[shard]
+        forked.remember(line.address)  # a shard that comes back may have another address
+        unshared = (wire.encode(frame) for frame in frames if frame.kind is not wire.Kind.SHARE)
+        return GrpcStream(line.channel().stream_stream(DATA)(unshared, metadata=line.metadata), line)
 
     def close(self) -> None:
         """See `Service.close`."""
-        for channel in [self._control, *self._channels]:
-            channel.close()
+        for line in [self._control, *self._lines]:
+            line.close()
+
+
+class _Line:
+    """The way to one server: a channel, and a new one when our certificates have changed. Thread-safe.
+
+    Calls go on where they were begun, so the channels before stay open; `_lock` guards all of them.
+    """
+
+    def __init__(self, address: str, access: Access) -> None:
+        self.address = address
+        self.metadata = access.metadata
+        self._access = access
+        self._lock = threading.Lock()
+        self._identity = self._newest()
+        self._channels = [dial(address, access)]
+
+    def channel(self) -> grpc.Channel:
+        """For the next call."""
+        with self._lock:
+            newest = self._newest()
+            if newest is not self._identity:
+                self._identity = newest
+                self._channels.append(dial(self.address, self._access))
+            return self._channels[-1]
+
+    def error(self, error: grpc.RpcError) -> PsError:
+        """What a failed call means; where the server cannot be reached, whether TLS is why."""
+        named = error_of(error, self.address)
+        if isinstance(named, ServerUnreachable):
+            return diagnose(self.address, self._access.tls) or named
+        return named
+
+    def close(self) -> None:
+        """Ends all calls."""
+        with self._lock:
+            for channel in self._channels:
+                channel.close()
+
+    def _newest(self) -> Identity | None:
+        return self._access.tls.identity() if self._access.tls is not None else None
 
 
 class _Replies:
     """Iterates over a call's replies; what breaks it is a `PsError`."""
 
-    def __init__(self, call: Any, address: str) -> None:
+    def __init__(self, call: Any, line: _Line) -> None:
         self._call = call
-        self._address = address
+        self._line = line
 
     def __iter__(self) -> Self:
         return self
@@ -79,7 +126,7 @@ class _Replies:
         try:
             return next(self._call)
         except grpc.RpcError as error:
-            raise error_of(error, self._address) from None
+            raise self._line.error(error) from None
 
     def cancel(self) -> None:
         """Ends the call at once."""
@@ -88,10 +135,6 @@ class _Replies:
 
 class GrpcStream(_Replies):
     """A `DataStream`: messages of a gRPC stream that are the frames."""
-
-    def __init__(self, method: Callable[..., Any], frames: Iterator[wire.Frame], address: str) -> None:
-        unshared = (wire.encode(frame) for frame in frames if frame.kind is not wire.Kind.SHARE)
-        super().__init__(method(unshared), address)
 
     def __next__(self) -> wire.Frame:
         return wire.decode(super().__next__())
@@ -104,18 +147,17 @@ class GrpcStream(_Replies):
 class _Calls:
     """A generated stub whose calls raise `PsError`: `ps_wire.service.Calls`."""
 
-    def __init__(self, stub: Any, address: str) -> None:
+    def __init__(self, stub: Callable[[grpc.Channel], Any], line: _Line) -> None:
         self._stub = stub
-        self._address = address
+        self._line = line
 
     def __getattr__(self, name: str, /) -> Callable[..., Any]:
-        method = getattr(self._stub, name)
-
         def call(given: Any, **options: Any) -> Any:
+            method = getattr(self._stub(self._line.channel()), name)
             try:
-                answer = method(given, **options)
+                answer = method(given, metadata=self._line.metadata, **options)
             except grpc.RpcError as error:
-                raise error_of(error, self._address) from None
-            return _Replies(answer, self._address) if isinstance(answer, grpc.Call) else answer
+                raise self._line.error(error) from None
+            return _Replies(answer, self._line) if isinstance(answer, grpc.Call) else answer
 
         return call

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from ps_wire.access import read
 from ps_wire.errors import UsageError
 from ps_wire.service import LOCAL_SERVER, Service
 from ps_worker.grpc_service import GrpcService
+from ps_worker.settings import Settings
 
 
-def reach(servers: Sequence[str]) -> Service:
-    """The service at these addresses; without any, a new one inside this process.
+def reach(settings: Settings, say: Callable[[str], None]) -> Service:
+    """The service at the servers of these settings; without any, a new one inside this process.
+
+    Args:
+        settings: of the worker or reader.
+        say: told about changed certificates that cannot be taken.
 
     Raises:
+        TokenRefused, TlsRefused: a file of `token_file` or `tls_dir` is not what it should be.
         UsageError: no server can run inside this process, as the entry point is not installed.
     """
-    return GrpcService(servers) if servers else _local()
+    if not settings.servers:
+        return _local()
+    access = read(token_file=settings.token_file, tls_dir=settings.tls_dir, job=settings.job, complain=say)
+    return GrpcService(settings.servers, access)
 
 
 def _local() -> Service:

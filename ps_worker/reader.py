@@ -122,7 +122,7 @@ class Reader:
         self._connections: list[Connection] = []
         self._requests: queue.SimpleQueue[pb.ReadRequest | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._service = reach(settings.servers)
+        self._service = reach(settings, logger.warning)
         try:
             check_servers(self._service, settings.connect_limit_s)
             self._worker = self._join()

@@ -51,7 +51,7 @@ class Rejoining(Exchanges):
         self._live: dict[str, torch.Tensor] | None = None
         if not settings.servers:
             say(ALONE)
-        self._service = reach(settings.servers)
+        self._service = reach(settings, say)
         self._carriers = CarrierChoice(self._service, settings.carrier, say)
 
     def _enter(self, evicted: pb.Joined | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ps_wire.errors import PsError, ShardMismatch
+from ps_wire.errors import ServerUnreachable, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.service import Service
 from ps_wire.v1 import shard_pb2
@@ -14,6 +14,7 @@ def check_servers(service: Service, connect_limit_s: float) -> None:
     """Asks every server which shard it is.
 
     Raises:
+        TlsRefused, TokenRefused: one lets nobody in who has not other certificates or another token.
         ServerUnreachable: one does not answer within the connect limit; its address is named.
         ShardMismatch: the list has another length or order than the shards.
         ProtocolMismatch: one speaks another version.
@@ -40,12 +41,18 @@ def check_servers(service: Service, connect_limit_s: float) -> None:
 
 
 def _describe(service: Service, shard: int, until_s: float, limit_s: float) -> shard_pb2.DescribeReply:
-    left_s = max(until_s - time.monotonic(), 0.1)
+    describe = service.shard(shard).Describe
+    request = shard_pb2.DescribeRequest()
     try:
-        reply: shard_pb2.DescribeReply = service.shard(shard).Describe(
-            shard_pb2.DescribeRequest(), timeout=left_s, wait_for_ready=True
-        )
-    except PsError as error:
+        try:
+            reply: shard_pb2.DescribeReply = describe(request, timeout=_left_s(until_s))
+        except ServerUnreachable:  # whoever is there says at once what is wrong; a server may still come
+            reply = describe(request, timeout=_left_s(until_s), wait_for_ready=True)
+    except ServerUnreachable as error:
         error.args = (f"{error.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)
         raise
     return reply
+
+
+def _left_s(until_s: float) -> float:
+    return max(until_s - time.monotonic(), 0.1)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from ps_wire import carrier, consistency, nonfinite
@@ -40,6 +41,8 @@ class Settings:
         carrier: of the data; None for the best one that reaches each server.
         role: "worker", or "reader".
         lease_s: without a sign of life for so long, the worker is evicted.
+        token_file: holds the service's token or the job's; None: calls carry none.
+        tls_dir: folder of the certificates; None: connections are plain.
     """
 
     servers: tuple[str, ...]
@@ -55,6 +58,8 @@ class Settings:
     role: str = "worker"
     min_workers: int = 0
     lease_s: float = LEASE_S
+    token_file: Path | None = None
+    tls_dir: Path | None = None
 
 
 def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
@@ -86,6 +91,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
         role=value("role", ROLES[0]),
         lease_s=_seconds("lease", value("lease", str(LEASE_S))),
+        token_file=_path(value("token_file", "")),
+        tls_dir=_path(value("tls_dir", "")),
     )
     if made.role not in ROLES:
         raise UsageError(f"role (PS_ROLE) is one of {', '.join(ROLES)}, got {made.role!r}")
@@ -113,6 +120,10 @@ def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
         return parse(text)
     except UsageError as error:
         raise type(error)(f"{error.message} (PS_{name.upper()})", **error.facts) from None
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _whole(name: str, text: str, *, least: int) -> int:

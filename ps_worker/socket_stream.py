@@ -17,7 +17,9 @@ from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
+from ps_wire import tls_socket
 from ps_wire.carrier import Carrier
+from ps_wire.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, ServerUnreachable
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.service import FramesOut, Landing
@@ -118,6 +120,7 @@ def reach(
     *,
     landing: Landing,
     limit_s: float,
+    tls: TlsFolder | None = None,
 ) -> SocketStream:
     """Opens a data connection as the shard offers it.
 
@@ -127,14 +130,18 @@ def reach(
         frames: to send; the first is HELLO.
         landing: see `ps_wire.service`.
         limit_s: within which HELLO must be back.
+        tls: certificates, for `tcp`; None: without TLS.
 
     Raises:
-        ServerUnreachable: nobody listens there, as far as this host can see.
+        ServerUnreachable: nobody listens there, as far as this host can see, or TLS fails.
         PsError: see `SocketStream.greet`.
     """
     until_s = time.monotonic() + limit_s
     try:
-        connected = DOORS[offer.name](offer.address, address, limit_s)
+        if tls is not None and offer.name == Carrier.TCP:
+            connected = _tcp_over_tls(offer.address, address, limit_s, tls)
+        else:
+            connected = DOORS[offer.name](offer.address, address, limit_s)
     except OSError as error:
         raise ServerUnreachable(f"{error.strerror or error}") from None
     stream = SocketStream(connected, frames, landing, shares=offer.name == Carrier.SHM)
@@ -162,9 +169,18 @@ def _unix(name: str, _control: str, limit_s: float) -> socket.socket:
 
 
 def _tcp(port: str, control: str, limit_s: float) -> socket.socket:
+    return socket.create_connection((_host(port, control), int(port)), limit_s)
+
+
+def _tcp_over_tls(port: str, control: str, limit_s: float, tls: TlsFolder) -> socket.socket:
+    connecting = tls.identity().connecting
+    return tls_socket.connect(_host(port, control), int(port), connecting, limit_s).as_socket()
+
+
+def _host(port: str, control: str) -> str:
     host = control.rpartition(":")[0].strip("[]")
     forked.remember(f"{host}:{port}")
-    return socket.create_connection((host, int(port)), limit_s)
+    return host
 
 
 DOORS: Mapping[str, Callable[[str, str, float], socket.socket]] = {

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from ps_lab.errors import BenchFailed
 from ps_lab.observer import ask
+from ps_wire.access import OPEN, Access
 
 
-def carrier_of(servers: tuple[str, ...], job: str) -> str:
+def carrier_of(servers: tuple[str, ...], job: str, access: Access = OPEN) -> str:
     """The name of the carrier that all workers of a job have.
 
     Raises:
         BenchFailed: they have different ones, so that no figure would be of one carrier.
         ServerUnreachable: a server does not answer.
     """
-    found = ask(servers).job(job)
+    found = ask(servers, access).job(job)
     assert found is not None, "its workers have joined"
     names = {name for table in found.tables for worker in table.workers for name in worker.carriers}
     if len(names) != 1:

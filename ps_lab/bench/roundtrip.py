@@ -134,7 +134,7 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
         rounds = interleave(run.parties, setup.rounds, on_round=watcher.advance)
         servers = [server.pid for server in run.session.cluster.servers]
         peak, borrowed = _total(usage.peak_rss_bytes, servers), _total(usage.borrowed_bytes, servers)
-        status = ask(run.session.cluster.addresses)
+        status = ask(run.session.cluster.addresses, run.session.cluster.access)
     job = status.job(JOB)
     assert job is not None, "the servers keep a job until they stop"
     return Outcome(
@@ -212,7 +212,7 @@ def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started
     parties = [start_project(session, setup)]
     parties += [session.start(name, peers[name].plan(setup), limit_s=limit_s) for name in setup.peers]
     session.wait_ready(limit_s=limit_s)
-    carrier = carrier_of(session.cluster.addresses, JOB)
+    carrier = carrier_of(session.cluster.addresses, JOB, session.cluster.access)
     if setup.with_limit:
         parties.append(session.start(limit.NAME, limit.plan(setup, carrier), limit_s=limit_s))
         session.wait_ready(limit_s=limit_s)

@@ -198,7 +198,7 @@ def measure(setup: StepSetup, watcher: Watcher) -> StepOutcome:
             addresses = links.through(addresses)
         parties = _start(session, setup, addresses)
         first, *_ = session.wait_ready(limit_s=LIMIT_S).values()
-        carrier = carrier_of(session.cluster.addresses, _job_name(0))
+        carrier = carrier_of(session.cluster.addresses, _job_name(0), session.cluster.access)
         watcher.phase("rounds", len(parties) * (WARM_UP_ROUNDS + setup.rounds))
         rounds = interleave(parties, setup.rounds, on_round=watcher.advance)
     return StepOutcome(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import socket
 import struct
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -14,6 +17,8 @@ import ps_worker as ps
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_wire import frame as wire
+from ps_wire import tls_socket
+from ps_wire.certificates import TlsFolder
 from ps_wire.channel import CLIENT
 from ps_wire.errors import PsError
 from ps_wire.memory import MessageStream
@@ -121,7 +126,37 @@ class TcpClient(SocketClient):
     carrier = "tcp"
 
 
-SOCKETS: dict[str, Callable[[Cluster], SocketClient]] = {"uds": UnixClient, "tcp": TcpClient}
+@cache
+def worker_certificates(path: Path) -> TlsFolder:
+    return TlsFolder(path, serves=False, complain=print)
+
+
+class TlsClient(SocketClient):
+    """`tcp` where the server has certificates."""
+
+    carrier = "tcp"
+
+    def __init__(self, server: Cluster) -> None:
+        offers = server.shards[0]._service.carriers
+        (port,) = [offer.address for offer in offers if offer.name == self.carrier]
+        tls = worker_certificates(server.settings["tls_dir"])
+        self.socket = tls_socket.connect("127.0.0.1", int(port), tls.identity().connecting, LIMIT_S)
+        self.socket.setblocking(True)
+
+    def send(self, message: bytes) -> None:
+        self.socket.sendmsg([message])
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray(count)
+        try:
+            return bytes(data[: self.socket.recv_into(data, 0, socket.MSG_WAITALL)])
+        except OSError:
+            return b""
+
+
+TLS = "tls"  # no carrier of its own: `tcp` of another server
+PLAIN: dict[str, type[SocketClient]] = {"uds": UnixClient, "tcp": TcpClient}
+SOCKETS: dict[str, type[SocketClient]] = {**PLAIN, TLS: TlsClient}
 CARRIERS: dict[str, Callable[[Cluster], Client]] = {"grpc": GrpcClient, "memory": MemoryClient, **SOCKETS}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +10,12 @@ import torch
 from ps_wire import frame as wire
 from ps_wire.errors import FrameMalformed, StrangerRefused
 
-from ..unit.ps_worker.service import Cluster  # noqa: TID252
 from .bench import BIG, CARRIERS, Bench, pull, push
 
 
 @pytest.fixture(params=CARRIERS)
 def carrier(request: Any) -> str:
     return request.param
-
-
-@pytest.fixture
-def in_job(carrier: str, server: Cluster) -> Callable[[Callable[[Bench], None]], None]:
-    """Runs a test while a worker holds the job open."""
-    return lambda test: Bench.run(server, carrier, test)
 
 
 def test_the_largest_frames_come_whole_and_in_order_both_ways(in_job: Any):

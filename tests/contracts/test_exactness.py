@@ -54,9 +54,15 @@ def test_law_1_holds_over_every_carrier(server: Cluster, carrier: str, optimizer
     check_exact(server, optimizer, carrier=carrier)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_law_13_tcp_connections_are_reset_at_any_byte(server: Cluster, seed: int):
-    """In mid-frame as well as between two: every push counts once, and the weights are exact."""
+@pytest.mark.parametrize("optimizer", MAKE)
+def test_law_1_holds_over_tls(secure: Cluster, optimizer: str):
+    check_exact(secure, optimizer, carrier="tcp")
+
+
+@pytest.mark.parametrize(("carrier", "seed"), [("tcp", 0), ("tcp", 1), ("tcp", 2), ("tls", 0), ("tls", 1)])
+def test_law_13_tcp_connections_are_reset_at_any_byte(its_server: Cluster, seed: int):
+    """In mid-frame, between two, inside a handshake: every push counts once, and the weights are exact."""
+    server = its_server
     service = server.shards[0]._service
     carriers = service.carriers
     (port,) = [offer.address for offer in carriers if offer.name == "tcp"]

@@ -28,7 +28,7 @@ from ps_wire.errors import FrameTooLarge, StrangerRefused
 from ps_worker.socket_stream import DOORS
 
 from ..unit.ps_worker.service import Cluster, run_workers  # noqa: TID252
-from .bench import BIG, LIMIT_S, SOCKETS, Bench, pull, push
+from .bench import BIG, LIMIT_S, PLAIN, SOCKETS, TLS, Bench, pull, push
 
 FUZZ_CASES = 150
 
@@ -36,11 +36,6 @@ FUZZ_CASES = 150
 @pytest.fixture(params=SOCKETS)
 def carrier(request: Any) -> str:
     return request.param
-
-
-@pytest.fixture
-def in_job(carrier: str, server: Cluster) -> Callable[[Callable[[Bench], None]], None]:
-    return lambda test: Bench.run(server, carrier, test)
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -117,6 +112,7 @@ def test_a_stranger_who_is_slow_is_closed_and_counted(in_job: Any, monkeypatch: 
     in_job(test)
 
 
+@pytest.mark.parametrize("carrier", PLAIN, indirect=True)
 def test_strangers_are_few_and_members_do_not_count(in_job: Any, monkeypatch: Any):
     monkeypatch.setattr(socket_server, "MAX_STRANGERS", 2)
 
@@ -135,7 +131,9 @@ def test_strangers_are_few_and_members_do_not_count(in_job: Any, monkeypatch: An
     in_job(test)
 
 
-def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(carrier: str, server: Cluster):
+def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(
+    carrier: str, its_server: Cluster
+):
     """Others go on, the memory that waits for it is bounded, and no reply is torn: each is of its version."""
     stalled, read = threading.Event(), threading.Event()
     rounds = 40
@@ -164,10 +162,10 @@ def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(ca
             values = torch.frombuffer(bytearray(pulled.payload), dtype=torch.float32)
             assert torch.equal(values, torch.full((BIG,), float(pulled.version)))
 
-    Bench.run(server, carrier, test, other)
+    Bench.run(its_server, carrier, test, other)
 
 
-def test_mutated_frames_are_refused_or_taken_and_the_port_lives_on(in_job: Any):
+def test_mutated_frames_are_refused_or_taken_and_the_port_lives_on(in_job: Any, carrier: str):
     """A seeded fuzz of what a member and a stranger may send; the shard then serves as before."""
     draw = random.Random(5)
     seeds = [
@@ -182,7 +180,7 @@ def test_mutated_frames_are_refused_or_taken_and_the_port_lives_on(in_job: Any):
         return bytes(data[: draw.randrange(1, len(data) + 1)] if draw.random() < 0.3 else data)
 
     def test(bench: Bench) -> None:
-        for case in range(FUZZ_CASES):
+        for case in range(FUZZ_CASES // (5 if carrier == TLS else 1)):  # the frames are the same
             client = bench.ready() if case % 2 else bench.connection()
             with contextlib.suppress(OSError):
                 client.send(mutated())
@@ -261,17 +259,17 @@ def used_descriptors() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-def test_nothing_is_left_of_connections_that_have_ended(server: Cluster):
+def test_nothing_is_left_of_connections_that_have_ended(carrier: str, its_server: Cluster):
     """Not a descriptor, not a thread; neither of workers that left nor of peers that vanished."""
+    opens = SOCKETS[carrier]
 
     def job() -> None:
         def body(worker: ps.Worker) -> None:
             worker.table({"w": torch.zeros(10)}, optimizer=ps.SGD(lr=1.0)).pull().result(LIMIT_S)
 
-        run_workers(server, body, num_workers=2)
-        for opens in SOCKETS.values():
-            opens(server).close()
-        until(lambda: not server.shards[0].sockets._connections)
+        run_workers(its_server, body, num_workers=2, carrier=opens.carrier)
+        opens(its_server).close()
+        until(lambda: not its_server.shards[0].sockets._connections)
 
     job()
     threads, descriptors = own_threads(), used_descriptors()
@@ -281,6 +279,7 @@ def test_nothing_is_left_of_connections_that_have_ended(server: Cluster):
     until(lambda: used_descriptors() <= descriptors + 2)  # gRPC keeps a spare one or two
 
 
+@pytest.mark.parametrize("carrier", PLAIN, indirect=True)
 def test_a_server_that_stops_frees_everything(carrier: str):
     """At once: it waits for no stranger. Nobody listens any more."""
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
@@ -299,7 +298,7 @@ def test_a_server_that_stops_frees_everything(carrier: str):
         DOORS[carrier](address, "127.0.0.1:1", LIMIT_S)
 
 
-def test_what_a_stopping_server_has_queued_is_sent_first(carrier: str, server: Cluster):
+def test_what_a_stopping_server_has_queued_is_sent_first(carrier: str, its_server: Cluster):
     """Replies to one who reads late, then the end of the stream."""
 
     def test(bench: Bench) -> None:
@@ -310,10 +309,10 @@ def test_what_a_stopping_server_has_queued_is_sent_first(carrier: str, server: C
         (cell,) = bench.shard.table(bench.job, 0).cells()
         until(lambda: cell.bytes_out >= 4 * 4 * BIG)  # the worker's own pull at the start, and three
         for connection in bench.server.shards[0].sockets._connections.copy():
-            if connection._session.carrier == carrier:
+            if connection._session.carrier == SOCKETS[carrier].carrier:
                 connection.stop()
         kinds = [bench.next(client).kind for _ in range(6)]
         assert kinds == [wire.Kind.ACK, wire.Kind.PULLED] * 3
         assert client.receive() is None
 
-    Bench.run(server, carrier, test)
+    Bench.run(its_server, carrier, test)

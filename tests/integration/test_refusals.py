@@ -145,7 +145,6 @@ def test_what_makes_no_sense_ends_the_worker_with_64(
         (("--shard", "1/2"), "needs --coordinator"),
         (("--port", "70000"), "--port"),
         (("--memory-limit", "lots"), "--memory-limit 'lots'"),
-        (("--host", "0.0.0.0"), "add --insecure"),
         (("--coordinator", "nowhere", "--shard", "1/2"), "'nowhere' is not HOST:PORT"),
     ],
 )

@@ -10,6 +10,7 @@ from ps_server import (
     coordinator,
     cut_table,
     data_stream,
+    gatekeeper,
     job_tables,
     kept_hyperparameters,
     member,
@@ -20,7 +21,18 @@ from ps_server import (
     socket_connection,
     state_store,
 )
-from ps_wire import address, carrier, channel, errors, frame, frame_socket, state_messages, table
+from ps_wire import (
+    address,
+    carrier,
+    channel,
+    errors,
+    frame,
+    frame_socket,
+    state_messages,
+    table,
+    tls_socket,
+    token,
+)
 from ps_worker import carrier_choice, socket_stream
 
 from .pages import table as rows_of
@@ -128,6 +140,16 @@ def test_the_readme_has_every_exit_code():
             "connections of a carrier that have not said HELLO",
             [session.MAX_STRANGERS, int(session.HELLO_LIMIT_S)],
         ),
+        (
+            "handshake on the control port",
+            [dict(channel.SERVER)["grpc.server_handshake_timeout_ms"] // 1000],
+        ),
+        (
+            "calls of one connection on the control port",
+            [dict(channel.SERVER)["grpc.max_concurrent_streams"]],
+        ),
+        ("calls without a good token", [gatekeeper.MAX_WAITING, int(gatekeeper.LOG_EVERY_S)]),
+        ("a token", [token.MIN_CHARACTERS, token.MAX_CHARACTERS]),
         ("tables of a job", [job_tables.MAX_TABLES]),
         (
             "workers of a job, jobs, shards",
@@ -157,6 +179,19 @@ def test_the_carriers_are_those_of_the_code():
     idle_s, between_s, count = frame_socket.KEEPALIVE_S
     assert f"after {idle_s} seconds, and gives it up after {idle_s + between_s * count}" in text
     assert f"of a socket are {frame_socket.LOCAL_BUFFER_BYTES >> 10} KiB" in text
+
+
+def test_the_first_bytes_inside_tls_are_those_of_the_code():
+    """Which half of which pair a connection is: their order and lengths."""
+    rows = [[int(row[0]), int(row[1]), row[2]] for row in rows_of(PAGE, "first byte", "how many")]
+    magic, direction, pair = (
+        tls_socket.MAGIC,
+        (tls_socket.UP, tls_socket.DOWN),
+        tls_socket.PAIR_BYTES,
+    )
+    assert [row[:2] for row in rows] == [[0, len(magic)], [4, 1], [5, pair]]
+    assert f"`{magic.decode()}`" in rows[0][2]
+    assert re.findall(r"`(\w)`", rows[1][2]) == [side.decode() for side in direction]
 
 
 def test_other_numbers_in_the_text():

@@ -1,11 +1,19 @@
 """What `ps-lab` answers to what a person types; each is a process, as for the person."""
 
+import importlib
+import re
+import socket
 import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from ps_lab.cluster import command_path
+from ps_lab.errors import LibraryMissing
+from ps_wire.token import of_job
 
 
 def ps_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +43,11 @@ def ps_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["bench", "step", "--bucket-mb", "many"], "'many'"),
         (["status"], "--servers"),
         (["status", "--servers", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["certs", "FOLDER"], "ca.crt is there already: --force replaces it"),
+        (["certs", "FOLDER", "--force", "--host", "a b"], "--host 'a b' is neither a name nor an address"),
+        (["certs", "SCRIPT/below"], "below cannot be written"),
+        (["token", "--job", "a b", "--token-file", "TOKEN"], "job name 'a b'"),
+        (["token", "--job", "a"], "--token-file"),
     ],
 )
 def test_what_makes_no_sense_ends_with_64_and_says_why(
@@ -42,7 +55,10 @@ def test_what_makes_no_sense_ends_with_64_and_says_why(
 ) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    done = ps_lab(*(str(script) if word == "SCRIPT" else word for word in arguments))
+    (tmp_path / "ca.crt").touch()
+    (tmp_path / "token").write_text("a-token-of-some-length\n")
+    places = {"SCRIPT": script, "FOLDER": tmp_path, "TOKEN": tmp_path / "token"}
+    done = ps_lab(*(re.sub("^[A-Z]+", lambda match: str(places[match[0]]), word) for word in arguments))
     assert done.returncode == 64
     assert said in done.stderr
     assert done.stdout == ""
@@ -55,8 +71,44 @@ def test_a_server_that_is_not_there_ends_with_69_and_is_named() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_certificates_are_made_and_their_files_named(tmp_path: Path) -> None:
+    """With a key for the owner alone, and the name that was asked for."""
+    done = ps_lab(
+        "certs", str(tmp_path / "new"), "--host", "*.ps-server", "--host", "10.0.0.7", "--days", "3"
+    )
+    assert done.returncode == 0
+    files = [Path(line) for line in done.stdout.splitlines()]
+    assert [str(file.relative_to(tmp_path / "new")) for file in files] == [
+        "ca.crt",
+        "ca.key",
+        *(f"{role}/{name}" for role in ("server", "worker") for name in ("ca.crt", "tls.crt", "tls.key")),
+    ]
+    server = x509.load_pem_x509_certificate(files[3].read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"localhost", socket.gethostname(), "*.ps-server"} <= set(names.get_values_for_type(x509.DNSName))
+    addresses = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
+    assert addresses == {"127.0.0.1", "::1", "10.0.0.7"}
+    left = server.not_valid_after_utc - datetime.now(UTC)
+    assert timedelta(days=2) < left <= timedelta(days=3)
+
+
+def test_the_token_of_a_job_is_printed_and_the_services_is_not(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-of-some-length\n")
+    done = ps_lab("token", "--job", "digits", "--token-file", str(tmp_path / "token"))
+    assert done.returncode == 0
+    assert done.stdout == f"{of_job('a-token-of-some-length', 'digits')}\n"
+
+
+def test_without_the_library_for_certificates_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is needed for this command alone."""
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "ps_lab.certificate_authority", raising=False)
+    with pytest.raises(LibraryMissing, match=r"pip install 'torch-parameter-server\[certs\]'"):
+        importlib.import_module("ps_lab.certificate_authority")
+
+
 def test_help_is_there_for_every_command() -> None:
-    for command in ("launch", "status", "demo", "bench", "bench roundtrip", "bench step"):
+    for command in ("launch", "status", "demo", "bench", "bench roundtrip", "bench step", "certs", "token"):
         done = ps_lab(*command.split(), "--help")
         assert done.returncode == 0
         assert done.stdout.strip()

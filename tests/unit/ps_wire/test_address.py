@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_wire.address import MAX_SERVERS, check_job_name, parse_address, parse_servers
+from ps_wire.address import MAX_SERVERS, check_job_name, is_loopback, parse_address, parse_servers
 from ps_wire.errors import AddressInvalid, UsageError
 
 
@@ -111,6 +111,21 @@ def test_any_text_is_a_list_or_refused(text):
     except AddressInvalid:
         return
     assert len(set(servers)) == len(servers) >= 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "::1", "[::1]", " 127.0.0.1 "])
+def test_hosts_that_only_this_machine_reaches(host):
+    """All of 127/8, in both ways of writing an IPv6 address."""
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "::", "[::]", "", "10.0.0.1", "localhost.example", "127.0.0.1.example", "127.1", "host"],
+)
+def test_other_hosts_are_reached_from_elsewhere(host):
+    """A name that might stand for loopback is not taken for it."""
+    assert not is_loopback(host)
 
 
 @pytest.mark.parametrize("name", ["a", "0", "mnist-2.1_x", "Z" * 64])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_wire import errors
-from ps_wire.errors import BY_NAME, STATUS, PsError, Unavailable, facts_to_json, from_wire
+from ps_wire.errors import BY_NAME, STATUS, PsError, TlsRefused, Unavailable, facts_to_json, from_wire
 
 FACTS = st.dictionaries(
     st.text(max_size=10),
@@ -57,9 +57,9 @@ def test_the_drawn_tree_is_the_tree():
     assert drawn() == real
 
 
-def test_only_unavailable_is_retryable():
-    """The same call may succeed later exactly where a server did not answer."""
-    assert {cls for cls in STATUS if cls.retryable} == below(Unavailable)
+def test_what_is_retryable():
+    """The same call may succeed later where nobody answered, or certificates are being replaced."""
+    assert {cls for cls in STATUS if cls.retryable} == below(Unavailable) | {TlsRefused}
 
 
 def test_statuses_are_those_of_grpc():

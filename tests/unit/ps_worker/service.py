@@ -18,6 +18,7 @@ import torch
 import ps_worker as ps
 from ps_server.coordinator import Coordinator
 from ps_server.process import Server, ServerOptions
+from ps_wire.access import OPEN, Access
 
 Result = TypeVar("Result")
 LIMIT_S = 40.0
@@ -74,10 +75,11 @@ class QuietServer(Server):
 
 
 class Cluster:
-    """Shards on free loopback ports."""
+    """Shards on free loopback ports; `settings` are what their workers need to be let in."""
 
-    def __init__(self, loop: LoopThread, num_shards: int) -> None:
+    def __init__(self, loop: LoopThread, num_shards: int, access: Access = OPEN, **settings: object) -> None:
         self._loop = loop
+        self.settings = settings
         self.shards: list[QuietServer] = []
         self._runs: list[Any] = []
         for index in range(num_shards):
@@ -89,6 +91,7 @@ class Cluster:
                 coordinator=self._address(0) if index else None,
                 advertise="127.0.0.1",
                 memory_limit_bytes=None,
+                access=access,
             )
             server = QuietServer(options)
             self.shards.append(server)
@@ -184,6 +187,7 @@ def run_workers(
             consistency=consistency,
             num_workers=num_workers,
             worker=rank,
+            **cluster.settings,
             **settings,
         ) as worker:
             return body(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ FULL = {
     "PS_CONNECT_LIMIT": "1.5",
     "PS_START_LIMIT": "60",
     "PS_RETRY_LIMIT": "2e1",
+    "PS_TOKEN_FILE": "/run/token",
+    "PS_TLS_DIR": "/run/tls",
 }
 
 
@@ -33,6 +36,7 @@ def test_everything_comes_from_the_environment():
     assert got.nonfinite is NonFinite.APPLY
     assert got.carrier is Carrier.TCP
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (1.5, 60.0, 20.0)
+    assert (got.token_file, got.tls_dir) == (Path("/run/token"), Path("/run/tls"))
 
 
 def test_keywords_come_before_the_environment():
@@ -48,12 +52,15 @@ def test_keywords_come_before_the_environment():
         connect_limit=5,
         start_limit=6.5,
         retry_limit=7,
+        token_file=Path("mine"),
+        tls_dir="own",
     )
     assert got.servers == ("c:3",)
     assert (got.job, got.consistency, got.num_workers, got.worker) == ("other", ASP(), 1, 0)
     assert got.nonfinite is NonFinite.SKIP
     assert got.carrier is None
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (5.0, 6.5, 7.0)
+    assert (got.token_file, got.tls_dir) == (Path("mine"), Path("own"))
 
 
 def test_defaults():
@@ -62,6 +69,7 @@ def test_defaults():
     assert got.nonfinite is NonFinite.ERROR
     assert got.carrier is None
     assert (got.connect_limit_s, got.start_limit_s, got.retry_limit_s) == (30.0, 600.0, 30.0)
+    assert (got.token_file, got.tls_dir) == (None, None)
 
 
 def test_none_means_not_given():

@@ -1,0 +1,39 @@
+"""Where a server may listen, and that nothing shows its token."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps_server.cli import check_host
+from ps_server.process import ServerOptions
+from ps_wire.access import Access
+from ps_wire.errors import ConfigurationRefused
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "ps-server-0.ps-server"])
+def test_where_others_reach_it_a_server_wants_one_of_three_things(host: str):
+    """Certificates, a token, or a person's word for it."""
+    with pytest.raises(ConfigurationRefused) as refused:
+        check_host(host, guarded=False, insecure=False)
+    assert refused.value.exit_code == 78
+    assert all(name in refused.value.message for name in (host, "--tls-dir", "--token-file", "--insecure"))
+    check_host(host, guarded=True, insecure=False)
+    check_host(host, guarded=False, insecure=True)
+
+
+def test_on_loopback_a_server_wants_nothing():
+    check_host("127.0.0.1", guarded=False, insecure=False)
+
+
+def test_options_do_not_show_the_token():
+    options = ServerOptions(
+        shard=0,
+        num_shards=1,
+        host="h",
+        port=0,
+        coordinator=None,
+        advertise="h",
+        memory_limit_bytes=None,
+        access=Access(token="not-to-be-seen"),
+    )
+    assert "not-to-be-seen" not in repr(options)
