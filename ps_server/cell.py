@@ -16,8 +16,9 @@ from functools import partial
 
 import torch
 
-from ps_server.average import Scratch, mean
+from ps_server.average import Scratch
 from ps_server.cell_members import CellMembers
+from ps_server.cell_screening import CellScreening
 from ps_server.cell_values import CellValues
 from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
@@ -25,7 +26,7 @@ from ps_server.gradient import Gradient, differ
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.replies import Replies
-from ps_server.screen import Screen, first_nonfinite, looks_finite
+from ps_server.screen import Screen
 from ps_wire import trace
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import JobUnknown, PsError
@@ -33,7 +34,7 @@ from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
 
 
-class Cell(CellMembers):
+class Cell(CellMembers, CellScreening):
     """A partition of one table on one shard."""
 
     def __init__(
@@ -259,54 +260,6 @@ class Cell(CellMembers):
             del self._lent[lent.worker]
             if not lent.payload.pulls:
                 self._send(lent.worker, self._replies.free(lent.worker, lent.step))
-
-    def _screened(self, scratch: Scratch) -> torch.Tensor | None:
-        """Withholds what may not be applied; the mean of the rest, None if there is none.
-
-        The mean is looked at first: what is not finite in a contribution is not finite in it.
-        """
-        while self.pieces and (staged := [item for item in self.machine.staged if not item.abstains]):
-            average = self._mean(staged, scratch)
-            if not self._screen.active or looks_finite(average):
-                return average
-            found = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
-            bad = [(item, piece) for item, piece in found if piece is not None]
-            if not bad and self._first_nonfinite(average) is None:
-                return average  # finite, and its sum is not
-            if not bad:
-                self._screen.overflowed(staged[0].step, self._index)
-            for item in [item for item, _ in bad] or staged:
-                self.machine.withhold(item.worker)
-            for item, piece in bad:
-                self._withheld(item, piece)
-        return None
-
-    def _nonfinite(self, values: torch.Tensor) -> Piece | None:
-        if not self._screen.active or looks_finite(values):
-            return None
-        return self._first_nonfinite(values)
-
-    def _first_nonfinite(self, values: torch.Tensor) -> Piece | None:
-        return first_nonfinite(values, self.pieces)
-
-    def _withheld(self, contribution: Contribution, piece: Piece) -> None:
-        error = self._screen.found(contribution.worker, contribution.step, piece)
-        if error is not None:
-            self._failed[contribution.worker] = contribution.incarnation, error
-
-    def _check_failed(self, worker: int, incarnation: int, step: int | None = None) -> None:
-        """A worker whose push of an earlier step was not taken as it was is told at what it does next."""
-        error = self._error_of(worker, incarnation)
-        if error is not None and step != error.facts["step"]:
-            raise error
-
-    def _error_of(self, worker: int, incarnation: int) -> PsError | None:
-        failed, error = self._failed.get(worker, (incarnation, None))
-        return error if failed == incarnation else None
-
-    def _mean(self, contributions: Sequence[Contribution], scratch: Scratch) -> torch.Tensor:
-        values = [item.payload.values for item in contributions]
-        return mean(values, [item.weight for item in contributions], scratch)
 
     def _apply(self, action: Apply, scratch: Scratch, average: torch.Tensor | None) -> None:
         gradients: list[Gradient] = [item.payload for item in action.contributions]

@@ -19,6 +19,22 @@ from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import SliceLayout
 
 
+class Region:
+    """Memory for a shard's weights of one table."""
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        """Lays it out; nothing is allocated."""
+        self._plan = plan
+        self._layout = SliceLayout(plan, shard)
+        self.nbytes = self._layout.nbytes
+
+    def of(self, memory: mmap.mmap, partition: Partition) -> torch.Tensor:
+        """One of the shard's partitions in such memory: shape (E,), E = its elements."""
+        dtype = getattr(torch, self._plan.buckets[partition.bucket].dtype)
+        start = self._layout.start_of(partition)
+        return torch.frombuffer(memory, dtype=dtype, count=partition.numel, offset=start)
+
+
 class Halves:
     """See the module's docstring. The memory lives as long as a tensor of it, or a worker that maps it.
 
@@ -32,12 +48,12 @@ class Halves:
         Raises:
             FrameRefused: the system has no descriptor or memory left, or cannot seal memory against writers.
         """
-        self._layout = SliceLayout(plan, shard)
+        self._region = Region(plan, shard)
         self._memory: list[mmap.mmap] = []
         self.descriptors: tuple[int, ...] = ()
         for _ in range(2):
             try:
-                descriptor, memory = shared_memory.create_readable(self._layout.nbytes)
+                descriptor, memory = shared_memory.create_readable(self._region.nbytes)
             except OSError as error:
                 raise FrameRefused(f"there is no memory for workers to map: {error.strerror}") from None
             weakref.finalize(self, os.close, descriptor)
@@ -46,5 +62,5 @@ class Halves:
 
     def of(self, partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:
         """Both halves of one of the shard's partitions, shape (E,) each; E = its elements."""
-        first, second = [self._layout.tensor_of(memory, partition) for memory in self._memory]
+        first, second = [self._region.of(memory, partition) for memory in self._memory]
         return first, second

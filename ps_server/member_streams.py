@@ -166,6 +166,7 @@ class MemberStreams:
         return False
 
     def _resume(self, resume: pb.Resume) -> tuple[Room, Member, Mailbox, Stream]:
+        gatekeeper.check_job(resume.job)
         room = self._rooms.get(resume.job)
         if room is None:
             raise JobUnknown(f"no job {resume.job[:64]!r} here")

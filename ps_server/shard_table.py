@@ -18,13 +18,12 @@ import torch
 from ps_server import optimizers
 from ps_server.average import Scratch
 from ps_server.cell import Cell
-from ps_server.clipping import Clipping, Norm, coefficient, holders
+from ps_server.clipping import Clipping, Norm, holders
 from ps_server.cut_table import CutTable
 from ps_server.gate import Gate
 from ps_server.gradient import Gradient
-from ps_server.halves import Halves
+from ps_server.halves import Halves, Region
 from ps_server.kept_hyperparameters import KeptHyperparameters
-from ps_server.log import logger
 from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_server.screen import Screen
 from ps_server.table_members import TableMembers
@@ -35,7 +34,6 @@ from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import (
     FrameMalformed,
     FrameRefused,
-    InternalError,
     JobUnknown,
     PayloadMismatch,
     StrangerRefused,
@@ -43,7 +41,6 @@ from ps_wire.errors import (
 from ps_wire.messages import hyperparameters_from_proto, parse_message
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
-from ps_wire.shared_memory import SliceLayout
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
@@ -98,8 +95,8 @@ class ShardTable(TableMembers):
         self._submit = submit
         self._report = report if holders(self.plan) != (shard,) else None
         screen = Screen(nonfinite, job=job, spec=spec)
-        layout = SliceLayout(plan, shard)
-        memory = mmap.mmap(-1, layout.nbytes)  # zeros, which torch would write
+        region = Region(plan, shard)
+        memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
         for partition in partitions:
             bucket = self.plan.buckets[partition.bucket]
             group = spec.optimizer.hyperparameters.groups[bucket.group]
@@ -107,7 +104,7 @@ class ShardTable(TableMembers):
                 table=spec.number,
                 index=partition.index,
                 group=bucket.group,
-                weights=layout.tensor_of(memory, partition),
+                weights=region.of(memory, partition),
                 pieces=self.plan.pieces(partition),
                 optimizer=partial(optimizers.PieceOptimizer, spec.optimizer.name, group),
                 machine=Partition(gate),
@@ -136,60 +133,6 @@ class ShardTable(TableMembers):
                 for index, cell in self._cells.items():
                     cell.double(self._halves.of(self.plan.partition(index)))
             return self._halves
-
-    # -- clipping by the global norm -------------------------------------------------------------------
-
-    def undecided(self) -> Norm | None:
-        """What was reported and has no scale yet: to be reported again to one who may not have heard it."""
-        found = self._clipping.undecided() if self._clipping is not None and self._report else None
-        return None if found is None else self._norm(*found)
-
-    def decide(self, step: int, scale: float) -> None:
-        """All shards have reported this step: it closes with this scale. Another step is not news."""
-        if self._clipping is None or not self._clipping.decided(step):
-            return
-        now_s = time.monotonic()
-        for cell in reversed(self._cells.values()):  # the first layers' weights leave first
-            cell.decide(step, scale, now_s, self._scratch)
-            self._check_hyper(cell, step)
-        self._close_clipped()
-
-    def _later(self, index: int, close: Callable[[], None]) -> None:
-        if self._submit is None:
-            close()
-        else:
-            self._submit(partial(self._close, self._cells[index], close))
-
-    def _close(self, cell: Cell, close: Callable[[], None]) -> None:
-        try:
-            close()
-        except Exception as error:
-            cell.fail(InternalError(f"{type(error).__name__}: {error}"))
-            raise
-        self._check_hyper(cell, cell.machine.version - 1)
-        self._close_clipped()
-
-    def _close_clipped(self) -> None:
-        """What follows when a step may have become complete on all cells of this shard."""
-        found = self._clipping.take() if self._clipping is not None else None
-        if found is None:
-            return
-        step, squares = found
-        if self._report is not None:
-            self._report(self._norm(step, squares))
-        else:
-            assert self.spec.clip_grad_norm is not None
-            self.decide(step, coefficient(self.spec.clip_grad_norm, squares))
-
-    def _norm(self, step: int, squares: float) -> Norm:
-        return Norm(
-            job=self._job,
-            table=self.spec.number,
-            opening=self.opening,
-            step=step,
-            squares=squares,
-            epoch=self.epoch,
-        )
 
     # -- frames ----------------------------------------------------------------------------------------
 
@@ -289,17 +232,6 @@ class ShardTable(TableMembers):
         cell.push(contribution, outlet, time.monotonic(), self._scratch)
         self._check_hyper(cell, frame.step)
         self._close_clipped()
-
-    def _check_hyper(self, cell: Cell, step: int) -> None:
-        if cell.hyper_mismatches and not self._warned_hyper:
-            self._warned_hyper = True
-            logger.warning(
-                "job %s table %d step %d: workers pushed different hyper-parameters; those of the "
-                "lowest-ranked contributor are used, others are counted (hyper_mismatches)",
-                self._job,
-                self.spec.number,
-                step,
-            )
 
     # -- checks ----------------------------------------------------------------------------------------
 

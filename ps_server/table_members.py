@@ -6,29 +6,12 @@ A base of `ShardTable`. It must not know frames or connections.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from ps_server.average import Scratch
-from ps_server.clipping import Clipping
-
-if TYPE_CHECKING:
-    from ps_server.cell import Cell
+from ps_server.table_closing import TableClosing
 
 
-class TableMembers:
-    """See the module's docstring.
-
-    Attributes:
-        epoch: of the membership: that of the last eviction from this table.
-    """
-
-    epoch: int
-    _cells: dict[int, Cell]
-    _scratch: Scratch
-    _clipping: Clipping | None
-
-    def _close_clipped(self) -> None:
-        raise NotImplementedError
+class TableMembers(TableClosing):
+    """See the module's docstring."""
 
     def join(self, worker: int, incarnation: int, clock: int) -> None:
         """A worker becomes a member of every partition; `clock` is its first step."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 import mmap
 import os
 
-import torch
-
 from ps_wire.errors import FrameRefused
 from ps_wire.plan import Partition, Plan
 from ps_wire.table import PAGE_BYTES
@@ -83,12 +81,10 @@ class SliceLayout:
             self.nbytes += count
         self.nbytes = max(self.nbytes, PAGE_BYTES)  # a shard may hold nothing of a small table
 
-    def tensor_of(self, memory: mmap.mmap, partition: Partition) -> torch.Tensor:
-        """One of the shard's partitions in such a region: shape (E,), E = its elements."""
-        bucket = self._plan.buckets[partition.bucket]
-        start = self._starts[partition.bucket] + partition.offset * bucket.item_bytes
-        dtype = getattr(torch, bucket.dtype)
-        return torch.frombuffer(memory, dtype=dtype, count=partition.numel, offset=start)
+    def start_of(self, partition: Partition) -> int:
+        """First byte of one of the shard's partitions."""
+        item = self._plan.buckets[partition.bucket].item_bytes
+        return self._starts[partition.bucket] + partition.offset * item
 
 
 def create(nbytes: int) -> int:

@@ -11,30 +11,28 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ps_wire import frame as wire
-from ps_wire import meta, trace
-from ps_wire.buffer import as_tensor
+from ps_wire import meta
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
 from ps_wire.table import Hyperparameters
 from ps_worker.connection import Connection
 from ps_worker.flat import FlatBuckets
+from ps_worker.pulls import Pulls
 from ps_worker.pushes import Pushes
 from ps_worker.reentry import Reentry
 from ps_worker.table_memory import Sharing, TableMemory
+from ps_worker.waits import Callback, Waits
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
 HALVES = 2  # descriptors in a shard's SHARE
-REPORT_WAIT_S = 10.0  # longer than a step that only is slow, short for a person who looks on
-
-Callback: TypeAlias = Callable[[PsError | None], None]
 
 
-class Exchange(Reentry):
+class Exchange(Reentry, Waits):
     """See the module's docstring. One thread of the user's at a time calls it; connections call it too."""
 
     def __init__(
@@ -66,9 +64,7 @@ class Exchange(Reentry):
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
         self._changed = threading.Condition()
         self._pushes = Pushes()
-        self._unpulled: OrderedDict[int, None] = OrderedDict()
-        self._pull_step = 0
-        self._pull_flags = 0
+        self._pulls = Pulls()
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Callback] = []
@@ -192,10 +188,9 @@ class Exchange(Reentry):
         """
         with self._changed:
             self._raise_failed()
-            self._unpulled = OrderedDict.fromkeys(range(self.plan.num_partitions - 1, -1, -1))
-            self._pull_step, self._pull_flags = step, wire.READ * read | wire.CUT * cut
+            self._pulls.ask(self.plan.num_partitions, step, wire.READ * read | wire.CUT * cut)
         for shard, connection in enumerate(self._connections):
-            for frame in self._pulls(shard):
+            for frame in self._asked(shard):
                 connection.send(frame)
 
     def _send_again(self) -> None:
@@ -217,87 +212,16 @@ class Exchange(Reentry):
         for shard, mine in by_shard.items():
             self._connections[shard].send(*mine)
 
-    def _pulls(self, shard: int) -> list[wire.Frame]:
-        wanted = [index for index in self._unpulled if self.partitions[index].shard == shard]
+    def _asked(self, shard: int) -> list[wire.Frame]:
+        wanted = self._pulls.of_shard(self.partitions, shard)
         if not wanted:
             return []
-        place = {"partition": wanted[0], "step": self._pull_step, "flags": self._pull_flags}
+        place = {"partition": wanted[0], "step": self._pulls.step, "flags": self._pulls.flags}
         return [self._frame(wire.Kind.PULL, **place, meta=meta.listed(wanted))]
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
         fields |= {"table": self._table, "worker": self._worker, "incarnation": self._incarnation}
         return wire.Frame(kind=kind, **fields)
-
-    # -- waiting ---------------------------------------------------------------------------------------
-
-    def wait_acked(self, partitions: Iterable[Partition] | None = None, limit_s: float | None = None) -> bool:
-        """Waits until these pushes (default: all) are acknowledged; False when `limit_s` ran out first.
-
-        Raises:
-            PsError: the exchange has failed.
-        """
-        wanted = _indices(partitions)
-        with self._changed:
-            done = self._changed.wait_for(lambda: bool(self._error) or self._pushes.acked(wanted), limit_s)
-            self._raise_failed()
-            return done
-
-    def wait_free(self, partitions: Iterable[Partition] | None = None) -> None:
-        """Waits until the gradient memory of these partitions (default: all) may be written.
-
-        Raises:
-            PsError: the exchange has failed.
-        """
-        wanted = _indices(partitions)
-        with trace.span("wait for memory"), self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
-            self._raise_failed()
-
-    def wait_pulled(self, report: Callable[[str], None] | None = None) -> None:
-        """Waits until every weight asked for has arrived.
-
-        Args:
-            report: called with a text every `REPORT_WAIT_S` of waiting.
-
-        Raises:
-            PsError: the exchange has failed.
-        """
-        with trace.span("wait for weights"), self._changed:
-            while self._unpulled and self._error is None:
-                if not self._changed.wait(REPORT_WAIT_S) and report is not None:
-                    report(self._waiting_for())
-            self._raise_failed()
-
-    def _waiting_for(self) -> str:
-        shards = sorted({self.partitions[index].shard for index in self._unpulled})
-        behind = sorted(it for it, at in self.clocks.items() if at < self._pull_step and it != self._worker)
-        text = f"waiting for weights of table {self._table} at step {self._pull_step} from shards {shards}"
-        return f"{text}; workers last seen behind it, on this table: {behind}" if behind else text
-
-    def when_acked(self, callback: Callback) -> None:
-        """Calls back once no push is under way, with None or the failure; on whichever thread sees it."""
-        with self._changed:
-            if not self._pushes.acked() and self._error is None:
-                self._when_acked.append(callback)
-                return
-        callback(self._error)
-
-    def when_pulled(self, callback: Callback) -> None:
-        """Calls back once every weight asked for is there, with None or the failure."""
-        with self._changed:
-            if self._unpulled and self._error is None:
-                self._when_pulled.append(callback)
-                return
-        callback(self._error)
-
-    @property
-    def all_free(self) -> bool:
-        """Whether all gradient memory may be written; without a lock, for the thread that pushes."""
-        return self._pushes.free() and self._error is None
-
-    def _raise_failed(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     # -- from connections ------------------------------------------------------------------------------
 
@@ -319,15 +243,11 @@ class Exchange(Reentry):
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
         if frame.kind is not wire.Kind.PULLED or not self._expects(frame):
             return None
-        partition = self.partitions[frame.partition]
-        if self.memory.is_laid(partition):
-            return None
-        place = self.memory.of(frame.version).bytes_of(partition)
-        return place if len(place) == payload_bytes else None
+        return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
 
     def _expects(self, frame: wire.Frame) -> bool:
         with self._changed:
-            return frame.partition in self._unpulled and frame.step == self._pull_step and not self._error
+            return self._pulls.expects(frame) and not self._error
 
     def _take_answer(self, frame: wire.Frame) -> None:
         with self._changed:
@@ -341,42 +261,29 @@ class Exchange(Reentry):
         index = frame.partition
         if not self._expects(frame):
             return  # answered already, on a connection that has gone since
-        partition = self.partitions[index]
-        weights = self.memory.of(frame.version).partition(partition)
-        if not frame.flags & wire.SHARED and len(frame.payload) != weights.nbytes:
-            self.fail(FrameMalformed(f"partition {index} came with {len(frame.payload)} bytes"))
-            return
         if not frame.flags & wire.SHARED:  # else the shard has them where they are read
-            if self.memory.is_laid(partition):  # over another carrier than before
-                self.memory.own(partition.shard)
-            arrived = as_tensor(frame.payload, weights.dtype)
-            if arrived.data_ptr() != weights.data_ptr():  # else it landed there
-                weights.copy_(arrived)
+            try:
+                self.memory.put(self.partitions[index], frame.version, frame.payload)
+            except FrameMalformed as error:
+                self.fail(error)
+                return
         with self._changed:
-            if frame.step != self._pull_step:
+            if frame.step != self._pulls.step:
                 return  # something else was asked for meanwhile
             self.versions[index] = frame.version
             for worker, clock in meta.read_clocks(frame.meta):
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
-            self.bytes_pulled += weights.nbytes
-            self._unpulled.pop(index, None)
+            self.bytes_pulled += len(self._gradients_of[index])
+            self._pulls.came(index)
             if self.memory.mapped:  # then the mean of the step has been made
                 self._pushes.closed(index)
-            if not self._unpulled:
+            if not self._pulls:
                 self.memory.show(frame.version)
                 self._changed.notify_all()
-            callbacks = self._due(self._when_pulled, bool(self._unpulled))
+            callbacks = self._due(self._when_pulled, bool(self._pulls))
             callbacks += self._due(self._when_acked, not self._pushes.acked())
         for callback in callbacks:
             callback(None)
-
-    @staticmethod
-    def _due(callbacks: list[Callback], waits: bool) -> list[Callback]:
-        if waits:
-            return []
-        due = callbacks.copy()
-        callbacks.clear()
-        return due
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""
@@ -385,7 +292,7 @@ class Exchange(Reentry):
             yield from list(self._hyper_frames.values())
             pushes = self._pushes.again()
             yield from [frame for frame in pushes if self.partitions[frame.partition].shard == shard]
-            yield from self._pulls(shard)
+            yield from self._asked(shard)
 
     def fail(self, error: PsError) -> None:
         """Ends every wait, now and later, with this error; the first one stays."""
@@ -395,7 +302,3 @@ class Exchange(Reentry):
             due = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
         for callback in due:
             callback(self._error)
-
-
-def _indices(partitions: Iterable[Partition] | None) -> frozenset[int] | None:
-    return None if partitions is None else frozenset(partition.index for partition in partitions)

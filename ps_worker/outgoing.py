@@ -27,6 +27,7 @@ from ps_wire import trace
 from ps_wire.errors import Evicted, ParameterUnsupported, UsageError
 from ps_wire.plan import Bucket
 from ps_worker.exchange import Exchange
+from ps_worker.gradient_changes import changed, cleared, replaced, same
 
 MANY = 1000  # hooks in a bucket that together take a millisecond
 HOOK_BYTES = 1 << 10  # travel in the time that a hook takes
@@ -140,7 +141,7 @@ class Outgoing:
         on_note()
         gradient = parameter.grad
         if gradient is None:
-            raise _cleared(self._names[place])
+            raise cleared(self._names[place])
         self.arrived.append(parameter)
         self._check_dense(gradient, place)
         try:
@@ -259,7 +260,7 @@ class Outgoing:
             arrived = set(map(id, self.arrived))
             for place in self._absent:
                 if id(self.parameters[place]) in arrived:
-                    raise _cleared(self._names[place])
+                    raise cleared(self._names[place])
 
     def keep(self) -> None:
         """Notes what `changed_since_left` compares with."""
@@ -273,9 +274,9 @@ class Outgoing:
         for place, (gradient, version) in self._noted.items():
             now = self.parameters[place].grad
             if now is not gradient:
-                return _replaced(self._names[place])
-            if now._version != version or not _same(now.detach(), self._views[place]):
-                return _changed(self._names[place])
+                return replaced(self._names[place])
+            if now._version != version or not same(now.detach(), self._views[place]):
+                return changed(self._names[place])
         return None
 
     def changed_since_left(self, sample: slice, turn: int) -> str | None:
@@ -285,9 +286,9 @@ class Outgoing:
             sample: places whose bytes are compared: one row of each.
             turn: chooses the row.
         """
-        same = list(map(is_, map(_gradient_of, self.parameters), self._sent))
-        if not all(same):
-            return _replaced(self._names[same.index(False)])
+        kept = list(map(is_, map(_gradient_of, self.parameters), self._sent))
+        if not all(kept):
+            return replaced(self._names[kept.index(False)])
         if len(self.arrived) != self._sent_arrivals:
             place = self._place_of(self.arrived[-1])
             return f"a second backward added to the gradient of {self._names[place]!r}"
@@ -297,7 +298,7 @@ class Outgoing:
         versions = list(map(_version_of, self._sent_there))
         if versions != self._sent_versions:
             pairs = zip(versions, self._sent_versions, places, strict=True)
-            return _changed(self._names[next(place for now, then, place in pairs if now != then)])
+            return changed(self._names[next(place for now, then, place in pairs if now != then)])
         for place, gradient in zip(places[sample], self._sent_there[sample], strict=True):
             now, sent = gradient.detach(), self._views[place]
             if now.dim():
@@ -305,8 +306,8 @@ class Outgoing:
                     continue
                 row = turn % now.shape[0]
                 now, sent = now[row], sent[row]
-            if not _same(now, sent):
-                return _changed(self._names[place])
+            if not same(now, sent):
+                return changed(self._names[place])
         return None
 
     def _place_of(self, parameter: torch.Tensor) -> int:
@@ -329,26 +330,3 @@ class Outgoing:
                 f"the gradient of {self._names[place]!r} has shape {tuple(gradient.shape)}; the parameter "
                 f"had {tuple(view.shape)} when it was wrapped"
             )
-
-
-def _cleared(name: str) -> UsageError:
-    return UsageError(
-        f"a hook cleared the gradient of {name!r} while backward was running (as an optimizer in backward "
-        "does): the servers step all parameters at once, so keep gradients until step()"
-    )
-
-
-def _replaced(name: str) -> str:
-    return f"the gradient of {name!r} was replaced or cleared after backward"
-
-
-def _changed(name: str) -> str:
-    return f"the gradient of {name!r} was changed after backward"
-
-
-def _same(gradient: torch.Tensor, sent: torch.Tensor) -> bool:
-    """Whether a gradient has the values that were copied; a NaN is like a NaN."""
-    now = gradient.to(sent)
-    if torch.equal(now, sent):
-        return True
-    return bool(((now == sent) | (now.isnan() & sent.isnan())).all())

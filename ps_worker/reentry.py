@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ps_wire import frame as wire
 from ps_wire.errors import Evicted, PsError
+from ps_worker.pulls import Pulls
 from ps_worker.pushes import Pushes
 
 
@@ -22,7 +23,7 @@ class Reentry:
     _hyper_frames: OrderedDict[int, wire.Frame]
     _incarnation: int
     _pushes: Pushes
-    _unpulled: OrderedDict[int, None]
+    _pulls: Pulls
 
     @property
     def evicted(self) -> bool:
@@ -34,7 +35,7 @@ class Reentry:
         with self._changed:
             self._incarnation = incarnation
             self._pushes = Pushes()
-            self._unpulled.clear()
+            self._pulls.forget()
             for number, frame in self._hyper_frames.items():
                 self._hyper_frames[number] = replace(frame, incarnation=incarnation)
             self._error = None

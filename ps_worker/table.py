@@ -15,7 +15,8 @@ from typing import TypeVar
 import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
-from ps_worker.exchange import Callback, Exchange
+from ps_worker.exchange import Exchange
+from ps_worker.waits import Callback
 
 Result = TypeVar("Result")
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30

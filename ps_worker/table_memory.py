@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from ps_wire import shared_memory
+from ps_wire.buffer import as_tensor
+from ps_wire.errors import FrameMalformed
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout, SliceLayout
 from ps_worker.flat import FlatBuckets
@@ -72,6 +74,28 @@ class TableMemory:
         """Where weights of a version lie."""
         return self._flats[version % len(self._flats)]
 
+    def landing(self, partition: Partition, version: int, nbytes: int) -> memoryview | None:
+        """Where weights that come may be received; None: elsewhere, and `put` takes them."""
+        if partition.shard in self._laid:
+            return None
+        place = self.of(version).bytes_of(partition)
+        return place if len(place) == nbytes else None
+
+    def put(self, partition: Partition, version: int, payload: bytes | memoryview) -> None:
+        """Weights of a partition have come, where they were to land or elsewhere.
+
+        Raises:
+            FrameMalformed: they are not as many as the partition has.
+        """
+        weights = self.of(version).partition(partition)
+        if len(payload) != weights.nbytes:
+            raise FrameMalformed(f"partition {partition.index} came with {len(payload)} bytes")
+        if partition.shard in self._laid:  # over another carrier than before
+            self.own(partition.shard)
+        arrived = as_tensor(payload, weights.dtype)
+        if arrived.data_ptr() != weights.data_ptr():
+            weights.copy_(arrived)
+
     def show(self, version: int) -> None:
         """All weights of this version are here."""
         self.weights = self.of(version)
@@ -93,10 +117,6 @@ class TableMemory:
     def mapped(self) -> bool:
         """Whether weights lie in memory of shards."""
         return bool(self._halves)
-
-    def is_laid(self, partition: Partition) -> bool:
-        """Whether its shard's memory is where its weights are."""
-        return partition.shard in self._laid
 
     def lay(self, shard: int, descriptors: Sequence[int]) -> None:
         """A shard has sent the descriptors of its two halves; they stay the caller's.

@@ -15,6 +15,7 @@ from ps_server import (
     kept_hyperparameters,
     member,
     member_streams,
+    outbox,
     readers,
     session,
     shard,
@@ -133,7 +134,7 @@ def test_the_readme_has_every_exit_code():
         ("meta and payload of a stranger's frame (sockets)", [socket_connection.MAX_HELLO_BYTES]),
         (
             "replies to read, above which nothing is taken (sockets)",
-            [socket_connection.MAX_OUTBOX_BYTES >> 20],
+            [outbox.MAX_OUTBOX_BYTES >> 20],
         ),
         ("frames that wait to be sent to one peer", [session.MAX_OUTBOX_FRAMES]),
         (

@@ -1,0 +1,104 @@
+"""How steps of one table close on a shard: on which thread, and by the norm over all shards if they clip.
+
+A base of `ShardTable`. It must not know frames or connections.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ps_server.average import Scratch
+from ps_server.clipping import Clipping, Norm, coefficient
+from ps_server.log import logger
+from ps_wire.errors import InternalError
+from ps_wire.table import TableSpec
+
+if TYPE_CHECKING:
+    from ps_server.cell import Cell
+
+
+class TableClosing:
+    """See the module's docstring.
+
+    Attributes:
+        spec: of the table.
+        opening: number of the order that opened it.
+        epoch: of the membership: that of the last eviction from this table.
+    """
+
+    spec: TableSpec
+    opening: int
+    epoch: int
+    _job: str
+    _cells: dict[int, Cell]
+    _scratch: Scratch
+    _clipping: Clipping | None
+    _report: Callable[[Norm], None] | None
+    _submit: Callable[[Callable[[], None]], None] | None
+    _warned_hyper: bool
+
+    def undecided(self) -> Norm | None:
+        """What was reported and has no scale yet: to be reported again to one who may not have heard it."""
+        found = self._clipping.undecided() if self._clipping is not None and self._report else None
+        return None if found is None else self._norm(*found)
+
+    def decide(self, step: int, scale: float) -> None:
+        """All shards have reported this step: it closes with this scale. Another step is not news."""
+        if self._clipping is None or not self._clipping.decided(step):
+            return
+        now_s = time.monotonic()
+        for cell in reversed(self._cells.values()):  # the first layers' weights leave first
+            cell.decide(step, scale, now_s, self._scratch)
+            self._check_hyper(cell, step)
+        self._close_clipped()
+
+    def _later(self, index: int, close: Callable[[], None]) -> None:
+        if self._submit is None:
+            close()
+        else:
+            self._submit(partial(self._close, self._cells[index], close))
+
+    def _close(self, cell: Cell, close: Callable[[], None]) -> None:
+        try:
+            close()
+        except Exception as error:
+            cell.fail(InternalError(f"{type(error).__name__}: {error}"))
+            raise
+        self._check_hyper(cell, cell.machine.version - 1)
+        self._close_clipped()
+
+    def _close_clipped(self) -> None:
+        """What follows when a step may have become complete on all cells of this shard."""
+        found = self._clipping.take() if self._clipping is not None else None
+        if found is None:
+            return
+        step, squares = found
+        if self._report is not None:
+            self._report(self._norm(step, squares))
+        else:
+            assert self.spec.clip_grad_norm is not None
+            self.decide(step, coefficient(self.spec.clip_grad_norm, squares))
+
+    def _norm(self, step: int, squares: float) -> Norm:
+        return Norm(
+            job=self._job,
+            table=self.spec.number,
+            opening=self.opening,
+            step=step,
+            squares=squares,
+            epoch=self.epoch,
+        )
+
+    def _check_hyper(self, cell: Cell, step: int) -> None:
+        if cell.hyper_mismatches and not self._warned_hyper:
+            self._warned_hyper = True
+            logger.warning(
+                "job %s table %d step %d: workers pushed different hyper-parameters; those of the "
+                "lowest-ranked contributor are used, others are counted (hyper_mismatches)",
+                self._job,
+                self.spec.number,
+                step,
+            )

@@ -1,0 +1,33 @@
+"""What happened to gradients that must not change any more: comparisons, and what is said of it."""
+
+from __future__ import annotations
+
+import torch
+
+from ps_wire.errors import UsageError
+
+
+def cleared(name: str) -> UsageError:
+    """The error of a hook of the script that took a gradient away."""
+    return UsageError(
+        f"a hook cleared the gradient of {name!r} while backward was running (as an optimizer in backward "
+        "does): the servers step all parameters at once, so keep gradients until step()"
+    )
+
+
+def replaced(name: str) -> str:
+    """What is said of a gradient that is another tensor now."""
+    return f"the gradient of {name!r} was replaced or cleared after backward"
+
+
+def changed(name: str) -> str:
+    """What is said of a gradient whose values are others now."""
+    return f"the gradient of {name!r} was changed after backward"
+
+
+def same(gradient: torch.Tensor, sent: torch.Tensor) -> bool:
+    """Whether a gradient has the values that were copied; a NaN is like a NaN."""
+    now = gradient.to(sent)
+    if torch.equal(now, sent):
+        return True
+    return bool(((now == sent) | (now.isnan() & sent.isnan())).all())

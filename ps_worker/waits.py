@@ -1,0 +1,122 @@
+"""Waits for what an exchange has under way: answers to pushes, memory, weights; by blocking, or by callback.
+
+A base of `Exchange`, which fills and empties what is waited for. `_changed` guards all of it, and is notified
+of answers and failures.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from ps_wire import trace
+from ps_wire.errors import PsError
+from ps_wire.plan import Partition
+from ps_worker.pulls import Pulls
+from ps_worker.pushes import Pushes
+
+REPORT_WAIT_S = 10.0  # longer than a step that only is slow, short for a person who looks on
+
+Callback: TypeAlias = Callable[[PsError | None], None]
+
+
+class Waits:
+    """See the module's docstring.
+
+    Attributes:
+        partitions: of the table.
+        clocks: worker -> its clock, as shards have shown it so far.
+    """
+
+    partitions: Sequence[Partition]
+    clocks: Mapping[int, int]
+    _table: int
+    _worker: int
+    _changed: threading.Condition
+    _error: PsError | None
+    _pushes: Pushes
+    _pulls: Pulls
+    _when_acked: list[Callback]
+    _when_pulled: list[Callback]
+
+    def wait_acked(self, partitions: Iterable[Partition] | None = None, limit_s: float | None = None) -> bool:
+        """Waits until these pushes (default: all) are acknowledged; False when `limit_s` ran out first.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        wanted = _indices(partitions)
+        with self._changed:
+            done = self._changed.wait_for(lambda: bool(self._error) or self._pushes.acked(wanted), limit_s)
+            self._raise_failed()
+            return done
+
+    def wait_free(self, partitions: Iterable[Partition] | None = None) -> None:
+        """Waits until the gradient memory of these partitions (default: all) may be written.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        wanted = _indices(partitions)
+        with trace.span("wait for memory"), self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
+            self._raise_failed()
+
+    def wait_pulled(self, report: Callable[[str], None] | None = None) -> None:
+        """Waits until every weight asked for has arrived.
+
+        Args:
+            report: called with a text every `REPORT_WAIT_S` of waiting.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        with trace.span("wait for weights"), self._changed:
+            while self._pulls and self._error is None:
+                if not self._changed.wait(REPORT_WAIT_S) and report is not None:
+                    report(self._waiting_for())
+            self._raise_failed()
+
+    def _waiting_for(self) -> str:
+        shards = self._pulls.shards(self.partitions)
+        behind = sorted(it for it, at in self.clocks.items() if at < self._pulls.step and it != self._worker)
+        text = f"waiting for weights of table {self._table} at step {self._pulls.step} from shards {shards}"
+        return f"{text}; workers last seen behind it, on this table: {behind}" if behind else text
+
+    def when_acked(self, callback: Callback) -> None:
+        """Calls back once no push is under way, with None or the failure; on whichever thread sees it."""
+        with self._changed:
+            if not self._pushes.acked() and self._error is None:
+                self._when_acked.append(callback)
+                return
+        callback(self._error)
+
+    def when_pulled(self, callback: Callback) -> None:
+        """Calls back once every weight asked for is there, with None or the failure."""
+        with self._changed:
+            if self._pulls and self._error is None:
+                self._when_pulled.append(callback)
+                return
+        callback(self._error)
+
+    @property
+    def all_free(self) -> bool:
+        """Whether all gradient memory may be written; without a lock, for the thread that pushes."""
+        return self._pushes.free() and self._error is None
+
+    def _raise_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    @staticmethod
+    def _due(callbacks: list[Callback], waits: bool) -> list[Callback]:
+        if waits:
+            return []
+        due = callbacks.copy()
+        callbacks.clear()
+        return due
+
+
+def _indices(partitions: Iterable[Partition] | None) -> frozenset[int] | None:
+    return None if partitions is None else frozenset(partition.index for partition in partitions)
