@@ -52,9 +52,10 @@ class _Cut:
         self._breaking = breaking
         self._connection = connection
 
-    def send(self, frame: wire.Frame) -> None:
-        self._connection.send(frame)
-        self._breaking.sent(frame, self._connection)
+    def send(self, *frames: wire.Frame) -> None:
+        for frame in frames:
+            self._connection.send(frame)
+            self._breaking.sent(frame, self._connection)
 
 
 @pytest.mark.parametrize("kind", [wire.Kind.PUSH, wire.Kind.PULL, wire.Kind.HYPER])

@@ -33,8 +33,8 @@ class Sent:
     def __init__(self) -> None:
         self.frames: list[wire.Frame] = []
 
-    def send(self, frame: wire.Frame) -> None:
-        self.frames.append(frame)
+    def send(self, *frames: wire.Frame) -> None:
+        self.frames += frames
 
     def of(self, kind: wire.Kind) -> list[wire.Frame]:
         return [frame for frame in self.frames if frame.kind is kind]
@@ -48,9 +48,8 @@ def made(num_shards: int = 2) -> tuple[Exchange, list[Sent]]:
 
 
 def push_all(exchange: Exchange, step: int) -> None:
-    for partition in exchange.partitions:
-        present = [True] * len(exchange.plan.pieces(partition))
-        exchange.push(partition, step=step, weight=1.0, present=present)
+    present = [[True] * len(exchange.plan.pieces(partition)) for partition in exchange.partitions]
+    exchange.push(exchange.partitions, step=step, weight=1.0, present=present)
 
 
 def ack(exchange: Exchange, index: int, step: int) -> None:
@@ -271,7 +270,7 @@ def test_a_push_without_any_gradient_has_no_payload():
     exchange, connections = made(1)
     partition = exchange.partitions[0]
     pieces = len(exchange.plan.pieces(partition))
-    exchange.push(partition, step=0, weight=1.0, present=[False] * pieces)
+    exchange.push([partition], step=0, weight=1.0, present=[[False] * pieces])
     (frame,) = connections[0].frames
     assert len(frame.payload) == 0
     assert not any(frame.meta)

@@ -84,8 +84,9 @@ class _Out:
         self._held = held
         self._connection = connection
 
-    def send(self, frame: wire.Frame) -> None:
-        self._held.out(frame, self._connection)
+    def send(self, *frames: wire.Frame) -> None:
+        for frame in frames:
+            self._held.out(frame, self._connection)
 
 
 def digest(payload: Any) -> bytes:
