@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ps_wire import frame as wire
 from ps_wire import meta
@@ -30,6 +30,14 @@ from ps_worker.waits import Callback, Waits
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
 HALVES = 2  # descriptors in a shard's SHARE
+
+
+class Hooks(Protocol):
+    """On parameters."""
+
+    def detach(self) -> None:
+        """Takes them off."""
+        ...
 
 
 class Exchange(Reentry, Waits):
@@ -52,6 +60,7 @@ class Exchange(Reentry, Waits):
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
+        self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.number = self._table = table

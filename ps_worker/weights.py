@@ -61,7 +61,6 @@ class Weights:
 
     def _show(self, flat: FlatBuckets) -> None:
         """Parameters that lie in flat weights lie in these from now on."""
-        self._flat = flat
         twins = self._twins.get(id(flat))
         if twins is None:
             twins = self._twins[id(flat)] = list(map(twin, flat.views))
@@ -69,6 +68,7 @@ class Weights:
             if index not in self._copied:
                 parameter.data = mine
         self._note_pointers()
+        self._flat = flat  # at last: where Ctrl-C came between, it is done again
 
     @torch.no_grad()
     @trace.traced("refresh weights")
@@ -127,7 +127,8 @@ class Weights:
         """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
         for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
             parameter, view = self._parameters[index], self._flat.views[index]
-            if parameter.data_ptr() == pointer and parameter.shape == view.shape:
+            known = {pointer, *[twins[index].data_ptr() for twins in self._twins.values()]}
+            if parameter.data_ptr() in known and parameter.shape == view.shape:
                 continue
             if parameter.shape != view.shape:
                 raise ParameterUnsupported(
