@@ -32,6 +32,7 @@ class Rejoining(Exchanges):
     """See the module's docstring.
 
     Attributes:
+        rank: the worker's number.
         registered: what goes along with the state outside tables.
         on_reentry: called when the worker has joined again, with its first step by table.
         resumed: the job has its weights and steps, which this worker takes up.
@@ -119,6 +120,24 @@ class Rejoining(Exchanges):
         prefix = f"{number}/"
         found = {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
         return found or self._kept(number)
+
+    def share(self, loader: int, epoch: int) -> tuple[int, int] | None:
+        """This worker's place among those that share an epoch of a loader, and how many they are.
+
+        None: it has no part of it, for it came after the epoch had begun.
+
+        Raises:
+            PsError: the coordinator refuses, or cannot be reached.
+        """
+        if self._settings.num_workers == 1:
+            return 0, 1
+        while True:
+            try:
+                workers = self._membership.share(loader, epoch)
+            except Evicted as error:
+                self._refused(error)
+            else:
+                return (workers.index(self.rank), len(workers)) if self.rank in workers else None
 
     def say_wait(self, text: str) -> None:
         """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""

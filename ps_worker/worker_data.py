@@ -34,6 +34,7 @@ class WorkerData:
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
+        self._num_loaders = 0
 
     def loader(
         self,
@@ -101,9 +102,15 @@ class WorkerData:
             ended=self.ended,
             on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
+            deal=partial(self._deal, self._num_loaders),
         )
+        self._num_loaders += 1
         self._loaders.add(made)
         return made
+
+    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
+        """See `Loader`."""
+        raise NotImplementedError
 
     def _end_loaders(self) -> None:
         for loader in self._loaders:
