@@ -28,7 +28,6 @@ def test_every_sample_comes_once_in_each_epoch_whoever_is_there(one_shard, datas
     """One leaves after the first epoch; another comes during the second, and has a part of the third."""
     job = fresh_name()
     first, gone, came, dealt = threading.Barrier(2), *(threading.Event() for _ in range(3))
-    streamed = isinstance(dataset, IterableDataset)
 
     def join(rank):
         return ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp")
