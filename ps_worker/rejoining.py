@@ -82,10 +82,16 @@ class Rejoining(Exchanges):
             WorkerNumberTaken: another process has this worker's number by now.
             PsError: the job cannot go on.
         """
-        while isinstance(self._failure, Evicted):
-            self._say(f"{self._failure.message}; joining again")
-            with suppress(Evicted):  # again
-                self._reenter()
+        while isinstance(evicted := self._failure, Evicted):
+            self._say(f"{evicted.message}; joining again")
+            try:
+                with suppress(Evicted):  # again
+                    self._reenter()
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C: whoever goes on does it again
+                self.fail(evicted)
+                raise
 
     def _reenter(self) -> None:
         before = self._now
@@ -110,7 +116,7 @@ class Rejoining(Exchanges):
             exchange.share()
             steps[spec.number] = self._membership.wait_started(spec.number) or 0
             self._get(exchange, steps[spec.number], read=self.ended)
-        for number, outside in self._outside.items():
+        for number, outside in self._outside.items() if live or self.ended else ():  # else its own are newest
             outside.load(self._live_or_kept(live, number))
         self.registered.load(live)
         self.on_reentry(steps)

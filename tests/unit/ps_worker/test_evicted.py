@@ -179,16 +179,19 @@ def test_who_is_evicted_before_the_start_starts_with_the_others(one_shard):
     assert together([lambda: body(0), lambda: body(1)]) == [(1.0, 1), (1.0, 2)]
 
 
-def test_state_dict_of_an_evicted_worker_is_that_of_the_job(one_shard):
-    """It joins again first."""
+def test_a_worker_that_was_alone_goes_on_with_its_own_buffers_and_the_jobs_optimizer_state(one_shard):
+    """A suspended job waits for nobody; `state_dict` joins again first."""
     with ps.connect(servers=one_shard.servers, job=(job := fresh_name()), num_workers=1) as worker:
         model = seeded(Mlp)
+        model.register_buffer("mean", torch.zeros(2))
         optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
         loss_of(model, 0, 0).backward()
         optimizer.step()
+        model.mean.fill_(3.0)
         one_shard.evict(job, 0)
         assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
         assert worker.step == 1
+        assert float(model.mean[0]) == 3.0
         worker.finish()
 
 
