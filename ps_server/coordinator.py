@@ -13,6 +13,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from ps_server import gatekeeper
+from ps_server import member as members
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
@@ -193,11 +194,29 @@ class Coordinator(rpc.CoordinatorServicer):
             yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
     def _check_member(self, key: pb.StateKey) -> None:
-        gatekeeper.check_job(key.job)
-        room = self._rooms.get(key.job)
+        self._member(key.job, key.worker, key.incarnation)
+
+    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
+        gatekeeper.check_job(job)
+        room = self._rooms.get(job)
         if room is None:
-            raise JobUnknown(f"no job {key.job[:64]!r} here")
-        room.job.roster.member(key.worker, key.incarnation)
+            raise JobUnknown(f"no job {job[:64]!r} here")
+        known = room.job.roster.members.get(worker)
+        if (
+            known is not None
+            and not known.reader
+            and (
+                incarnation < known.incarnation
+                or (incarnation == known.incarnation and known.state is members.MemberState.LOST)
+            )
+        ):
+            raise members.evicted(room.job.name, worker, incarnation)
+        return room, room.job.roster.member(worker, incarnation)
+
+    async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
+        """Which workers share an epoch of a loader."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        return pb.ShareReply(workers=room.job.share(member, request.loader, request.epoch))
 
     # -- status ----------------------------------------------------------------------------------------
 

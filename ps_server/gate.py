@@ -20,10 +20,12 @@ class Gate:
         aggregates: pushes of a step are held until the step closes, averaged and applied once (BSP);
             otherwise each is applied on arrival.
         staleness: the bound s; None is infinite.
+        max_delay: a push whose version staleness is larger is dropped; None drops none.
     """
 
     aggregates: bool
     staleness: int | None
+    max_delay: int | None = None
 
     def opens(self, clock: int, version: int, clocks: Iterable[int]) -> bool:
         """Whether a pull at `clock` may be answered.
@@ -47,7 +49,7 @@ def gate_of(consistency: Consistency) -> Gate:
             return Gate(aggregates=True, staleness=0)
         case SSP(staleness):
             return Gate(aggregates=False, staleness=staleness)
-        case ASP():
-            return Gate(aggregates=False, staleness=None)
+        case ASP(max_delay):
+            return Gate(aggregates=False, staleness=None, max_delay=max_delay)
         case _:
             assert_never(consistency)

@@ -26,6 +26,7 @@ from ps_server.member import (
     tell,
 )
 from ps_server.roster import Roster
+from ps_server.shares import ANY, Shares
 from ps_wire.errors import ConfigurationRefused, PsError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -52,9 +53,11 @@ class JobLife:
     state: JobState = JobState.WAITING
     epoch: int = 0
     has_final_state: bool = False
+    shares: Shares = field(default_factory=Shares)
     clocks: dict[int, int] = field(default_factory=dict)
     roster: Roster = field(init=False)
     _tables: JobTables = field(init=False)
+    _awaited: set[int] = field(default_factory=set)  # gone with a job that was suspended
     _any_finished: bool = False
     _broken: PsError | None = None
 
@@ -93,6 +96,20 @@ class JobLife:
     @property
     def _has_state(self) -> bool:
         return self.state is not JobState.WAITING
+
+    def share(self, member: Member, loader: int, epoch: int) -> list[int]:
+        """The workers that share an epoch of a loader with this one; none where it has no part of it."""
+        return self.shares.ask(loader, epoch, member.worker, member.incarnation, self._sharing())
+
+    def _sharing(self) -> dict[int, int]:
+        """Who shares what begins now: those here, and those whom a job that starts with all still awaits."""
+        members = self.roster.members
+        sharing = {member.worker: member.incarnation for member in self.roster.here()}
+        if not self.min_workers:
+            awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}
+            joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
+            sharing |= dict.fromkeys(awaited | joining, ANY) | sharing
+        return sharing
 
     # -- inputs ----------------------------------------------------------------------------------------
 
@@ -184,6 +201,8 @@ class JobLife:
             return self._end()
         self.state = JobState.SUSPENDED
         self._tables.suspend()
+        self.shares.clear()
+        self._awaited = set(range(self.num_workers))
         return []
 
     def _go_on_without(self) -> list[Action]:

@@ -69,6 +69,7 @@ class Job(JobLife):
         if late:
             self.state = JobState.RUNNING
         member = self.roster.add(number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s)
+        self._awaited.discard(number)
         order = pb.AdmitMember(
             job=self.spec,
             worker=member.worker,

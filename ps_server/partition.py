@@ -262,6 +262,10 @@ class Partition:
         if contribution.abstains:
             ledger.abstained += 1
             return []
+        limit = self.gate.max_delay
+        if limit is not None and self.version - contribution.version > limit:
+            ledger.dropped += 1
+            return []
         ledger.applied += 1
         self._record_tau(contribution)
         self.version += 1

@@ -83,7 +83,9 @@ class ShardMembers:
             Its smallest clock over partitions, by table that it is a member of.
         """
         with self._lock:
-            entry = self._job(job)
+            entry = self._jobs.get(job)
+            if entry is None:  # it was dropped meanwhile: there is nothing to keep anybody from
+                return {}
             if entry.known.get(worker) == incarnation:
                 del entry.known[worker]
             if entry.members.get(worker, (None,))[0] == incarnation:
@@ -106,7 +108,9 @@ class ShardMembers:
             The newest clock by table.
         """
         with self._lock:
-            entry = self._job(job)
+            entry = self._jobs.get(job)
+            if entry is None:  # it was dropped meanwhile: there is nothing to keep anybody from
+                return {}
             tables = list(entry.tables.values())
         newest = {
             table.spec.number: table.evict(worker, incarnation, limits[table.spec.number], epoch)

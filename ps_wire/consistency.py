@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from ps_wire.errors import ConsistencyInvalid
 
-VALID = "bsp, ssp:S (S >= 0, the bound on the clock gap), asp"
+VALID = "bsp, ssp:S (S >= 0, the bound on the clock gap), asp, asp:max_delay=R (staler pushes are dropped)"
+MAX_DELAY = "max_delay="
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,22 @@ class SSP:
 
 @dataclass(frozen=True, slots=True)
 class ASP:
-    """Asynchronous parallel (Recht et al., NIPS 2011): nobody ever waits at the gate."""
+    """Asynchronous parallel (Recht et al., NIPS 2011): nobody ever waits at the gate.
+
+    Attributes:
+        max_delay: a push with a larger version staleness is dropped on that partition; None takes all.
+    """
+
+    max_delay: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_delay is not None and self.max_delay < 0:
+            raise ConsistencyInvalid(
+                f"asp: max_delay must be >= 0, got {self.max_delay}", max_delay=self.max_delay
+            )
 
     def __str__(self) -> str:
-        return "asp"
+        return "asp" if self.max_delay is None else f"asp:{MAX_DELAY}{self.max_delay}"
 
 
 Consistency: TypeAlias = BSP | SSP | ASP
@@ -59,13 +72,19 @@ def parse(text: str) -> Consistency:
         ConsistencyInvalid: it names none, or has a bound that makes no sense; the valid ones are listed.
     """
     name, colon, bound = text.strip().partition(":")
+    if name == "asp" and bound.startswith(MAX_DELAY):
+        return ASP(_whole("asp: max_delay", bound.removeprefix(MAX_DELAY), text))
     if name == "bsp" and not colon:
         return BSP()
     if name == "asp" and not colon:
         return ASP()
     if name == "ssp" and colon:
-        digits = bound.removeprefix("-")
-        if digits.isascii() and digits.isdecimal() and len(digits) <= 9:
-            return SSP(int(bound))
-        raise ConsistencyInvalid(f"ssp: the bound must be a whole number, got {bound!r}", spec=text)
+        return SSP(_whole("ssp: the bound", bound, text))
     raise ConsistencyInvalid(f"unknown consistency {text!r}; valid are: {VALID}", spec=text)
+
+
+def _whole(what: str, bound: str, text: str) -> int:
+    digits = bound.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and len(digits) <= 9:
+        return int(bound)
+    raise ConsistencyInvalid(f"{what} must be a whole number, got {bound!r}", spec=text)

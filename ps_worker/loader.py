@@ -51,6 +51,7 @@ class Loader:
         on_batch: Callable[[int], None],
         options: Mapping[str, Any],
         current_epoch: Callable[[], int | None],
+        deal: Callable[[int], tuple[int, int] | None] | None = None,
     ) -> None:
         """See `Worker.loader`.
 
@@ -67,6 +68,8 @@ class Loader:
             ended: the job has: nothing is handed out.
             on_batch: called with the number of samples of each batch that is handed out.
             current_epoch: the one that the script is in, or None where it does not say.
+            deal: epoch -> this worker's place among those that share it, and how many they are; None where
+                it has no part of it. Default: `rank` of `num_workers`, always.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
@@ -95,6 +98,7 @@ class Loader:
         self._ended = ended
         self._on_batch = on_batch
         self._current_epoch = current_epoch
+        self._deal = deal or (lambda _: (rank, num_workers))
         self._epoch = 0
         self._skipped = 0  # batches that the next iteration leaves out
         self._handed_out: int | None = None  # in the iteration that is under way, if one is
@@ -177,7 +181,14 @@ class Loader:
         self._epoch, self._skipped, self._handed_out = epoch + 1, 0, skipped
         self._iteration += 1
         mine = self._iteration
-        self._share.begin(epoch, skipped)
+        dealt = self._deal(epoch)
+        if dealt is None or self._ended:
+            self._handed_out = None
+            return
+        self._share.begin(epoch, skipped, *dealt)
+        if isinstance(self._share, ShareSampler):
+            self._sizes = self._share.sizes
+            self._length = len(self._sizes)
         for size, batch in self._sized(skipped):
             if self._ended:
                 return

@@ -22,6 +22,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 HEARTBEAT_S = 1.0
 BEATS = 4  # at least so many come within a lease
+KEPT_REQUESTS = 256  # more than a worker says without an answer: those before have been taken
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -145,6 +146,7 @@ class MemberStream:
             self._number += 1
             request.number = self._number
             self._numbered.append(request)
+        del self._numbered[:-KEPT_REQUESTS]
 
     # -- receiving -------------------------------------------------------------------------------------
 

@@ -12,33 +12,26 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable, StartLimitExceeded
+from ps_wire.errors import PsError, ServerNotReady, StartLimitExceeded
 from ps_wire.frame import PROTOCOL
 from ps_wire.messages import table_to_proto
 from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
-from ps_worker import model_spec
+from ps_worker.coordinator_calls import CoordinatorCalls
 from ps_worker.member_stream import MemberStream
 from ps_worker.reason import sendable
 from ps_worker.settings import Settings
 
 RETRY_S = 0.2
-STATE_CHUNK_BYTES = 1 << 20
-CALL_LIMIT_S = 60.0
 LEAVE_LIMIT_S = 5.0
-STATUS_LIMIT_S = 2.0
-MAX_NAMED = 4  # in one line, of those who are waited for
-LIVE_LIMIT_S = 60.0  # for a worker that trains to come to the end of a step
 
 
-class Membership:
+class Membership(CoordinatorCalls):
     """See the module's docstring."""
 
     def __init__(
@@ -154,102 +147,6 @@ class Membership:
             self._settings.start_limit_s,
         )
         return self._started.get(table)
-
-    # -- state -----------------------------------------------------------------------------------------
-
-    def put_state(self, name: str, blob: bytes) -> None:
-        """Keeps bytes on the coordinator, for the others."""
-        key = self._key(name)
-
-        def chunks() -> Iterator[pb.StateChunk]:
-            yield pb.StateChunk(key=key)
-            for start in range(0, len(blob), STATE_CHUNK_BYTES):
-                yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
-
-        self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
-
-    def put_live(self, blob: bytes, step: int) -> None:
-        """What a reader has asked for: the state outside tables, as it is at this step."""
-        self.live_wanted = False
-        self.put_state("live", blob)
-        self._send(uploaded=pb.Uploaded(live=True, step=step))
-
-    def get_state(self, name: str) -> bytes:
-        """Bytes that a worker has put.
-
-        Raises:
-            JobUnknown: nobody has.
-        """
-        request = pb.GetStateRequest(key=self._key(name))
-        chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
-        return b"".join(chunk.data for chunk in chunks)
-
-    def live_state(self) -> dict[str, torch.Tensor]:
-        """What lies outside tables, and is registered, at the worker that has the lowest number and trains.
-
-        Waits for a step of it; nothing where nobody trains.
-        """
-        request = pb.GetStateRequest(key=self._key("live"))
-        try:
-            chunks = self._service.coordinator.GetState(request, timeout=LIVE_LIMIT_S)
-            blob = b"".join(chunk.data for chunk in chunks)
-        except ServerUnreachable:
-            self._log(f"no worker took a step for {LIVE_LIMIT_S:g} s: this one gets the state of the start")
-            return {}
-        return model_spec.unpack(blob) if blob else {}
-
-    def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
-        """Waits until a worker has put bytes that are not less; returns whether that was within the limit.
-
-        Raises:
-            PsError: the job cannot go on.
-        """
-        request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
-        until_s = time.monotonic() + limit_s
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            call = self._waiting_call = self._service.coordinator.GetState(request, timeout=limit_s)
-        try:
-            for _ in call:
-                pass
-        except PsError:
-            if self._error is not None:
-                raise self._error from None
-            if time.monotonic() >= until_s:
-                return False
-            raise
-        return True
-
-    def _key(self, name: str) -> pb.StateKey:
-        return pb.StateKey(
-            job=self._settings.job,
-            worker=self.joined.worker,
-            incarnation=self.joined.incarnation,
-            name=name,
-        )
-
-    def behind(self) -> list[str]:
-        """Who of the others has taken the fewest steps by what the coordinator has heard, for people.
-
-        Raises:
-            PsError: the coordinator does not answer in time.
-        """
-        reply = self._service.coordinator.Status(pb.StatusRequest(), timeout=STATUS_LIMIT_S)
-        others = [
-            entry
-            for job in reply.jobs
-            if job.job.name == self._settings.job
-            for entry in job.workers
-            if entry.state == "running" and entry.worker != self.joined.worker
-        ]
-        slowest = min((entry.progress.step for entry in others), default=0)
-        return [
-            f"waiting for worker {entry.worker}, clock {entry.progress.step}"
-            + (f", lease {entry.lease_left_s:.1f} s left" if entry.lease_left_s >= 0 else "")
-            for entry in others
-            if entry.progress.step == slowest
-        ][:MAX_NAMED]
 
     # -- the end ---------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ class Rejoining(Exchanges):
     """See the module's docstring.
 
     Attributes:
+        rank: the worker's number.
         registered: what goes along with the state outside tables.
         on_reentry: called when the worker has joined again, with its first step by table.
         resumed: the job has its weights and steps, which this worker takes up.
@@ -81,10 +82,16 @@ class Rejoining(Exchanges):
             WorkerNumberTaken: another process has this worker's number by now.
             PsError: the job cannot go on.
         """
-        while isinstance(self._failure, Evicted):
-            self._say(f"{self._failure.message}; joining again")
-            with suppress(Evicted):  # again
-                self._reenter()
+        while isinstance(evicted := self._failure, Evicted):
+            self._say(f"{evicted.message}; joining again")
+            try:
+                with suppress(Evicted):  # again
+                    self._reenter()
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C: whoever goes on does it again
+                self.fail(evicted)
+                raise
 
     def _reenter(self) -> None:
         before = self._now
@@ -109,7 +116,7 @@ class Rejoining(Exchanges):
             exchange.share()
             steps[spec.number] = self._membership.wait_started(spec.number) or 0
             self._get(exchange, steps[spec.number], read=self.ended)
-        for number, outside in self._outside.items():
+        for number, outside in self._outside.items() if live or self.ended else ():  # else its own are newest
             outside.load(self._live_or_kept(live, number))
         self.registered.load(live)
         self.on_reentry(steps)
@@ -119,6 +126,24 @@ class Rejoining(Exchanges):
         prefix = f"{number}/"
         found = {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
         return found or self._kept(number)
+
+    def share(self, loader: int, epoch: int) -> tuple[int, int] | None:
+        """This worker's place among those that share an epoch of a loader, and how many they are.
+
+        None: it has no part of it, for it came after the epoch had begun.
+
+        Raises:
+            PsError: the coordinator refuses, or cannot be reached.
+        """
+        if self._settings.num_workers == 1:
+            return 0, 1
+        while True:
+            try:
+                workers = self._membership.share(loader, epoch)
+            except Evicted as error:
+                self._refused(error)
+            else:
+                return (workers.index(self.rank), len(workers)) if self.rank in workers else None
 
     def say_wait(self, text: str) -> None:
         """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""

@@ -10,7 +10,7 @@ waits at the last barrier of an epoch; otherwise batches are full but for the la
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.data import Sampler
@@ -65,17 +65,30 @@ class ShareSampler(Sampler[list[int]]):
     """
 
     def __init__(self, share: Share, worker: int, *, shuffle: bool, seed: int) -> None:
-        self.sizes = share.sizes(worker)
-        self._start, _ = share.bounds(worker)
+        self._share = share
+        self._deal(worker, share.num_workers)
         self._num_samples = share.num_samples
         self._shuffle = shuffle
         self._seed = seed
         self._epoch = 0
         self._skipped = 0
 
-    def begin(self, epoch: int, skipped: int) -> None:
-        """Sets what the next iteration gives: the batches of `epoch` without the first `skipped`."""
+    def begin(self, epoch: int, skipped: int, place: int, count: int) -> None:
+        """Sets what the next iteration gives: the batches of `epoch` without the first `skipped`.
+
+        Args:
+            epoch: whose order it is.
+            skipped: batches to leave out.
+            place: of the worker among those that share this epoch.
+            count: how many they are.
+        """
         self._epoch, self._skipped = epoch, skipped
+        self._deal(place, count)
+
+    def _deal(self, place: int, count: int) -> None:
+        share = replace(self._share, num_workers=count)
+        self.sizes = share.sizes(place)
+        self._start, _ = share.bounds(place)
 
     def __iter__(self) -> Iterator[list[int]]:
         order: list[int] | range = range(self._num_samples)

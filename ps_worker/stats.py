@@ -17,6 +17,7 @@ class Stats:
     Attributes:
         step: steps that this worker has taken, over its tables the largest.
         abstained: steps, over its optimizers, in which it had no gradient to push.
+        dropped: its pushes, per partition, that came too late to be applied.
         samples: that its loader has handed out.
         bytes_pushed: payload of its pushes.
         bytes_pulled: payload of the weights that it got.
@@ -29,6 +30,7 @@ class Stats:
 
     step: int
     abstained: int
+    dropped: int
     samples: int
     bytes_pushed: int
     bytes_pulled: int
@@ -55,6 +57,7 @@ def gather(
     return Stats(
         step=step,
         abstained=abstained,
+        dropped=sum(entry.dropped for entry in mine),
         samples=samples,
         bytes_pushed=sum(exchange.bytes_pushed for exchange in exchanges),
         bytes_pulled=sum(exchange.bytes_pulled for exchange in exchanges),

@@ -14,7 +14,7 @@ the order in which a DataLoader asks them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,22 +94,25 @@ class StreamBatches(IterableDataset[list[Any]]):
         self._dataset = dataset
         self._share = share
         self._process: tuple[int, int] | None = None
-        # Seen by processes that live on from epoch to epoch: the epoch, and the batches to leave out.
-        self._position = torch.zeros(2, dtype=torch.int64)
+        # Seen by processes that live on from epoch to epoch: the epoch, batches to leave out, the place of
+        # the worker among those who share it, and how many they are.
+        self._position = torch.tensor([0, 0, share.worker, share.num_workers], device="cpu")
         if shared:
             self._position.share_memory_()  # type: ignore[no-untyped-call]
 
-    def begin(self, epoch: int, skipped: int) -> None:
-        """Sets what the next iteration gives: the batches of `epoch` without the first `skipped`."""
-        self._position[0], self._position[1] = epoch, skipped
+    def begin(self, epoch: int, skipped: int, place: int, count: int) -> None:
+        """See `ShareSampler.begin`."""
+        for index, value in enumerate((epoch, skipped, place, count)):
+            self._position[index] = value
 
     def __iter__(self) -> Iterator[list[Any]]:
-        epoch, skipped = self._position.tolist()
+        epoch, skipped, place, count = self._position.tolist()
         process, num_processes = self._find_process()
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        for number, batch in enumerate(self._share.batches(self._dataset)):
+        share = replace(self._share, worker=place, num_workers=count)
+        for number, batch in enumerate(share.batches(self._dataset)):
             if number >= skipped and (number - skipped) % num_processes == process:
                 yield batch
 

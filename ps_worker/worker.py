@@ -317,6 +317,9 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
+    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
+        return self._link.share(loader, epoch)
+
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""
         if self._leaving:

@@ -34,6 +34,7 @@ class WorkerData:
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
+        self._num_loaders = 0
 
     def loader(
         self,
@@ -47,13 +48,16 @@ class WorkerData:
     ) -> Loader:
         """This worker's share of a dataset; each iteration over it is one epoch.
 
-        Over all workers every sample comes once per epoch. Under BSP all get equally many batches; those of a
+        An epoch is shared by the workers who are in the job when the first of them asks for a batch of it;
+        over these every sample comes once. Who joins later has a part of the next epoch, and no batches
+        before: its `worker.epochs` passes quickly over those that have begun. What a worker had that goes in
+        the middle of an epoch is not given to another. Under BSP all get equally many batches; those of a
         map-style dataset differ in size by at most one. An iterable dataset is read whole by every worker,
         and by every process of its DataLoader: it must give the same stream everywhere, and is not to deal
         itself. If it has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for
         the last (under BSP one may have `batch_size + 1`).
 
-        Never waits for another worker.
+        Never waits for another worker. All workers make their loaders in the same order.
 
         Args:
             dataset: with a length and an index (map-style), or a `torch.utils.data.IterableDataset`.
@@ -101,9 +105,15 @@ class WorkerData:
             ended=self.ended,
             on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
+            deal=partial(self._deal, self._num_loaders),
         )
+        self._num_loaders += 1
         self._loaders.add(made)
         return made
+
+    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
+        """See `Loader`."""
+        raise NotImplementedError
 
     def _end_loaders(self) -> None:
         for loader in self._loaders:

@@ -59,6 +59,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.GetStateRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.StateChunk.FromString,
                 _registered_method=True)
+        self.Share = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/Share',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/ps_wire.v1.Coordinator/Status',
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
@@ -103,6 +108,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Share(self, request, context):
+        """Which workers share an epoch of a loader: the same answer for all of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -136,6 +148,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetState,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.GetStateRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StateChunk.SerializeToString,
+            ),
+            'Share': grpc.unary_unary_rpc_method_handler(
+                    servicer.Share,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -278,6 +295,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/GetState',
             ps__wire_dot_v1_dot_coordinator__pb2.GetStateRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.StateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Share(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Share',
+            ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.FromString,
             options,
             channel_credentials,
             insecure,

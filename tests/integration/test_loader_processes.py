@@ -157,7 +157,6 @@ def test_a_forked_loader_process_holds_no_connection(cluster: Servers, stuck: tu
     assert all(data_over(cluster, job))
     assert [worker.state for worker in cluster.status(job).workers] == ["running"]
     os.kill(parent, signal.SIGKILL)
-    until(lambda: [worker.state for worker in cluster.status(job).workers] == ["lost"], "the worker is lost")
     until(lambda: not any(data_over(cluster, job)), "its data connections have ended")
     assert is_alive(child)
 

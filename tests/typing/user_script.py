@@ -86,6 +86,7 @@ def without_autograd(worker: ps.Worker) -> Tensor:
 
 def figures(worker: ps.Worker) -> str:
     assert_type((worker.rank, worker.num_workers, worker.step, worker.ended), tuple[int, int, int, bool])
+    worker.register_state("generator", torch.Generator())
     stats = worker.stats()
     assert_type(stats, ps.Stats)
     assert_type((stats.step, stats.abstained, stats.samples), tuple[int, int, int])

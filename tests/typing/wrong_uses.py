@@ -12,7 +12,7 @@ def wrong(worker: ps.Worker, optimizer: ps.WrappedOptimizer, loader: ps.Loader, 
     model = nn.Linear(2, 2)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     ps.connect("127.0.0.1:50051")  # wrong: keywords only
-    ps.connect(num_workers="two")  # wrong
+    ps.connect(num_workers=2.5)  # wrong
     ps.connect(workers=2)  # wrong
     worker.wrap(model, sgd)  # wrong: the other way round
     worker.wrap(sgd, model, overlap="on")  # wrong

@@ -124,6 +124,18 @@ def test_ssp_applies_on_arrival_and_acknowledges_after_that():
     assert (machine.version, machine.staged) == (1, ())
 
 
+def test_asp_drops_what_is_staler_than_its_delay():
+    """Counted and acknowledged; the clock advances, the version and the weights do not."""
+    machine = partition(ASP(1), members=(0, 1))
+    for step in range(2):
+        machine.push(gradient(0, step, version=step), 0.0)
+    assert machine.push(gradient(1, 0, version=0), 0.0) == [ack(1, 0)]
+    assert machine.version == 2
+    assert (machine.ledgers[1].received, machine.ledgers[1].dropped) == (1, 1)
+    assert machine.clocks == ((0, 2), (1, 1))
+    assert isinstance(machine.push(gradient(1, 1, version=1), 0.0)[0], Apply)
+
+
 def test_ssp_holds_a_pull_until_the_slowest_comes_within_the_bound():
     """The push that brings the slowest near enough answers those who wait, and counts how long they did."""
     machine = partition(SSP(0))

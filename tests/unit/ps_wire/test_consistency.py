@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from ps_wire.consistency import ASP, BSP, SSP, VALID, parse
 from ps_wire.errors import ConsistencyInvalid
 
-MODELS = st.just(BSP()) | st.just(ASP()) | st.builds(SSP, st.integers(0, 10**9 - 1))
+BOUNDS = st.integers(0, 10**9 - 1)
+MODELS = st.just(BSP()) | st.just(ASP()) | st.builds(SSP, BOUNDS) | st.builds(ASP, BOUNDS)
 
 
 @given(MODELS)
@@ -23,6 +24,8 @@ def test_what_is_printed_is_parsed(model):
     [
         ("bsp", BSP()),
         ("asp", ASP()),
+        ("asp:max_delay=8", ASP(8)),
+        ("asp:max_delay=0", ASP(0)),
         ("ssp:0", SSP(0)),
         ("ssp:12", SSP(12)),
         (" ssp:3\n", SSP(3)),
@@ -65,6 +68,20 @@ def test_a_negative_bound_is_refused(make):
     with pytest.raises(ConsistencyInvalid, match=r"staleness must be >= 0, got -1$") as refused:
         make()
     assert refused.value.facts == {"staleness": -1}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("asp:max_delay=", "whole number, got ''"),
+        ("asp:max_delay=x", "'x'"),
+        ("asp:max_delay=-1", ">= 0, got -1"),
+    ],
+)
+def test_a_delay_that_makes_no_sense_is_refused(text, why):
+    """As SSP's bound."""
+    with pytest.raises(ConsistencyInvalid, match=why):
+        parse(text)
 
 
 @given(st.text(max_size=12))

@@ -179,16 +179,19 @@ def test_who_is_evicted_before_the_start_starts_with_the_others(one_shard):
     assert together([lambda: body(0), lambda: body(1)]) == [(1.0, 1), (1.0, 2)]
 
 
-def test_state_dict_of_an_evicted_worker_is_that_of_the_job(one_shard):
-    """It joins again first."""
+def test_a_worker_that_was_alone_goes_on_with_its_own_buffers_and_the_jobs_optimizer_state(one_shard):
+    """A suspended job waits for nobody; `state_dict` joins again first."""
     with ps.connect(servers=one_shard.servers, job=(job := fresh_name()), num_workers=1) as worker:
         model = seeded(Mlp)
+        model.register_buffer("mean", torch.zeros(2))
         optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
         loss_of(model, 0, 0).backward()
         optimizer.step()
+        model.mean.fill_(3.0)
         one_shard.evict(job, 0)
         assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
         assert worker.step == 1
+        assert float(model.mean[0]) == 3.0
         worker.finish()
 
 
@@ -212,3 +215,53 @@ def test_gradients_of_another_optimizer_from_before_the_eviction_are_void(one_sh
             optimizer.step()
         assert not all(torch.equal(a, b) for a, b in zip(before, models[1].parameters(), strict=True))
         worker.finish()
+
+
+def test_who_joins_in_mid_run_gets_what_those_who_train_have(one_shard):
+    """Weights of the step it enters at; buffers, param_groups and what it registers, as worker 0 has them."""
+    job = fresh_name()
+    trained, joined = threading.Event(), threading.Event()
+
+    def connect(rank):
+        return ps.connect(servers=one_shard.servers, job=job, num_workers="1:2", worker=rank)
+
+    def made(worker):
+        model = torch.nn.Sequential(seeded(Mlp), torch.nn.BatchNorm1d(3))
+        return model, worker.wrap(torch.optim.SGD(model.parameters(), lr=0.5), model)
+
+    def first():
+        with connect(0) as worker:
+            model, optimizer = made(worker)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+            worker.register_state("scheduler", scheduler)
+            while not joined.is_set():
+                loss_of(model[0], 0, worker.step).backward()
+                model[1].running_mean.fill_(7.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                if worker.step < 3:
+                    scheduler.step()
+                elif worker.step > 5:
+                    trained.set()
+            worker.finish()
+            return [it.clone() for it in model.parameters()]
+
+    def second():
+        assert trained.wait(LIMIT_S)
+        with connect(1) as worker:
+            model, optimizer = made(worker)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+            worker.register_state("scheduler", scheduler)
+            found = worker.step, scheduler.last_epoch, float(model[1].running_mean[0])
+            lr = optimizer.param_groups[0]["lr"]
+            loss_of(model[0], 1, 0).backward()
+            optimizer.step()
+            joined.set()
+            worker.finish()
+            return found, lr, [it.clone() for it in model.parameters()]
+
+    weights, ((step_, epoch, mean), lr, final) = together([first, second])
+    assert step_ > 5
+    assert (epoch, mean) == (2, 7.0)
+    assert lr == 0.5 * 0.5**2
+    assert all(torch.equal(a, b) for a, b in zip(weights, final, strict=True))

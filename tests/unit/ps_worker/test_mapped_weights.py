@@ -1,4 +1,4 @@
-"""Weights that are not copied: they lie in two halves of the shards' memory, which workers map (bsp, one host).
+"""Weights that are not copied: they lie in two halves of shards' memory, which workers map (bsp, one host).
 
 Every test looks that weights were mapped indeed: `mapped` fails where they are copied.
 """
@@ -20,7 +20,7 @@ from ps_worker import link
 from ps_worker.memory import can_overlay
 
 from .reference import alone, assert_same, batch, check, seeded
-from .service import Cluster, fresh_name, partitions, run_workers
+from .service import Cluster, fresh_name, partitions, run_workers, together
 
 pytestmark = pytest.mark.skipif(not (AVAILABLE and can_overlay()), reason="no memory to be mapped here")
 
@@ -56,6 +56,13 @@ def adam(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
 def script(rank: int, model: nn.Module, optimizer: Any) -> None:
     for step in range(6):
         model(batch(rank, step, 8, 67), all_of_it=step % 2 == 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def without_the_last(model: nn.Module, optimizer: Any, steps: int) -> None:
+    for step in range(steps):
+        model(batch(0, step, 8, 67), all_of_it=False).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -126,10 +133,7 @@ def test_what_one_worker_writes_into_a_parameter_no_other_sees(cluster: Cluster)
             written.set()
             assert looked.wait(30)
             with pytest.raises(ps.WeightsChanged):
-                for step in range(40):
-                    model(batch(0, step, 8, 67), all_of_it=False).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
+                without_the_last(model, optimizer, 40)
             assert torch.equal(model.sometimes, expected)  # undone
         else:
             assert written.wait(30)
@@ -207,9 +211,8 @@ def test_after_the_end_shards_hold_no_memory_of_a_worker_and_it_none_of_theirs(c
     run_workers(cluster, body, job=job)
 
 
-@pytest.mark.parametrize("version", range(3))
-def test_a_late_answer_about_one_partition_changes_nothing(cluster: Cluster, version: int):
-    """Each partition in turn is the last whose weights arrive: no parameter shows them before all are here."""
+def test_a_late_answer_about_one_partition_changes_nothing(cluster: Cluster):
+    """Each partition in turn is the last whose weights arrive."""
     model = seeded(Wide)
     expected = alone(script, model, momentum)
 
@@ -235,7 +238,6 @@ def test_a_late_answer_about_one_partition_changes_nothing(cluster: Cluster, ver
         exchange.take = take
         worker.finish()
 
-    del version
     run_workers(cluster, body)
     assert_same(model, expected)
 
@@ -243,41 +245,30 @@ def test_a_late_answer_about_one_partition_changes_nothing(cluster: Cluster, ver
 def test_a_reader_gets_whole_versions_while_halves_are_written(cluster: Cluster):
     """Every element of a version has the same value, so a torn read shows two."""
     job = fresh_name()
-    reading = threading.Event()
+    started, read = threading.Event(), threading.Event()
 
-    def body(worker: ps.Worker) -> None:
-        model = nn.ParameterList([nn.Parameter(torch.zeros(40_000))])
-        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, buckets=SMALL)
-        mapped(optimizer)
-        while not reading.is_set():
-            model[0].grad = torch.full((40_000,), -1.0)
-            optimizer.step()
-        worker.finish()
+    def trains() -> None:
+        with ps.connect(servers=cluster.servers, job=job, num_workers=1, **cluster.settings) as worker:
+            model = nn.ParameterList([nn.Parameter(torch.zeros(40_000))])
+            optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, buckets=SMALL)
+            mapped(optimizer)
+            started.set()
+            while not read.is_set():
+                model[0].grad = torch.full((40_000,), -1.0)
+                optimizer.step()
 
-    def reader() -> None:
+    def reads() -> None:
         try:
-            with ps.connect(servers=cluster.servers, job=job, role="reader", **cluster.settings) as it:
+            assert started.wait(30)
+            with ps.connect(servers=cluster.servers, job=job, role="reader", **cluster.settings) as reader:
                 model = nn.ParameterList([nn.Parameter(torch.zeros(40_000))])
                 for _ in range(10):
-                    it.read(model)
+                    reader.read(model)
                     assert (model[0] == model[0][0]).all()
         finally:
-            reading.set()
+            read.set()
 
-    looks = threading.Thread(target=reader, daemon=True)
-    errors: list[BaseException] = []
-    started = threading.Event()
-
-    def starting(worker: ps.Worker) -> None:
-        if not started.is_set():
-            started.set()
-            looks.start()
-        body(worker)
-
-    run_workers(cluster, starting, job=job)
-    looks.join(30)
-    assert not looks.is_alive()
-    assert not errors
+    together([trains, reads])
 
 
 @pytest.mark.parametrize("others", ["uds", "tcp", "grpc"])
@@ -300,8 +291,6 @@ def test_workers_of_one_job_may_have_other_carriers(cluster: Cluster, others: st
             servers=cluster.servers, job=job, num_workers=2, worker=rank, carrier=carrier, **cluster.settings
         ) as worker:
             body(worker)
-
-    from .service import together
 
     together([lambda rank=rank: one(rank) for rank in range(2)])
     for model in models:
