@@ -40,7 +40,6 @@ class CellValues:
         self._any_piece = bool(pieces)
         self._make_optimizer = optimizer
         self._optimizer = self._fresh_optimizer()
-        self._other_pieces: list[torch.Tensor] = []
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.doubled = False
 
@@ -67,8 +66,6 @@ class CellValues:
         """See `Weights.double`."""
         self._weights.double(halves, version, loaded=loaded)
         self.doubled = True
-        assert self._weights.other is not None
-        self._other_pieces = self._split(self._weights.other)
         if self._optimizer is not None:
             self._optimizer.rebind(self._split(self.now))
 
@@ -84,29 +81,25 @@ class CellValues:
         if self._optimizer is None:
             self.carry()
             return
-        gradients = [
-            values if there else None for values, there in zip(self._split(average), present, strict=True)
-        ]
+        flags = list(present)
+        if self._weights.other is not None and all(flags) and self._optimizer.plain(group):
+            self._optimizer.step_plain(self.now, average, group, out=self._weights.other)
+            self._weights.turn()
+            return
         if self._weights.other is None:
             self._make_writable()
-            self._optimizer.step(gradients, group)
-        elif self._optimizer.plain(group) and None not in gradients:
-            self._optimizer.step_plain(self.now, average, group, out=self._weights.other)
-            self._turn()
         else:
             self.carry()
             self._optimizer.rebind(self._split(self.now))
-            self._optimizer.step(gradients, group)
+        pieces = zip(self._split(average), flags, strict=True)
+        self._optimizer.step([values if there else None for values, there in pieces], group)
 
     @trace.traced("carry weights")
     def carry(self) -> None:
         """The next version is like this one."""
         if self._weights.other is not None:
             self._weights.other.copy_(self.now)
-            self._turn()
-
-    def _turn(self) -> None:
-        self._weights.turn()
+            self._weights.turn()
 
     def _make_writable(self) -> None:
         """Before the weights change in place: leaves memory that replies are still sent from."""

@@ -147,6 +147,8 @@ class PieceOptimizer:
         self._pieces = list(pieces)
         self._name = name
         self._start = self._group = group
+        self._looked_at: Group | None = None  # by `plain`
+        self._is_plain = False
         self.state_names = known(name).scalars + known(name).tensors(dict(group))
         self._torch = _make(known(name), name, self._pieces, group)
 
@@ -185,13 +187,16 @@ class PieceOptimizer:
 
     def plain(self, group: Group) -> bool:
         """Whether a step is `piece - lr * gradient` and no more, for which `step_plain` is the same."""
-        values = dict(group)
-        return (
-            self._name == "SGD"
-            and isinstance(values["lr"], float)
-            and not any(values.get(key) for key in ("momentum", "weight_decay", "nesterov", "maximize"))
-            and all(piece.dtype in (torch.float32, torch.float64) for piece in self._pieces)
-        )
+        if group is not self._looked_at:
+            values = dict(group)
+            self._is_plain = (
+                self._name == "SGD"
+                and isinstance(values["lr"], float)
+                and not any(values.get(key) for key in ("momentum", "weight_decay", "nesterov", "maximize"))
+                and all(piece.dtype in (torch.float32, torch.float64) for piece in self._pieces)
+            )
+            self._looked_at = group
+        return self._is_plain
 
     @staticmethod
     def step_plain(weights: torch.Tensor, gradient: torch.Tensor, group: Group, *, out: torch.Tensor) -> None:
