@@ -19,7 +19,7 @@ import torch
 from ps_server.average import Scratch
 from ps_server.cell_members import CellMembers
 from ps_server.cell_screening import CellScreening
-from ps_server.cell_values import CellValues
+from ps_server.cell_values import CellValues, bytes_of
 from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
 from ps_server.gradient import Gradient, differ
@@ -290,17 +290,18 @@ class Cell(CellMembers, CellScreening):
                     self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> Message:
-        self.bytes_out += self.values.now.nbytes
-        message = self._replies.pulled(step, version, clocks, self.values.now)
+        payload = self.values.payload
+        self.bytes_out += len(payload)
+        message = self._replies.pulled(step, version, clocks, payload)
         self.values.sent(message)
         return message
 
     def _read(self, step: int) -> Message:
         """For whoever may ask without pushing: halves may be written again before the reply has left."""
-        now, machine = self.values.now, self.machine
-        self.bytes_out += now.nbytes
-        weights = now.clone() if self.values.doubled else now
-        message = self._replies.pulled(step, machine.version, machine.clocks, weights, read=True)
+        machine = self.machine
+        payload = bytes_of(self.values.now.clone()) if self.values.doubled else self.values.payload
+        self.bytes_out += len(payload)
+        message = self._replies.pulled(step, machine.version, machine.clocks, payload, read=True)
         self.values.sent(message)
         return message
 

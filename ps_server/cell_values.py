@@ -20,6 +20,11 @@ from ps_wire.plan import Piece
 from ps_wire.table import Group
 
 
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, without a copy."""
+    return values.numpy().data.cast("B")
+
+
 class CellValues:
     """See the module's docstring.
 
@@ -42,6 +47,7 @@ class CellValues:
         self._optimizer = self._fresh_optimizer()
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.doubled = False
+        self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
 
     def _fresh_optimizer(self) -> PieceOptimizer | None:
         return self._make_optimizer(self._split(self._weights.now)) if self._any_piece else None
@@ -50,6 +56,16 @@ class CellValues:
     def now(self) -> torch.Tensor:
         """The weights, shape (E,); only read."""
         return self._weights.now
+
+    @property
+    def payload(self) -> memoryview:
+        """The weights' bytes where they lie."""
+        if not self.doubled:
+            return bytes_of(self.now)
+        place = self.now.data_ptr()
+        if place not in self._payloads:
+            self._payloads[place] = bytes_of(self.now)
+        return self._payloads[place]
 
     def sent(self, reply: Message) -> None:
         """See `Weights.sent`."""

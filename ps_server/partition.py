@@ -315,4 +315,7 @@ class Partition:
         self.tau[min(max(self.version - contribution.version, 0), MAX_TAU)] += 1
 
     def _ledger(self, worker: int) -> Ledger:
-        return self.ledgers.setdefault(worker, Ledger())
+        ledger = self.ledgers.get(worker)
+        if ledger is None:
+            ledger = self.ledgers[worker] = Ledger()
+        return ledger

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from ps_wire import frame as wire
 from ps_wire import trace
 from ps_wire.carrier import Message
@@ -36,11 +34,11 @@ class Replies:
         step: int,
         version: int,
         clocks: Iterable[tuple[int, int]],
-        weights: torch.Tensor,
+        payload: memoryview,
         *,
         read: bool = False,
     ) -> Message:
-        """The weights, not copied; `clocks` are (worker, clock) of the members by then.
+        """The weights in `payload`, not copied; `clocks` are (worker, clock) of the members by then.
 
         With `read` they go to one who did not ask as a member, and may be other memory than members map.
         """
@@ -50,7 +48,7 @@ class Replies:
             version=version,
             flags=wire.READ if read else 0,
             meta=clocks_of(clocks),
-            payload=weights.numpy().data.cast("B"),
+            payload=payload,
         )
 
     def refusal(self, worker: int, step: int, error: PsError) -> Message:

@@ -101,11 +101,7 @@ class SharedRegions:
         regions = self._tables.get(frame.table) if frame.kind is wire.Kind.PULLED else None
         if regions is not None and regions.weights is not None:
             regions.place(regions.weights, frame.partition)[:] = memoryview(frame.payload)
-            message = _told(frame)
+            message = message.told()
         elif regions is not None and not frame.flags & wire.READ:  # else it is a copy
-            message = _told(frame)
+            message = message.told()
         self._outlet.send(message)
-
-
-def _told(frame: wire.Frame) -> Message:
-    return Message(replace(frame, payload=b"", flags=frame.flags | wire.SHARED))

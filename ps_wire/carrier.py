@@ -53,13 +53,14 @@ class Message:
         frame: what is sent.
     """
 
-    __slots__ = ("__weakref__", "_encoded", "_holds", "_keeps", "_lock", "frame")
+    __slots__ = ("__weakref__", "_encoded", "_holds", "_keeps", "_lock", "_told", "frame")
 
     def __init__(self, frame: wire.Frame, *, keeps: object = None) -> None:
         """Takes the frame, and what must live as long as the message: who owns its descriptors."""
         self.frame = frame
         self._keeps = keeps
         self._encoded: bytes | None = None
+        self._told: Message | None = None
         self._holds = 0
         self._lock = threading.Lock()
 
@@ -68,6 +69,23 @@ class Message:
         if self._encoded is None:
             self._encoded = wire.encode(self.frame)
         return self._encoded
+
+    def told(self) -> Message:
+        """The same without payload, for who has it in shared memory; one for all who ask."""
+        if self._told is None:
+            frame = self.frame
+            self._told = Message(
+                wire.Frame(
+                    kind=frame.kind,
+                    flags=frame.flags | wire.SHARED,
+                    table=frame.table,
+                    partition=frame.partition,
+                    step=frame.step,
+                    version=frame.version,
+                    meta=frame.meta,
+                )
+            )
+        return self._told
 
     def hold(self) -> None:
         """The payload is still needed, until `release` has been called as often."""

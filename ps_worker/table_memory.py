@@ -12,7 +12,7 @@ It must not know frames, nor when who may write: that is `exchange`'s affair.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from ps_wire import shared_memory
@@ -52,6 +52,7 @@ class TableMemory:
         """
         self._plan = plan
         self._laid: dict[int, int] = {}  # shard -> inode of what it has laid over half 0
+        self._windows: list[tuple[int, int]] = []  # of what is laid: where, and how many bytes
         self._halves: list[OverlaidMemory] = []
         self.descriptors: tuple[int, ...] = ()
         gradients = weights = None
@@ -135,6 +136,7 @@ class TableMemory:
             for at, start, count in layout.spans:
                 half.lay(descriptor, at=at, start=start, nbytes=count)
         self._laid[shard] = inode
+        self._windows = list(self._windows_of(self._laid))
 
     def own(self, shard: int) -> None:
         """A shard's weights come another way from now on; those that are here stay as they are."""
@@ -142,6 +144,7 @@ class TableMemory:
             for at, count in self._spans(shard):
                 half.own(at=at, nbytes=count)
         del self._laid[shard]
+        self._windows = list(self._windows_of(self._laid))
 
     def own_all(self) -> None:
         """The weights shown last stay here, whatever shards do; nothing is shared any more."""
@@ -152,6 +155,7 @@ class TableMemory:
             for at, count in self._laid_spans():
                 half.own(at=at, nbytes=count)
         self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
+        self._windows = []
 
     def written(self, turn: int | None = None) -> bool:
         """Whether the script has written to memory of shards that shows the weights.
@@ -159,7 +163,7 @@ class TableMemory:
         Args:
             turn: looks at a part, the next one with each version; None: at all, some 10 ms per GB.
         """
-        windows = list(self._windows())
+        windows = self._windows
         if turn is not None and windows:
             windows = [windows[turn // 2 % len(windows)]]  # halves take turns, too
         shown = [half for half, flat in zip(self._halves, self._flats, strict=False) if flat is self.weights]
@@ -171,10 +175,11 @@ class TableMemory:
             for at, count in self._laid_spans():
                 half.restore(at=at, nbytes=count)
 
-    def _windows(self) -> Iterator[tuple[int, int]]:
-        for start, nbytes in self._laid_spans():
-            for at in range(start, start + nbytes, WINDOW_BYTES):
-                yield at, min(WINDOW_BYTES, start + nbytes - at)
+    def _windows_of(self, shards: Iterable[int]) -> Iterator[tuple[int, int]]:
+        for shard in sorted(shards):
+            for start, nbytes in self._spans(shard):
+                for at in range(start, start + nbytes, WINDOW_BYTES):
+                    yield at, min(WINDOW_BYTES, start + nbytes - at)
 
     def _laid_spans(self) -> Iterator[tuple[int, int]]:
         for shard in sorted(self._laid):
