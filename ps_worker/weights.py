@@ -42,6 +42,7 @@ class Weights:
         self._memory = memory
         self._flat = flat = memory.weights
         self._twins: dict[int, list[torch.Tensor]] = {}  # by flat weights: what parameters show of them
+        self._places: list[list[int]] = []  # addresses of all twins
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._copied: set[int] = set()
@@ -64,6 +65,7 @@ class Weights:
         twins = self._twins.get(id(flat))
         if twins is None:
             twins = self._twins[id(flat)] = list(map(twin, flat.views))
+            self._places.append(list(map(_pointer_of, twins)))  # now: `share_memory()` moves a twin along
         for index, (parameter, mine) in enumerate(zip(self._parameters, twins, strict=True)):
             if index not in self._copied:
                 parameter.data = mine
@@ -127,7 +129,7 @@ class Weights:
         """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
         for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
             parameter, view = self._parameters[index], self._flat.views[index]
-            known = {pointer, *[twins[index].data_ptr() for twins in self._twins.values()]}
+            known = {pointer, *[places[index] for places in self._places]}
             if parameter.data_ptr() in known and parameter.shape == view.shape:
                 continue
             if parameter.shape != view.shape:

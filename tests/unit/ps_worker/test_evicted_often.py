@@ -60,7 +60,7 @@ def test_every_push_is_applied_once_or_counted_as_dropped(cluster: Cluster, cons
 def check(cell, consistency: str) -> None:
     machine, ledgers = cell.machine, cell.machine.ledgers.values()
     assert all(item.received == item.applied + item.dropped + item.abstained for item in ledgers)
-    (value,) = {it for it in cell.weights.tolist() if it} or {0.0}  # what is behind the parameter stays 0
+    (value,) = {it for it in cell.values.now.tolist() if it} or {0.0}  # what is behind the parameter stays 0
     if consistency == "bsp":  # a step may have closed with nothing to apply
         assert machine.version - EVICTIONS <= value <= machine.version
     else:

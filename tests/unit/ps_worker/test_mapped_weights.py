@@ -6,7 +6,6 @@ Every test looks that weights were mapped indeed: `mapped` fails where they are 
 from __future__ import annotations
 
 import logging
-import mmap
 import threading
 from typing import Any
 
@@ -17,11 +16,10 @@ from torch import nn
 import ps_worker as ps
 from ps_wire import frame as wire
 from ps_wire.shared_memory import AVAILABLE
-from ps_worker import link
 from ps_worker.memory import can_overlay
 
 from .reference import alone, assert_same, batch, check, seeded
-from .service import Cluster, fresh_name, partitions, run_workers, together
+from .service import Cluster, fresh_name, run_workers, together
 
 pytestmark = pytest.mark.skipif(not (AVAILABLE and can_overlay()), reason="no memory to be mapped here")
 
@@ -318,38 +316,6 @@ def test_a_broken_connection_is_made_again_over_the_same_memory(cluster: Cluster
 
     run_workers(cluster, body)
     assert_same(model, expected)
-
-
-def test_many_small_parameters_are_copied(cluster: Cluster):
-    """To show each of them elsewhere would take longer."""
-
-    def body(worker: ps.Worker) -> None:
-        model = nn.ParameterList([nn.Parameter(torch.zeros(16)) for _ in range(50)])
-        optimizer = worker.wrap(sgd(model), model)
-        (started,) = optimizer._started
-        assert not started.exchange.memory.mapped
-        assert link.WORTH_MAPPING_BYTES > mmap.PAGESIZE
-
-    run_workers(cluster, body)
-
-
-def test_a_shard_keeps_no_slice_of_a_gradient(cluster: Cluster):
-    """What a worker has pushed is read where it lies, and nothing of it is kept once its step has closed."""
-    job = fresh_name()
-
-    def body(worker: ps.Worker) -> None:
-        model = seeded(Wide)
-        optimizer = worker.wrap(sgd(model), model, buckets=SMALL)
-        mapped(optimizer)
-        script(0, model, optimizer)
-        for server in cluster.shards:
-            for cell in server.shard.table(job, 0).cells():
-                assert cell.values.doubled
-                assert not cell.machine.staged
-                assert not cell._lent
-        assert partitions(cluster, job) > 4
-
-    run_workers(cluster, body, job=job)
 
 
 def test_what_was_written_last_is_said_at_the_end(cluster: Cluster, caplog: pytest.LogCaptureFixture):
