@@ -264,7 +264,7 @@ class Link(Rejoining):
             try:
                 for exchange in self.exchanges:
                     exchange.wait_acked()
-                    exchange.own()
+                self._own()
                 if not self.ended:
                     self._membership.finish(self._final_state)
                 break
@@ -288,10 +288,15 @@ class Link(Rejoining):
             for name, tensor in outside.tensors().items()
         }
 
+    def _own(self) -> None:
+        """Before it leaves the gates: nothing is shared with shards any more."""
+        written = [exchange.own() for exchange in self.exchanges]  # all of them, whatever one says
+        if any(written):
+            self._say("the script has written into a parameter after wrap, and computed its last steps on it")
+
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator."""
-        for exchange in self.exchanges:
-            exchange.own()
+        self._own()
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()

@@ -24,6 +24,7 @@ from ps_lab.bench.watcher import Watcher
 from ps_lab.cluster import Job
 from ps_lab.errors import BenchFailed
 from ps_lab.observer import ask
+from ps_wire.carrier import AUTO, Carrier
 
 PROJECT = "project"
 JOB = "bench"
@@ -163,7 +164,7 @@ def check_memory(setup: Setup, peers: Mapping[str, Peer], *, available_bytes: in
     Raises:
         BenchFailed: the least that the parties take is more.
     """
-    copies = {PROJECT: 2 + setup.state_slots + 2 * setup.num_workers}
+    copies = {PROJECT: _copies(setup)}
     copies |= {name: peers[name].copies(setup) for name in setup.peers}
     copies |= {limit.NAME: limit.copies(setup)} if setup.with_limit else {}
     processes = setup.num_servers + setup.num_workers * (1 + len(setup.peers))
@@ -174,6 +175,14 @@ def check_memory(setup: Setup, peers: Mapping[str, Peer], *, available_bytes: in
             f"the bench needs at least {_gib(needed)} GiB ({shares}), and {_gib(available_bytes)} GiB are "
             "free: leave peers out of --versus, take fewer workers, or pass --no-limit"
         )
+
+
+def _copies(setup: Setup) -> int:
+    """How often the project's processes hold the weights' bytes at least, at their peak."""
+    maps = setup.consistency == "bsp" and setup.asked_carrier in (AUTO, Carrier.SHM)
+    if maps:  # before the first step each worker has weights of its own; then there are two halves for all
+        return max(1 + 2 * setup.num_workers, 2 + setup.state_slots + setup.num_workers)
+    return 2 + setup.state_slots + 2 * setup.num_workers
 
 
 def _gib(count: int) -> str:

@@ -19,11 +19,11 @@ def main() -> None:
     configuration = read_configuration()
     torch.set_num_threads(1)
     model = torch.nn.ParameterList([torch.ones(shape) for shape in configuration["shapes"]])
-    for parameter in model:
-        parameter.grad = torch.full_like(parameter, 1e-3)
     with ps.connect() as worker:
         inner = optimizers.make(configuration["optimizer"], model, fused=False)
         optimizer = worker.wrap(inner, model, overlap=False, gradient_as_bucket_view=True)
+        for parameter in model:  # only now: what the servers have taken is not here twice
+            parameter.grad = torch.full_like(parameter, 1e-3)
 
         def turn() -> None:
             optimizer.step()

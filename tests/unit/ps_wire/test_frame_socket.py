@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -13,7 +14,8 @@ import torch
 from ps_wire import frame as wire
 from ps_wire.buffer import as_tensor
 from ps_wire.errors import ConnectionLost, FrameMalformed, FrameTooLarge, ProtocolMismatch
-from ps_wire.frame_socket import FrameSocket
+from ps_wire.frame_socket import FrameSocket, close_all
+from ps_wire.shared_memory import AVAILABLE
 
 LIMIT_S = 20.0
 BIG = wire.MAX_PAYLOAD_BYTES
@@ -175,3 +177,51 @@ def test_a_peer_that_has_gone_is_a_lost_connection(ends):
     bare.close()
     with pytest.raises(ConnectionLost, match="sending"):
         ours.send([frame(bytes(1 << 20))] * 100)
+
+
+def test_small_frames_that_came_together_are_taken_without_waiting(ends):
+    receiver, sender = ends
+    sender.sendall(b"".join(wire.encode(frame(meta=bytes(step), step=step)) for step in range(5)))
+    got = [receiver.receive()]
+    while (another := receiver.received()) is not None:
+        got.append(another)
+    assert [(one.step, len(one.meta)) for one in got] == [(step, step) for step in range(5)]
+    sender.sendall(wire.encode(frame(step=9))[:63])
+    assert receiver.received() is None
+
+
+def test_a_frame_with_a_payload_is_received_where_it_is_told_to_even_behind_others(ends):
+    receiver, sender = ends
+    payload = bytes(range(256)) * 400  # more than what is read ahead
+    place = memoryview(bytearray(len(payload)))
+    sending = threading.Thread(
+        target=sender.sendall, args=(wire.encode(frame(step=1)) + wire.encode(frame(payload, step=2)),)
+    )
+    sending.start()
+    assert receiver.receive().step == 1
+    assert receiver.received() is None  # its payload would have to be waited for
+    got = receiver.receive(lambda _frame, _nbytes: place)
+    sending.join()
+    assert got.step == 2
+    assert got.payload is place
+    assert place == payload
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="no memory to be shared here")
+def test_descriptors_go_to_the_share_that_they_came_with():
+    """Frames before and behind it may have come in the same call of the system."""
+    one, other = socket.socketpair(socket.AF_UNIX)
+    sender, receiver = FrameSocket(one), FrameSocket(other)
+    read, write = os.pipe()
+    try:
+        share = wire.Frame(kind=wire.Kind.SHARE, descriptors=(read,))
+        sender.send([frame(step=1), share, frame(step=2), share, frame(step=3)])
+        got = [receiver.receive() for _ in range(5)]
+        assert [one.step for one in got] == [1, 0, 2, 0, 3]
+        assert [len(one.descriptors) for one in got] == [0, 1, 0, 1, 0]
+        close_all([descriptor for one in got for descriptor in one.descriptors])
+    finally:
+        sender.close()
+        receiver.close()
+        os.close(read)
+        os.close(write)

@@ -5,6 +5,7 @@ Every test looks that weights were mapped indeed: `mapped` fails where they are 
 
 from __future__ import annotations
 
+import logging
 import mmap
 import threading
 from typing import Any
@@ -349,3 +350,18 @@ def test_a_shard_keeps_no_slice_of_a_gradient(cluster: Cluster):
         assert partitions(cluster, job) > 4
 
     run_workers(cluster, body, job=job)
+
+
+def test_what_was_written_last_is_said_at_the_end(cluster: Cluster, caplog: pytest.LogCaptureFixture):
+    """No step came that would have found it."""
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Wide)
+        optimizer = worker.wrap(sgd(model), model, buckets=SMALL)
+        mapped(optimizer)
+        script(0, model, optimizer)
+        model.sometimes.data.fill_(7.0)
+
+    with caplog.at_level(logging.INFO, "ps_worker"):
+        run_workers(cluster, body)
+    assert "the script has written into a parameter after wrap" in caplog.text

@@ -1,0 +1,75 @@
+"""Threads that close steps, and replies that leave together."""
+
+from __future__ import annotations
+
+import threading
+
+from ps_server.outbox import Outbox, corked
+from ps_server.pool import BATCH, Pool
+from ps_wire import frame as wire
+from ps_wire.carrier import Message
+
+LIMIT_S = 10
+
+
+def message(step: int = 0) -> Message:
+    return Message(wire.Frame(kind=wire.Kind.ACK, step=step))
+
+
+def test_every_job_is_done_also_after_one_that_fails(caplog):
+    pool, done = Pool(), []
+
+    def fails() -> None:
+        raise RuntimeError("on purpose")
+
+    for index in range(3 * BATCH):
+        pool.submit(fails if index % 5 == 0 else lambda index=index: done.append(index))
+    pool.close()
+    assert sorted(done) == [index for index in range(3 * BATCH) if index % 5]
+    assert "on purpose" in caplog.text
+
+
+def test_jobs_run_beside_each_other():
+    """Two that wait for each other end, where there are two cores."""
+    pool = Pool()
+    if len(pool._threads) < 2:
+        pool.close()
+        return
+    barrier = threading.Barrier(2, timeout=LIMIT_S)
+    for _ in range(2):
+        pool.submit(barrier.wait)
+    pool.close()
+    assert not barrier.broken
+
+
+def test_what_is_sent_corked_leaves_together_and_in_order():
+    outbox, taken = Outbox(), []
+    sender = threading.Thread(target=lambda: taken.append(outbox.next()))
+    sender.start()
+    with corked():
+        outbox.send(message(0))
+        with corked():  # as a frame that is taken inside a batch
+            outbox.send(message(1))
+        outbox.send(message(2))
+        assert not taken
+    sender.join(LIMIT_S)
+    assert [[sent.frame.step for sent in batch] for batch in taken] == [[0, 1, 2]]
+
+
+def test_what_is_sent_without_a_cork_leaves_at_once():
+    outbox = Outbox()
+    outbox.send(message(4))
+    assert [sent.frame.step for sent in outbox.next()] == [4]
+
+
+def test_a_closed_outbox_takes_nothing_and_lets_out_what_it_has():
+    outbox = Outbox()
+    outbox.send(message(1))
+    outbox.close()
+    outbox.send(message(2))
+    first = outbox.next()
+    assert [sent.frame.step for sent in first] == [1]
+    assert all(sent.held for sent in first)
+    outbox.done(first)
+    assert not any(sent.held for sent in first)
+    assert outbox.next() == []

@@ -1,0 +1,87 @@
+"""Memory of a worker over which shards lay theirs."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ps_wire import shared_memory
+from ps_worker.memory import OverlaidMemory, can_overlay
+
+pytestmark = pytest.mark.skipif(not can_overlay(), reason="no memory to be overlaid here")
+
+PAGE = mmap.PAGESIZE
+PAGES = 8
+
+
+@pytest.fixture
+def shard() -> Iterator[tuple[int, mmap.mmap]]:
+    descriptor, memory = shared_memory.create_readable(PAGES * PAGE)
+    yield descriptor, memory
+    os.close(descriptor)
+
+
+def laid(descriptor: int) -> OverlaidMemory:
+    """Pages 2..5 are the shard's first four."""
+    memory = OverlaidMemory(PAGES * PAGE)
+    memory.lay(descriptor, at=2 * PAGE, start=0, nbytes=4 * PAGE)
+    return memory
+
+
+def test_what_is_laid_shows_what_the_shard_writes(shard: tuple[int, mmap.mmap]):
+    descriptor, theirs = shard
+    memory = laid(descriptor)
+    for value in (b"a", b"b"):
+        theirs[PAGE : PAGE + 1] = value
+        assert memory[3 * PAGE : 3 * PAGE + 1] == value
+    assert memory[: 2 * PAGE] == bytes(2 * PAGE)
+    assert memory[6 * PAGE :] == bytes(2 * PAGE)
+
+
+def test_what_is_written_here_stays_here_and_is_found_and_undone(shard: tuple[int, mmap.mmap]):
+    descriptor, theirs = shard
+    memory = laid(descriptor)
+    assert memory[2 * PAGE :] == bytes(6 * PAGE)  # read, which is no write
+    assert not memory.written(at=2 * PAGE, nbytes=4 * PAGE)
+    memory[4 * PAGE] = 7
+    assert theirs[:] == bytes(PAGES * PAGE)
+    assert memory.written(at=2 * PAGE, nbytes=4 * PAGE)
+    assert not memory.written(at=2 * PAGE, nbytes=2 * PAGE)
+    theirs[2 * PAGE] = 9
+    assert memory[4 * PAGE] == 7  # its own page hides the shard's
+    memory.restore(at=2 * PAGE, nbytes=4 * PAGE)
+    assert memory[4 * PAGE] == 9
+    assert not memory.written(at=2 * PAGE, nbytes=4 * PAGE)
+
+
+def test_owned_memory_keeps_its_values_and_its_address(shard: tuple[int, mmap.mmap]):
+    descriptor, theirs = shard
+    theirs[: 4 * PAGE] = bytes(range(256)) * (4 * PAGE // 256)
+    memory = laid(descriptor)
+    view = np.frombuffer(memory, dtype=np.uint8)
+    before = view.copy()
+    memory.own(at=2 * PAGE, nbytes=4 * PAGE)
+    theirs[: 4 * PAGE] = bytes(4 * PAGE)
+    assert (view == before).all()
+    view[2 * PAGE] = 1
+    assert theirs[0] == 0
+
+
+def test_dropped_memory_shows_zeros(shard: tuple[int, mmap.mmap]):
+    descriptor, theirs = shard
+    theirs[0] = 5
+    memory = laid(descriptor)
+    memory.drop()
+    assert memory[:] == bytes(PAGES * PAGE)
+    assert theirs[0] == 5
+
+
+def test_a_mapping_that_the_system_refuses_is_an_error():
+    memory = OverlaidMemory(PAGES * PAGE)
+    with pytest.raises(OSError, match="mapping 4096 bytes of shared memory"):
+        memory.lay(-1, at=0, start=0, nbytes=PAGE)
+    assert memory[:] == bytes(PAGES * PAGE)
