@@ -12,6 +12,7 @@ import ps_worker as ps
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import can_overlay
 
+from .mapped import mapped
 from .models import Mlp, loss_of
 from .reference import seeded
 from .service import Cluster, run_workers
@@ -27,7 +28,7 @@ def test_what_is_kept_over_a_step_shows_every_second_version_and_the_parameter_e
         model = seeded(lambda: Mlp(700))
         parameter = model.first.weight
         optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, overlap=False)
-        assert optimizer._started[0].exchange.memory.mapped
+        mapped(optimizer)
         view = {
             "state_dict": lambda: model.state_dict()["first.weight"],
             "data": lambda: parameter.data,
@@ -53,7 +54,7 @@ def test_a_forked_child_sees_later_versions_in_its_parents_parameters(cluster: C
         model = seeded(lambda: Mlp(700))
         parameter = model.first.weight
         optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, overlap=False)
-        assert optimizer._started[0].exchange.memory.mapped
+        mapped(optimizer)
         values = parameter.detach().numpy()
         begin, result = os.pipe(), os.pipe()
         with warnings.catch_warnings():
