@@ -1,0 +1,110 @@
+"""`wrap(..., gradient_as_bucket_view=True)`: gradients lie in the memory that is pushed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ps_worker as ps
+
+from .models import Mlp, loss_of
+from .reference import check, seeded
+from .service import Cluster, run_workers
+
+EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
+VIEWS = {"gradient_as_bucket_view": True, "buckets": EACH}
+OVERLAP = pytest.mark.parametrize("overlap", ["auto", True, False])
+
+
+def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
+
+
+def pushed_from(optimizer: Any) -> list[int]:
+    """Where the memory of each parameter's gradient begins that shards are sent, or read."""
+    (started,) = optimizer._started
+    return [view.data_ptr() for view in started.exchange.gradients.views]
+
+
+@OVERLAP
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("width", [37, 700], ids=["weights are copied", "weights are mapped"])
+def test_training_is_that_of_plain_torch_to_the_bit(
+    cluster: Cluster, overlap: Any, set_to_none: bool, width: int
+):
+    def script(rank: int, model: torch.nn.Module, optimizer: Any) -> None:
+        for step in range(4):
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    check(cluster, script, seeded(lambda: Mlp(width)), sgd, num_workers=2, overlap=overlap, **VIEWS)
+
+
+@OVERLAP
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_after_a_step_gradients_lie_where_they_were_pushed_from(
+    cluster: Cluster, overlap: Any, set_to_none: bool
+):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model, overlap=overlap, **VIEWS)
+        for step in range(3):
+            loss_of(model, 0, step).backward()
+            made = [parameter.grad.data_ptr() for parameter in model.parameters()]
+            optimizer.step()
+            assert [parameter.grad.data_ptr() for parameter in model.parameters()] == pushed_from(optimizer)
+            if step and not set_to_none:
+                assert made == pushed_from(optimizer)  # backward wrote there: nothing was copied
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    run_workers(cluster, body)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_accumulated_and_clipped_gradients_are_exact_without_overlap(cluster: Cluster, set_to_none: bool):
+    def script(rank: int, model: torch.nn.Module, optimizer: Any) -> None:
+        for step in range(4):
+            loss_of(model, rank, step).backward()
+            loss_of(model, rank, 10 + step).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    check(cluster, script, seeded(Mlp), sgd, num_workers=2, overlap=False, **VIEWS)
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_gradient_that_is_written_to_once_it_has_left_is_an_error(cluster: Cluster, steps_before: int):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model, overlap=True, **VIEWS)
+        for step in range(steps_before):
+            loss_of(model, 0, step).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        loss_of(model, 0, steps_before).backward()
+        model.first.weight.grad.mul_(0.5)
+        with pytest.raises(ps.GradientChanged, match=r"first\.weight"):
+            optimizer.step()
+
+    run_workers(cluster, body)
+
+
+def test_a_write_past_autograd_to_a_gradient_that_has_left_is_not_found(cluster: Cluster):
+    """There is no second copy to compare with: each element is of the gradient before or after it."""
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, overlap=True, **VIEWS)
+        before = model.first.bias.detach().clone()
+        loss_of(model, 0, 0).backward()
+        gradient = model.first.bias.grad.clone()
+        model.first.bias.grad.data.mul_(2.0)
+        optimizer.step()
+        after = model.first.bias.detach()
+        assert ((after == before - gradient) | (after == before - 2.0 * gradient)).all()
+
+    run_workers(cluster, body)
