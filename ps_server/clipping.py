@@ -54,6 +54,7 @@ class Clipping:
         self._num_cells = num_cells
         self._squares: dict[int, dict[int, float]] = {}
         self._reported = -1
+        self._epoch = 0
         self._lock = threading.Lock()
 
     def complete(self, step: int, index: int, squares: float) -> None:
@@ -61,29 +62,36 @@ class Clipping:
         with self._lock:
             self._squares.setdefault(step, {})[index] = squares
 
-    def reopen(self) -> None:
-        """Members have gone: steps that wait for their scale are looked at and reported again."""
+    def reopen(self, epoch: int) -> None:
+        """Members have gone, in this epoch: steps that wait for their scale are looked at again.
+
+        What was taken before is of the epoch before, whenever it is reported.
+        """
         with self._lock:
+            self._epoch = epoch
             for step in self._squares:
                 self._reported = min(self._reported, step - 1)
             self._squares.clear()
 
-    def take(self) -> tuple[int, float] | None:
-        """A step that is complete on all cells, with its sum of squares; each comes out once."""
-        found = self.undecided()
+    def take(self) -> tuple[int, float, int] | None:
+        """A step that is complete on all cells, with its sum of squares and epoch; each comes out once."""
         with self._lock:
+            found = self._undecided()
             if found is None or found[0] <= self._reported:
                 return None
             self._reported = found[0]
             return found
 
-    def undecided(self) -> tuple[int, float] | None:
-        """The first step that is complete on all cells and not decided, with its sum of squares."""
+    def undecided(self) -> tuple[int, float, int] | None:
+        """The first step that is complete on all cells and not decided, as `take` gives it."""
         with self._lock:
-            for step, squares in sorted(self._squares.items()):
-                if len(squares) == self._num_cells:
-                    return step, sum(squares[index] for index in sorted(squares))
-            return None
+            return self._undecided()
+
+    def _undecided(self) -> tuple[int, float, int] | None:
+        for step, squares in sorted(self._squares.items()):
+            if len(squares) == self._num_cells:
+                return step, sum(squares[index] for index in sorted(squares)), self._epoch
+        return None
 
     def decided(self, step: int) -> bool:
         """A step has its scale; False if it does not wait for one."""

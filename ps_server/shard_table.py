@@ -79,11 +79,11 @@ class ShardTable(TableMembers):
         self.plan = plan
         self.opening = opening
         self.started = False
-        self.epoch = 0
         self._job = job
         self._shard = shard
         self._gate = gate
         self._lock = threading.Lock()
+        self._deciding = threading.RLock()
         self._halves: Halves | None = None
         self._scratch = Scratch()
         self._hyper = KeptHyperparameters()

@@ -5,6 +5,7 @@ A base of `ShardTable`. It must not know frames or connections.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,12 +27,10 @@ class TableClosing:
     Attributes:
         spec: of the table.
         opening: number of the order that opened it.
-        epoch: of the membership: that of the last eviction from this table.
     """
 
     spec: TableSpec
     opening: int
-    epoch: int
     _job: str
     _cells: dict[int, Cell]
     _scratch: Scratch
@@ -39,6 +38,7 @@ class TableClosing:
     _report: Callable[[Norm], None] | None
     _submit: Callable[[Callable[[], None]], None] | None
     _warned_hyper: bool
+    _deciding: threading.RLock  # held over a decision or an eviction on all cells; theirs are taken inside
 
     def undecided(self) -> Norm | None:
         """What was reported and has no scale yet: to be reported again to one who may not have heard it."""
@@ -47,12 +47,13 @@ class TableClosing:
 
     def decide(self, step: int, scale: float) -> None:
         """All shards have reported this step: it closes with this scale. Another step is not news."""
-        if self._clipping is None or not self._clipping.decided(step):
-            return
-        now_s = time.monotonic()
-        for cell in reversed(self._cells.values()):  # the first layers' weights leave first
-            cell.decide(step, scale, now_s, self._scratch)
-            self._check_hyper(cell, step)
+        with self._deciding:
+            if self._clipping is None or not self._clipping.decided(step):
+                return
+            now_s = time.monotonic()
+            for cell in reversed(self._cells.values()):  # the first layers' weights leave first
+                cell.decide(step, scale, now_s, self._scratch)
+                self._check_hyper(cell, step)
         self._close_clipped()
 
     def _later(self, index: int, close: Callable[[], None]) -> None:
@@ -75,21 +76,21 @@ class TableClosing:
         found = self._clipping.take() if self._clipping is not None else None
         if found is None:
             return
-        step, squares = found
+        step, squares, epoch = found
         if self._report is not None:
-            self._report(self._norm(step, squares))
+            self._report(self._norm(step, squares, epoch))
         else:
             assert self.spec.clip_grad_norm is not None
             self.decide(step, coefficient(self.spec.clip_grad_norm, squares))
 
-    def _norm(self, step: int, squares: float) -> Norm:
+    def _norm(self, step: int, squares: float, epoch: int) -> Norm:
         return Norm(
             job=self._job,
             table=self.spec.number,
             opening=self.opening,
             step=step,
             squares=squares,
-            epoch=self.epoch,
+            epoch=epoch,
         )
 
     def _check_hyper(self, cell: Cell, step: int) -> None:

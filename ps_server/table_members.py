@@ -42,12 +42,12 @@ class TableMembers(TableClosing):
         Returns:
             The newest clock over all partitions.
         """
-        self.epoch = epoch
-        if self._clipping is not None:
-            self._clipping.reopen()
-        now_s = time.monotonic()
-        newest = [
-            cell.evict(worker, incarnation, limit, now_s, self._scratch) for cell in self._cells.values()
-        ]
+        with self._deciding:
+            if self._clipping is not None:
+                self._clipping.reopen(epoch)
+            now_s = time.monotonic()
+            newest = [
+                cell.evict(worker, incarnation, limit, now_s, self._scratch) for cell in self._cells.values()
+            ]
         self._close_clipped()
         return max(newest, default=0)

@@ -244,9 +244,20 @@ def test_squares_are_added_in_partition_order():
         clipping.complete(5, index, squares[index])
     assert clipping.take() is None
     clipping.complete(5, 1, squares[1])
-    assert clipping.take() == clipping.undecided() == (5, sum(squares))
+    assert clipping.take() == clipping.undecided() == (5, sum(squares), 0)
     assert clipping.take() is None
     assert not clipping.decided(4)
     assert clipping.decided(5)
     assert clipping.undecided() is None
     assert not clipping.decided(5)
+
+
+def test_what_was_taken_before_members_have_gone_is_of_the_epoch_before():
+    """It may be reported later than what is computed again."""
+    clipping = Clipping(1)
+    clipping.complete(5, 0, 2.0)
+    assert clipping.take() == (5, 2.0, 0)
+    clipping.reopen(3)
+    assert clipping.take() is None
+    clipping.complete(5, 0, 1.0)
+    assert clipping.take() == (5, 1.0, 3)
