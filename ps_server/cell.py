@@ -32,6 +32,7 @@ from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
+from ps_wire.wire_dtype import AS_THEY_ARE
 
 
 class Cell(CellMembers, CellScreening):
@@ -113,7 +114,7 @@ class Cell(CellMembers, CellScreening):
             else:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
-                self.bytes_in += gradient.values.nbytes
+                self.bytes_in += gradient.wire_bytes
                 if gradient.borrowed and any(item.payload is gradient for item in self.machine.staged):
                     self._lent[contribution.worker] = contribution
             self._outlets[contribution.worker] = outlet
@@ -281,19 +282,21 @@ class Cell(CellMembers, CellScreening):
                 self._failed[item.worker] = item.incarnation, differ(item.step, contributions[0].worker)
 
     def _answer(self, action: Answer) -> None:
-        for step in sorted({pull.clock for pull in action.pulls}):
-            message = self._pulled(step, action.version, action.clocks)  # one for all who asked it
+        for step, codec in sorted({(pull.clock, pull.codec) for pull in action.pulls}):
+            message = self._pulled(step, action.version, action.clocks, codec)  # one for all who asked it
             for pull in action.pulls:
-                if pull.clock == step:
+                if (pull.clock, pull.codec) == (step, codec):
                     error = self._error_of(pull.worker, pull.incarnation)
                     refused = None if error is None else self._replies.refusal(pull.worker, step, error)
                     self._send(pull.worker, refused or message)
 
-    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> Message:
-        payload = self.values.payload
+    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...], codec: int) -> Message:
+        exact = codec == AS_THEY_ARE
+        payload = self.values.payload if exact else self.values.rounded(codec, version)
         self.bytes_out += len(payload)
-        message = self._replies.pulled(step, version, clocks, payload)
-        self.values.sent(message)
+        message = self._replies.pulled(step, version, clocks, payload, codec=codec)
+        if exact:
+            self.values.sent(message)
         return message
 
     def _read(self, step: int) -> Message:

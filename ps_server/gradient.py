@@ -8,6 +8,7 @@ import torch
 
 from ps_wire.errors import HyperparametersDiffer
 from ps_wire.table import Hyperparameters
+from ps_wire.wire_dtype import AS_THEY_ARE, travelling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Gradient:
         strict: whether the worker gets an error where its step takes other ones.
         borrowed: the values lie in the worker's memory, which is its own again once they are applied.
         pulls: the worker knows by the weights of the next version that they are.
+        codec: in which they travelled; `values` are widened.
     """
 
     values: torch.Tensor
@@ -29,6 +31,13 @@ class Gradient:
     strict: bool = False
     borrowed: bool = False
     pulls: bool = False
+    codec: int = AS_THEY_ARE
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that travel for the values."""
+        dtype = travelling(self.codec, self.values.dtype) or self.values.dtype
+        return self.values.numel() * dtype.itemsize
 
 
 def differ(step: int, taken: int) -> HyperparametersDiffer:

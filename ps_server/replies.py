@@ -37,13 +37,15 @@ class Replies:
         payload: memoryview,
         *,
         read: bool = False,
+        codec: int = 0,
     ) -> Message:
-        """The weights in `payload`, not copied; `clocks` are (worker, clock) of the members by then.
+        """The weights in `payload`, of that codec, not copied; `clocks` are (worker, clock) of the members.
 
         With `read` they go to one who did not ask as a member, and may be other memory than members map.
         """
         return self._frame(
             wire.Kind.PULLED,
+            codec=codec,
             step=step,
             version=version,
             flags=wire.READ if read else 0,
