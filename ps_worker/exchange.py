@@ -4,7 +4,8 @@ What is sent is first noted here, so that a connection that breaks can send it a
 each push once. At most one push and one pull of a partition are under way.
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
 belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the end
-of `wait_pulled`, by the receiving threads or by a shard. `_changed` guards everything below it; it is notified of answers and failures.
+of `wait_pulled`, by the receiving threads or by a shard. `_changed` guards everything below it; it is
+notified of answers and failures.
 """
 
 from __future__ import annotations
