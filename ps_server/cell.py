@@ -29,10 +29,10 @@ from ps_server.replies import Replies
 from ps_server.screen import Screen
 from ps_wire import trace
 from ps_wire.carrier import Message, Outlet
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
-from ps_wire.wire_dtype import AS_THEY_ARE
 
 
 class Cell(CellMembers, CellScreening):

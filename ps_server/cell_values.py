@@ -14,7 +14,8 @@ import torch
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.splitter import Splitter
 from ps_server.weights import Weights
-from ps_wire import trace, wire_dtype
+from ps_wire import codec as codecs
+from ps_wire import trace
 from ps_wire.carrier import Message
 from ps_wire.plan import Piece
 from ps_wire.table import Group
@@ -82,7 +83,7 @@ class CellValues:
 
     @trace.traced("round weights")
     def _round(self, codec: int) -> memoryview:
-        return wire_dtype.bytes_of(self.now.to(wire_dtype.travelling(codec, self.now.dtype)))
+        return codecs.bytes_of(self.now.to(codecs.travelling(codec, self.now.dtype)))
 
     def sent(self, reply: Message) -> None:
         """See `Weights.sent`."""

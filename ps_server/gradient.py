@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ps_wire.codec import AS_THEY_ARE, travelling
 from ps_wire.errors import HyperparametersDiffer
 from ps_wire.table import Hyperparameters
-from ps_wire.wire_dtype import AS_THEY_ARE, travelling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ps_wire import frame as wire
 from ps_wire import trace
 from ps_wire.carrier import Message
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.meta import clocks as clocks_of
@@ -37,7 +38,7 @@ class Replies:
         payload: memoryview,
         *,
         read: bool = False,
-        codec: int = 0,
+        codec: int = AS_THEY_ARE,
     ) -> Message:
         """The weights in `payload`, of that codec, not copied; `clocks` are (worker, clock) of the members.
 

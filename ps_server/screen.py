@@ -9,11 +9,11 @@ import torch
 
 from ps_server.log import logger
 from ps_wire import trace
+from ps_wire.codec import FP16
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Piece
 from ps_wire.table import TableSpec
-from ps_wire.wire_dtype import WireDtype
 
 SHOWN_NAME = 200  # characters of a parameter's name in a message
 REMEDY = "lower the learning rate, clip gradients, use a GradScaler, or start the job with --nonfinite skip"
@@ -56,7 +56,7 @@ class Screen:
         name = self._spec.parameters[piece.parameter].name[:SHOWN_NAME]
         error = NonFiniteGradient(
             f"the gradient of parameter {name!r} of worker {worker} has non-finite values in step {step}: "
-            f"it was not applied; {FP16_REMEDY if codec == WireDtype.FP16.codec else ''}{REMEDY}",
+            f"it was not applied; {FP16_REMEDY if codec == FP16 else ''}{REMEDY}",
             parameter=name,
             worker=worker,
             table=self._spec.number,

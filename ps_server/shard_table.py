@@ -27,8 +27,9 @@ from ps_server.kept_hyperparameters import KeptHyperparameters
 from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_server.screen import Screen
 from ps_server.table_members import TableMembers
+from ps_wire import codec as codecs
 from ps_wire import frame as wire
-from ps_wire import meta, wire_dtype
+from ps_wire import meta
 from ps_wire.buffer import as_tensor
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import (
@@ -189,7 +190,7 @@ class ShardTable(TableMembers):
 
     def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
         cells = list(self._listed(frame))
-        if not wire_dtype.known(frame.codec):
+        if not codecs.known(frame.codec):
             raise PayloadMismatch(f"weights cannot be sent with codec {frame.codec}: it is unknown here")
         if frame.flags & wire.CUT:
             self._await_cut(frame, cells, outlet)
@@ -205,7 +206,7 @@ class ShardTable(TableMembers):
                 incarnation=frame.incarnation,
                 clock=frame.step,
                 asked_s=time.monotonic(),
-                codec=wire_dtype.codec_for(frame.codec, cell.values.now.dtype),
+                codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
             )
             cell.pull(pull, outlet, self._scratch)
 
@@ -249,8 +250,8 @@ class ShardTable(TableMembers):
     def _values(self, cell: Cell, frame: wire.Frame) -> torch.Tensor:
         """The payload, shape (E,) in the dtype of the cell: where it lies, or widened."""
         dtype = cell.values.now.dtype
-        sent = wire_dtype.travelling(frame.codec, dtype) if frame.kind is wire.Kind.PUSH else None
-        takes, codec = (dtype, wire_dtype.AS_THEY_ARE) if sent is None else (sent, frame.codec)
+        sent = codecs.travelling(frame.codec, dtype) if frame.kind is wire.Kind.PUSH else None
+        takes, codec = (dtype, codecs.AS_THEY_ARE) if sent is None else (sent, frame.codec)
         expected = cell.values.now.numel() * takes.itemsize
         if frame.codec != codec or len(frame.payload) != expected:
             raise PayloadMismatch(

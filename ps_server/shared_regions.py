@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.carrier import Message, Outlet
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import FrameRefused
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import Layout, attach
-from ps_wire.wire_dtype import AS_THEY_ARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

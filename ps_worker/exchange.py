@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from ps_wire import frame as wire
 from ps_wire import meta
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
 from ps_wire.table import Hyperparameters
-from ps_wire.wire_dtype import AS_THEY_ARE, WireDtype
+from ps_wire.wire_dtype import WireDtype
 from ps_worker.connection import Connection
 from ps_worker.flat import FlatBuckets
 from ps_worker.pulls import Pulls

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from ps_wire import trace
+from ps_wire.codec import AS_THEY_ARE, CODECS, bytes_of, codec_for, travelling
 from ps_wire.plan import Partition
-from ps_wire.wire_dtype import AS_THEY_ARE, WireDtype, bytes_of, codec_for, travelling
+from ps_wire.wire_dtype import WireDtype
 from ps_worker.flat import FlatBuckets
 from ps_worker.memory import private_memory
 
@@ -28,7 +29,7 @@ class Rounded:
         self, gradients: FlatBuckets, partitions: Sequence[Partition], wire_dtype: WireDtype
     ) -> None:
         """Allocates what `wire_dtype` needs: half of the gradients that it rounds; nothing for fp32."""
-        self.codec = wire_dtype.codec
+        self.codec = CODECS[wire_dtype]
         self._exact = [gradients.partition(partition) for partition in partitions]
         self._bytes = list(map(gradients.bytes_of, partitions))
         self._codecs = [codec_for(self.codec, values.dtype) for values in self._exact]

@@ -17,10 +17,10 @@ from enum import Enum
 
 from ps_wire import shared_memory
 from ps_wire.buffer import as_tensor
+from ps_wire.codec import AS_THEY_ARE, travelling
 from ps_wire.errors import FrameMalformed
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout, SliceLayout
-from ps_wire.wire_dtype import AS_THEY_ARE, travelling
 from ps_worker.flat import FlatBuckets
 from ps_worker.memory import OverlaidMemory, SharedMemory
 

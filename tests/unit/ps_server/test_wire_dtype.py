@@ -9,16 +9,15 @@ from ps_server.gate import gate_of
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.carrier import Message
+from ps_wire.codec import BF16, FP16, bytes_of
 from ps_wire.consistency import BSP
 from ps_wire.errors import PayloadMismatch
 from ps_wire.frame import Kind
 from ps_wire.meta import listed
 from ps_wire.plan import Plan
-from ps_wire.wire_dtype import bytes_of
 
 from .tables import group, table_spec
 
-BF16, FP16 = 1, 2
 START = 1 / 3
 NUMEL = 1024  # of the partition, with padding
 

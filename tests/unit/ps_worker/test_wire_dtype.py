@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import ps_worker as ps
 from ps_wire import frame as wire
+from ps_wire.codec import BF16
 from ps_wire.errors import FrameMalformed, NonFiniteGradient
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
@@ -34,7 +35,6 @@ SPEC = TableSpec(
     optimizer=OptimizerSpec(name="SGD", hyperparameters=HYPER),
     buckets=BucketOptions(bucket_bytes=0, first_bucket_bytes=0, partition_bytes=4096),
 )
-OF_FLOAT32 = WireDtype.BF16.codec
 
 
 class Sent:
@@ -112,7 +112,7 @@ def test_a_push_that_is_sent_again_has_the_same_bytes():
     codecs = {
         exchange.plan.buckets[exchange.partitions[index].bucket].dtype: codec for index, codec, _ in first
     }
-    assert codecs == {"float32": OF_FLOAT32, "float64": 0}
+    assert codecs == {"float32": BF16, "float64": 0}
 
 
 def test_bytes_are_counted_as_they_travel():
@@ -133,7 +133,7 @@ def test_what_is_read_past_the_gate_is_asked_for_as_it_is():
     exchange.pull(step=1)
     exchange.pull(step=1, read=True)
     exchange.pull(step=1, cut=True)
-    assert [frame.codec for frame in connection.frames if frame.kind is wire.Kind.PULL] == [OF_FLOAT32, 0, 0]
+    assert [frame.codec for frame in connection.frames if frame.kind is wire.Kind.PULL] == [BF16, 0, 0]
 
 
 @pytest.mark.parametrize("codec", [0, 2, 9])
@@ -141,7 +141,7 @@ def test_weights_that_are_not_as_many_as_their_codec_says_end_the_exchange(codec
     exchange, _ = pushed()
     exchange.pull(step=1)
     numel = exchange.partitions[0].numel
-    payload = bytes((4 if codec == OF_FLOAT32 else 3) * numel)
+    payload = bytes((4 if codec == BF16 else 3) * numel)
     exchange.take(wire.Frame(kind=wire.Kind.PULLED, table=0, step=1, codec=codec, payload=payload))
     with pytest.raises(FrameMalformed, match=rf"with {3 * numel} bytes of codec {codec}"):
         exchange.wait_pulled()
