@@ -7,6 +7,7 @@ import torch
 
 from ps_server.gate import gate_of
 from ps_server.shard_table import ShardTable
+from ps_server.shared_regions import SharedRegions
 from ps_wire import frame as wire
 from ps_wire.carrier import Message
 from ps_wire.codec import BF16, FP16, bytes_of
@@ -15,6 +16,8 @@ from ps_wire.errors import PayloadMismatch
 from ps_wire.frame import Kind
 from ps_wire.meta import listed
 from ps_wire.plan import Plan
+from ps_wire.shared_memory import AVAILABLE, Layout
+from ps_worker.memory import SharedMemory
 
 from .tables import group, table_spec
 
@@ -104,6 +107,22 @@ def test_what_is_read_past_the_gate_is_not_rounded(fields: dict[str, object]):
     it = Table()
     reply = it.pull(0, 0, BF16, **fields)
     assert (reply.codec, bytes(reply.payload)) == (0, it.start.numpy().tobytes())
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
+def test_rounded_weights_travel_to_who_shares_memory():
+    """It is made for numbers of the table's dtype, and keeps what was there."""
+    it = Table()
+    memory = [SharedMemory(Layout(it.table.plan).nbytes) for _ in ("gradients", "weights")]
+    regions = SharedRegions(it.outlets[0])
+    descriptors = tuple(each.descriptor for each in memory)
+    regions.take(wire.Frame(kind=Kind.SHARE, descriptors=descriptors), it.table)
+    pull = wire.Frame(kind=Kind.PULL, incarnation=1, codec=BF16, meta=listed([0]))
+    it.table.receive(pull, regions, member=True)
+    reply = it.outlets[0][-1]
+    assert (reply.codec, reply.flags & wire.SHARED) == (BF16, 0)
+    assert bytes(reply.payload) == bytes(bytes_of(it.start.to(torch.bfloat16)))
+    assert not any(memory[1])
 
 
 def test_float64_is_never_rounded():
