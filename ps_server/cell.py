@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from ps_server.average import Scratch
+from ps_server.average import Scratch, widened
 from ps_server.cell_members import CellMembers
 from ps_server.cell_screening import CellScreening
 from ps_server.cell_values import CellValues, bytes_of
@@ -114,7 +114,7 @@ class Cell(CellMembers, CellScreening):
             else:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
-                self.bytes_in += gradient.wire_bytes
+                self.bytes_in += gradient.values.nbytes
                 if gradient.borrowed and any(item.payload is gradient for item in self.machine.staged):
                     self._lent[contribution.worker] = contribution
             self._outlets[contribution.worker] = outlet
@@ -267,7 +267,7 @@ class Cell(CellMembers, CellScreening):
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
         if not self.machine.gate.aggregates:
-            average = gradients[0].values
+            average = widened(gradients[0].values, scratch)
         elif average is None:
             average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:

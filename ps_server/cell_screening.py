@@ -59,8 +59,8 @@ class CellScreening:
         return first_nonfinite(values, self.pieces)
 
     def _withheld(self, contribution: Contribution, piece: Piece) -> None:
-        codec = contribution.payload.codec
-        error = self._screen.found(contribution.worker, contribution.step, piece, codec)
+        sent = contribution.payload.values.dtype
+        error = self._screen.found(contribution.worker, contribution.step, piece, sent)
         if error is not None:
             self._failed[contribution.worker] = contribution.incarnation, error
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ps_wire.codec import AS_THEY_ARE, travelling
 from ps_wire.errors import HyperparametersDiffer
 from ps_wire.table import Hyperparameters
 
@@ -16,13 +15,13 @@ class Gradient:
     """The payload of a contribution.
 
     Attributes:
-        values: shape (E,); read-only memory of the received message. All zeros where no piece is present.
+        values: shape (E,); read-only memory of the received message, in 16 bits if it travelled so. Zeros
+            where no piece is present.
         present: P flags: which pieces had a gradient. Pieces without one hold zeros.
         hyper: what its worker's `param_groups` said at that step.
         strict: whether the worker gets an error where its step takes other ones.
         borrowed: the values lie in the worker's memory, which is its own again once they are applied.
         pulls: the worker knows by the weights of the next version that they are.
-        codec: in which they travelled; `values` are widened.
     """
 
     values: torch.Tensor
@@ -31,13 +30,6 @@ class Gradient:
     strict: bool = False
     borrowed: bool = False
     pulls: bool = False
-    codec: int = AS_THEY_ARE
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that travel for the values."""
-        dtype = travelling(self.codec, self.values.dtype) or self.values.dtype
-        return self.values.numel() * dtype.itemsize
 
 
 def differ(step: int, taken: int) -> HyperparametersDiffer:

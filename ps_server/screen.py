@@ -9,7 +9,6 @@ import torch
 
 from ps_server.log import logger
 from ps_wire import trace
-from ps_wire.codec import FP16
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Piece
@@ -51,12 +50,12 @@ class Screen:
         self._spec = spec
         self._warned: tuple[int, int] | None = None
 
-    def found(self, worker: int, step: int, piece: Piece, codec: int = 0) -> NonFiniteGradient | None:
-        """A contribution that travelled in `codec` was withheld; the error for its sender, if it gets one."""
+    def found(self, worker: int, step: int, piece: Piece, sent: torch.dtype) -> NonFiniteGradient | None:
+        """A contribution that travelled as `sent` was withheld; the error for its sender, if it gets one."""
         name = self._spec.parameters[piece.parameter].name[:SHOWN_NAME]
         error = NonFiniteGradient(
             f"the gradient of parameter {name!r} of worker {worker} has non-finite values in step {step}: "
-            f"it was not applied; {FP16_REMEDY if codec == FP16 else ''}{REMEDY}",
+            f"it was not applied; {FP16_REMEDY if sent is torch.float16 else ''}{REMEDY}",
             parameter=name,
             worker=worker,
             table=self._spec.number,

@@ -179,7 +179,6 @@ class ShardTable(TableMembers):
             strict=bool(frame.flags & wire.STRICT),
             borrowed=bool(frame.flags & wire.SHARED),
             pulls=bool(frame.flags & wire.PULLS),
-            codec=frame.codec,
         )
         self._push(cell, frame, gradient, outlet)
 
@@ -248,7 +247,7 @@ class ShardTable(TableMembers):
         return iter([self.cell(index) for index in meta.read_listed(frame)])
 
     def _values(self, cell: Cell, frame: wire.Frame) -> torch.Tensor:
-        """The payload, shape (E,) in the dtype of the cell: where it lies, or widened."""
+        """The payload where it lies: shape (E,), of the cell's dtype, or of 16 bits."""
         dtype = cell.values.now.dtype
         sent = codecs.travelling(frame.codec, dtype) if frame.kind is wire.Kind.PUSH else None
         takes, codec = (dtype, codecs.AS_THEY_ARE) if sent is None else (sent, frame.codec)
@@ -261,7 +260,7 @@ class ShardTable(TableMembers):
                 expected=expected,
                 got=len(frame.payload),
             )
-        return as_tensor(frame.payload, takes).to(dtype)
+        return as_tensor(frame.payload, takes)
 
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:
