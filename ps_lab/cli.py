@@ -14,6 +14,7 @@ from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
 from ps_wire import carrier as carriers
 from ps_wire import token as tokens
+from ps_wire import wire_dtype as wire_dtypes
 from ps_wire.access import TLS_DIR, TOKEN_FILE, read
 from ps_wire.address import parse_servers
 from ps_wire.command import run as run_command
@@ -64,6 +65,14 @@ def launch(
             show_default=carriers.AUTO,
         ),
     ] = None,
+    wire_dtype: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_WIRE_DTYPE",
+            help=f"In which float32 gradients and weights travel, one of {wire_dtypes.VALID}.",
+            show_default=wire_dtypes.WireDtype.FP32,
+        ),
+    ] = None,
     on_failure: Annotated[
         OnFailure, typer.Option(help="stop: end everything at the first crash, with its exit code.")
     ] = OnFailure.STOP,
@@ -92,6 +101,7 @@ def launch(
         arguments=tuple(arguments or ()),
         nonfinite=nonfinite,
         carrier=carrier,
+        wire_dtype=wire_dtype,
     )
     named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir}
     environment = os.environ | {name: str(path.absolute()) for name, path in named.items() if path}

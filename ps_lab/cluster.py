@@ -59,6 +59,7 @@ class Job:
         arguments: of the script.
         nonfinite: what is done with gradients that hold NaN or infinity.
         carrier: of gradients and weights, as typed; None leaves it to `PS_CARRIER`.
+        wire_dtype: in which these travel, as typed; None leaves it to `PS_WIRE_DTYPE`.
         servers: addresses under which its workers reach the servers; None: the cluster's.
     """
 
@@ -69,6 +70,7 @@ class Job:
     arguments: tuple[str, ...] = ()
     nonfinite: str = "error"
     carrier: str | None = None
+    wire_dtype: str | None = None
     servers: tuple[str, ...] | None = None
 
 
@@ -158,6 +160,7 @@ class Cluster:
                 *("--worker", str(number)),
                 *("--nonfinite", job.nonfinite),
                 *(("--carrier", job.carrier) if job.carrier is not None else ()),
+                *(("--wire-dtype", job.wire_dtype) if job.wire_dtype is not None else ()),
                 str(job.script),
                 *job.arguments,
             ]

@@ -13,6 +13,7 @@ from ps_lab.status import Status
 from ps_lab.watch import Watch
 from ps_wire import carrier as carriers
 from ps_wire import nonfinite as choices
+from ps_wire import wire_dtype as wire_dtypes
 from ps_wire.address import check_job_name
 from ps_wire.consistency import parse
 from ps_wire.errors import PsError, UsageError
@@ -29,15 +30,18 @@ def check_job(
     arguments: tuple[str, ...],
     nonfinite: str = "error",
     carrier: str | None = None,
+    wire_dtype: str | None = None,
 ) -> Job:
     """What a person typed, as a job.
 
     Raises:
-        UsageError: the script is no file, or the job's name, `nonfinite` or `carrier` is none.
+        UsageError: the script is no file, or the job's name, `nonfinite`, `carrier` or `wire_dtype` is none.
         ConsistencyInvalid: the consistency is unknown; the valid ones are listed.
     """
     if carrier is not None:
         carriers.parse(carrier)
+    if wire_dtype is not None:
+        wire_dtypes.parse(wire_dtype)
     if not script.is_file():
         raise UsageError(f"{script} is not a file; the training script comes after the options")
     return Job(
@@ -48,6 +52,7 @@ def check_job(
         arguments=arguments,
         nonfinite=choices.parse(nonfinite),
         carrier=carrier,
+        wire_dtype=wire_dtype,
     )
 
 

@@ -12,6 +12,8 @@ import torch
 
 from ps_wire import trace
 
+NARROW = (torch.bfloat16, torch.float16)
+
 
 class Scratch(threading.local):
     """Two buffers per thread, grown to the largest partition and kept: no allocation when it is warm."""
@@ -34,6 +36,8 @@ def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: S
     With all weights 1 that is `((g0 + g1) + ...) / W`. `torch.add(alpha=)` would fuse product and sum and
     differ in 18 % of the elements.
 
+    Gradients of 16 bits are widened before, exactly.
+
     Args:
         gradients: W tensors of shape (E,), in rank order; they are only read.
         weights: W numbers.
@@ -43,6 +47,8 @@ def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: S
         Shape (E,), valid until this thread uses `scratch` again; for one gradient of weight 1, that
         gradient itself.
     """
+    if any(gradient.dtype in NARROW for gradient in gradients):
+        return _mean_widened(gradients, weights, scratch)
     first = gradients[0]
     equal = all(weight == 1.0 for weight in weights)
     if equal and len(gradients) == 1:
@@ -58,3 +64,22 @@ def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: S
     for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
         out.add_(torch.mul(gradient, weight, out=product))
     return out.div_(sum(weights))
+
+
+def _mean_widened(
+    gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch
+) -> torch.Tensor:
+    """A product with 1 and a quotient by 1 are exact: one way for all weights."""
+    numel = gradients[0].numel()
+    out = scratch.take(torch.float32, numel).copy_(gradients[0]).mul_(weights[0])
+    product = scratch.take(torch.float32, numel, 1)
+    for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
+        out.add_(product.copy_(gradient).mul_(weight))
+    return out.div_(sum(weights))
+
+
+def widened(gradient: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    """One of 16 bits in float32, in `scratch`; another one itself."""
+    if gradient.dtype not in NARROW:
+        return gradient
+    return scratch.take(torch.float32, gradient.numel()).copy_(gradient)

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from ps_server.average import Scratch
+from ps_server.average import Scratch, widened
 from ps_server.cell_members import CellMembers
 from ps_server.cell_screening import CellScreening
 from ps_server.cell_values import CellValues, bytes_of
@@ -29,6 +29,7 @@ from ps_server.replies import Replies
 from ps_server.screen import Screen
 from ps_wire import trace
 from ps_wire.carrier import Message, Outlet
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
@@ -266,7 +267,7 @@ class Cell(CellMembers, CellScreening):
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
         if not self.machine.gate.aggregates:
-            average = gradients[0].values
+            average = widened(gradients[0].values, scratch)
         elif average is None:
             average = self._mean(action.contributions, scratch)
         if action.scale != 1.0:
@@ -281,19 +282,21 @@ class Cell(CellMembers, CellScreening):
                 self._failed[item.worker] = item.incarnation, differ(item.step, contributions[0].worker)
 
     def _answer(self, action: Answer) -> None:
-        for step in sorted({pull.clock for pull in action.pulls}):
-            message = self._pulled(step, action.version, action.clocks)  # one for all who asked it
+        for step, codec in sorted({(pull.clock, pull.codec) for pull in action.pulls}):
+            message = self._pulled(step, action.version, action.clocks, codec)  # one for all who asked it
             for pull in action.pulls:
-                if pull.clock == step:
+                if (pull.clock, pull.codec) == (step, codec):
                     error = self._error_of(pull.worker, pull.incarnation)
                     refused = None if error is None else self._replies.refusal(pull.worker, step, error)
                     self._send(pull.worker, refused or message)
 
-    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...]) -> Message:
-        payload = self.values.payload
+    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...], codec: int) -> Message:
+        exact = codec == AS_THEY_ARE
+        payload = self.values.payload if exact else self.values.rounded(codec, version)
         self.bytes_out += len(payload)
-        message = self._replies.pulled(step, version, clocks, payload)
-        self.values.sent(message)
+        message = self._replies.pulled(step, version, clocks, payload, codec=codec)
+        if exact:
+            self.values.sent(message)
         return message
 
     def _read(self, step: int) -> Message:

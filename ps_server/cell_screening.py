@@ -59,7 +59,8 @@ class CellScreening:
         return first_nonfinite(values, self.pieces)
 
     def _withheld(self, contribution: Contribution, piece: Piece) -> None:
-        error = self._screen.found(contribution.worker, contribution.step, piece)
+        sent = contribution.payload.values.dtype
+        error = self._screen.found(contribution.worker, contribution.step, piece, sent)
         if error is not None:
             self._failed[contribution.worker] = contribution.incarnation, error
 

@@ -14,6 +14,7 @@ import torch
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.splitter import Splitter
 from ps_server.weights import Weights
+from ps_wire import codec as codecs
 from ps_wire import trace
 from ps_wire.carrier import Message
 from ps_wire.plan import Piece
@@ -48,6 +49,7 @@ class CellValues:
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.doubled = False
         self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
+        self._rounded: dict[int, tuple[int, memoryview]] = {}  # by codec: of which version
 
     def _fresh_optimizer(self) -> PieceOptimizer | None:
         return self._make_optimizer(self._split(self._weights.now)) if self._any_piece else None
@@ -66,6 +68,22 @@ class CellValues:
         if place not in self._payloads:
             self._payloads[place] = bytes_of(self.now)
         return self._payloads[place]
+
+    def rounded(self, codec: int, version: int) -> memoryview:
+        """The weights' bytes as a codec has them, a copy that nobody writes, one for all who ask.
+
+        Args:
+            codec: one for these weights, but not `AS_THEY_ARE`.
+            version: of the weights.
+        """
+        made = self._rounded.get(codec)
+        if made is None or made[0] != version:
+            made = self._rounded[codec] = version, self._round(codec)
+        return made[1]
+
+    @trace.traced("round weights")
+    def _round(self, codec: int) -> memoryview:
+        return codecs.bytes_of(self.now.to(codecs.travelling(codec, self.now.dtype)))
 
     def sent(self, reply: Message) -> None:
         """See `Weights.sent`."""

@@ -15,7 +15,8 @@ class Gradient:
     """The payload of a contribution.
 
     Attributes:
-        values: shape (E,); read-only memory of the received message. All zeros where no piece is present.
+        values: shape (E,); read-only memory of the received message, in 16 bits if it travelled so. Zeros
+            where no piece is present.
         present: P flags: which pieces had a gradient. Pieces without one hold zeros.
         hyper: what its worker's `param_groups` said at that step.
         strict: whether the worker gets an error where its step takes other ones.

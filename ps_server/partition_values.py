@@ -34,12 +34,13 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """A worker asks for weights at its clock. `asked_s` is the caller's clock, in seconds."""
+    """A worker asks for weights at its clock, in a codec. `asked_s` is the caller's clock, in seconds."""
 
     worker: int
     incarnation: int
     clock: int
     asked_s: float = 0.0
+    codec: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

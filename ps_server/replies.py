@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ps_wire import frame as wire
 from ps_wire import trace
 from ps_wire.carrier import Message
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.meta import clocks as clocks_of
@@ -37,13 +38,15 @@ class Replies:
         payload: memoryview,
         *,
         read: bool = False,
+        codec: int = AS_THEY_ARE,
     ) -> Message:
-        """The weights in `payload`, not copied; `clocks` are (worker, clock) of the members by then.
+        """The weights in `payload`, of that codec, not copied; `clocks` are (worker, clock) of the members.
 
         With `read` they go to one who did not ask as a member, and may be other memory than members map.
         """
         return self._frame(
             wire.Kind.PULLED,
+            codec=codec,
             step=step,
             version=version,
             flags=wire.READ if read else 0,

@@ -17,6 +17,8 @@ from ps_wire.table import TableSpec
 SHOWN_NAME = 200  # characters of a parameter's name in a message
 REMEDY = "lower the learning rate, clip gradients, use a GradScaler, or start the job with --nonfinite skip"
 
+FP16_REMEDY = "it travelled as fp16, where what is beyond 65504 is infinite: --wire-dtype bf16 or fp32; else "
+
 
 @trace.traced("screen")
 def looks_finite(values: torch.Tensor) -> bool:
@@ -48,12 +50,12 @@ class Screen:
         self._spec = spec
         self._warned: tuple[int, int] | None = None
 
-    def found(self, worker: int, step: int, piece: Piece) -> NonFiniteGradient | None:
-        """A contribution was withheld; the error for its sender, if it gets one."""
+    def found(self, worker: int, step: int, piece: Piece, sent: torch.dtype) -> NonFiniteGradient | None:
+        """A contribution that travelled as `sent` was withheld; the error for its sender, if it gets one."""
         name = self._spec.parameters[piece.parameter].name[:SHOWN_NAME]
         error = NonFiniteGradient(
             f"the gradient of parameter {name!r} of worker {worker} has non-finite values in step {step}: "
-            f"it was not applied; {REMEDY}",
+            f"it was not applied; {FP16_REMEDY if sent is torch.float16 else ''}{REMEDY}",
             parameter=name,
             worker=worker,
             table=self._spec.number,

@@ -27,6 +27,7 @@ from ps_server.kept_hyperparameters import KeptHyperparameters
 from ps_server.partition import Contribution, Ledger, Partition, Pull
 from ps_server.screen import Screen
 from ps_server.table_members import TableMembers
+from ps_wire import codec as codecs
 from ps_wire import frame as wire
 from ps_wire import meta
 from ps_wire.buffer import as_tensor
@@ -188,6 +189,8 @@ class ShardTable(TableMembers):
 
     def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
         cells = list(self._listed(frame))
+        if not codecs.known(frame.codec):
+            raise PayloadMismatch(f"weights cannot be sent with codec {frame.codec}: it is unknown here")
         if frame.flags & wire.CUT:
             self._await_cut(frame, cells, outlet)
             return
@@ -202,6 +205,7 @@ class ShardTable(TableMembers):
                 incarnation=frame.incarnation,
                 clock=frame.step,
                 asked_s=time.monotonic(),
+                codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
             )
             cell.pull(pull, outlet, self._scratch)
 
@@ -243,16 +247,20 @@ class ShardTable(TableMembers):
         return iter([self.cell(index) for index in meta.read_listed(frame)])
 
     def _values(self, cell: Cell, frame: wire.Frame) -> torch.Tensor:
-        expected = cell.values.now.nbytes
-        if frame.codec != 0 or len(frame.payload) != expected:
+        """The payload where it lies: shape (E,), of the cell's dtype, or of 16 bits."""
+        dtype = cell.values.now.dtype
+        sent = codecs.travelling(frame.codec, dtype) if frame.kind is wire.Kind.PUSH else None
+        takes, codec = (dtype, codecs.AS_THEY_ARE) if sent is None else (sent, frame.codec)
+        expected = cell.values.now.numel() * takes.itemsize
+        if frame.codec != codec or len(frame.payload) != expected:
             raise PayloadMismatch(
                 f"partition {frame.partition} of table {self.spec.number} takes {expected} bytes of "
-                f"{str(cell.values.now.dtype).removeprefix('torch.')} (codec 0), "
+                f"{str(takes).removeprefix('torch.')} (codec {codec}), "
                 f"got {len(frame.payload)} bytes with codec {frame.codec}",
                 expected=expected,
                 got=len(frame.payload),
             )
-        return as_tensor(frame.payload, cell.values.now.dtype)
+        return as_tensor(frame.payload, takes)
 
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.carrier import Message, Outlet
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import FrameRefused
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import Layout, attach
@@ -98,7 +99,8 @@ class SharedRegions:
     def send(self, message: Message) -> None:
         """See `Outlet.send`. Where weights are copied, that is at once, under the lock of their cell."""
         frame = message.frame
-        regions = self._tables.get(frame.table) if frame.kind is wire.Kind.PULLED else None
+        shared = frame.kind is wire.Kind.PULLED and frame.codec == AS_THEY_ARE
+        regions = self._tables.get(frame.table) if shared else None
         if regions is not None and regions.weights is not None:
             regions.place(regions.weights, frame.partition)[:] = memoryview(frame.payload)
             message = message.told()

@@ -14,16 +14,20 @@ from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
 from ps_wire.service import DataStream, FramesOut, Landing, Service
 from ps_wire.v1 import shard_pb2
 
+ROUNDED = "a 16-bit wire dtype sends numbers of its own; shared memory has those of the table"
 GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer there
 
 
 class CarrierChoice:
     """See the module's docstring. Thread-safe; `_changed` guards what was reached and said."""
 
-    def __init__(self, service: Service, wanted: Carrier | None, say: Callable[[str], None]) -> None:
-        """Takes the carrier that the person wants; None for the best one."""
+    def __init__(
+        self, service: Service, wanted: Carrier | None, say: Callable[[str], None], *, shares: bool = True
+    ) -> None:
+        """Takes the carrier that the person wants; None for the best one, without shm unless `shares`."""
         self._service = service
         self._wanted = wanted
+        self._shares = shares
         self._say = say
         self._changed = threading.Condition()
         self._given_up = False
@@ -52,6 +56,9 @@ class CarrierChoice:
         opened, frames = introduce()
         offers = self._candidates(opened)
         failed: list[tuple[str, PsError]] = []
+        if not self._shares and any(offer.name == Carrier.SHM for offer in offers):
+            failed.append((Carrier.SHM, ConfigurationRefused(ROUNDED)))
+            offers = [offer for offer in offers if offer.name != Carrier.SHM]
         for place, offer in enumerate(offers):
             if place:
                 _, frames = introduce()  # a token is good for one HELLO, and that one may have arrived

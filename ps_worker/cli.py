@@ -17,6 +17,7 @@ from ps_wire import carrier as carriers
 from ps_wire import consistency as models
 from ps_wire import nonfinite as choices
 from ps_wire import trace
+from ps_wire import wire_dtype as wire_dtypes
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
@@ -70,6 +71,13 @@ def run(
     carrier: Annotated[
         str, typer.Option(envvar="PS_CARRIER", help=f"Of gradients and weights, one of {carriers.VALID}.")
     ] = carriers.AUTO,
+    wire_dtype: Annotated[
+        str,
+        typer.Option(
+            envvar="PS_WIRE_DTYPE",
+            help=f"In which float32 gradients and weights travel, one of {wire_dtypes.VALID}.",
+        ),
+    ] = wire_dtypes.WireDtype.FP32,
     lease: Annotated[
         float,
         typer.Option(
@@ -92,6 +100,7 @@ def run(
     models.parse(consistency)
     choices.parse(nonfinite)
     carriers.parse(carrier)
+    wire_dtypes.parse(wire_dtype)
     _, most = parse_size(num_workers, "--num-workers")
     if not script.is_file():
         raise UsageError(f"{script} is not a file")
@@ -103,6 +112,7 @@ def run(
         "PS_LEASE": str(lease),
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,
+        "PS_WIRE_DTYPE": wire_dtype,
     }
     for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir)):
         if path is not None:

@@ -44,6 +44,7 @@ def connect(
     start_limit: float | None = None,
     retry_limit: float | None = None,
     carrier: str | None = None,
+    wire_dtype: str | None = None,
     lease: float | None = None,
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
@@ -62,6 +63,7 @@ def connect(
     start_limit: float | None = None,
     retry_limit: float | None = None,
     carrier: str | None = None,
+    wire_dtype: str | None = None,
     lease: float | None = None,
     role: str | None = None,
     token_file: str | PathLike[str] | None = None,
@@ -84,6 +86,9 @@ def connect(
         retry_limit: seconds that a broken data connection is tried again.
         carrier: of gradients and weights: `shm` (shared memory), `uds` (Unix sockets), `tcp`, `grpc`, or
             `auto`, the first of these that reaches each server. Default: auto.
+        wire_dtype: in which float32 gradients and weights travel: `fp32`, as they are; `bf16` or `fp16`,
+            rounded to half the bytes, while the servers hold float32. Not over `shm`, where nothing travels.
+            Default: fp32.
         lease: seconds without a sign of life from this worker after which the others go on without it. One
             that was only held up (by code that does not let other Python threads run) joins again by itself.
             Default: 10.
@@ -120,6 +125,7 @@ def connect(
         start_limit=start_limit,
         retry_limit=retry_limit,
         carrier=carrier,
+        wire_dtype=wire_dtype,
         lease=lease,
         token_file=token_file,
         tls_dir=tls_dir,

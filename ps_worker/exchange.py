@@ -3,8 +3,9 @@
 What is sent is first noted here, so that a connection that breaks can send it again (`replay`); shards take
 each push once. At most one push and one pull of a partition are under way.
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
-belongs to the exchange. Weights are written between `pull` and the end of `wait_pulled`, by the receiving
-threads or by a shard. `_changed` guards everything below it; it is notified of answers and failures.
+belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the end
+of `wait_pulled`, by the receiving threads or by a shard. `_changed` guards everything below it; it is
+notified of answers and failures.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from typing import Any, Protocol
 
 from ps_wire import frame as wire
 from ps_wire import meta
+from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
 from ps_wire.table import Hyperparameters
+from ps_wire.wire_dtype import WireDtype
 from ps_worker.connection import Connection
 from ps_worker.flat import FlatBuckets
 from ps_worker.pulls import Pulls
 from ps_worker.pushes import Pushes
 from ps_worker.reentry import Reentry
+from ps_worker.rounded import Rounded
 from ps_worker.table_memory import Sharing, TableMemory
 from ps_worker.waits import Callback, Waits
 
@@ -53,6 +57,7 @@ class Exchange(Reentry, Waits):
         start: Hyperparameters,
         strict: bool = False,
         sharing: Sharing = Sharing.PRIVATE,
+        wire_dtype: WireDtype = WireDtype.FP32,
     ) -> None:
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
@@ -67,7 +72,8 @@ class Exchange(Reentry, Waits):
         self._worker = worker
         self._incarnation = incarnation
         self._connections: Sequence[Connection] = ()
-        self._gradients_of = list(map(self.gradients.bytes_of, self.partitions))
+        self._sizes = [self.gradients.partition(partition).nbytes for partition in self.partitions]
+        self._rounded = Rounded(self.gradients, self.partitions, wire_dtype)
         self._push_flags = wire.STRICT * strict | wire.PULLS * self.memory.mapped
         self._hyper_number, self._hyper = 0, start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
@@ -162,11 +168,12 @@ class Exchange(Reentry, Waits):
         """
         frames = []
         for partition, there in zip(partitions, present, strict=True):
-            payload = self._gradients_of[partition.index] if any(there) else b""
+            payload = self._rounded.payload(partition.index) if any(there) else b""
             self.bytes_pushed += len(payload)
             frames.append(
                 self._frame(
                     wire.Kind.PUSH,
+                    codec=self._rounded.codec_of(partition.index),
                     flags=self._push_flags,
                     partition=partition.index,
                     step=step,
@@ -225,7 +232,9 @@ class Exchange(Reentry, Waits):
         wanted = self._pulls.of_shard(self.partitions, shard)
         if not wanted:
             return []
-        place = {"partition": wanted[0], "step": self._pulls.step, "flags": self._pulls.flags}
+        flags = self._pulls.flags  # what is read is no step's, and comes as it is
+        codec = AS_THEY_ARE if flags else self._rounded.codec
+        place = {"partition": wanted[0], "step": self._pulls.step, "flags": flags, "codec": codec}
         return [self._frame(wire.Kind.PULL, **place, meta=meta.listed(wanted))]
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
@@ -272,7 +281,7 @@ class Exchange(Reentry, Waits):
             return  # answered already, on a connection that has gone since
         if not frame.flags & wire.SHARED:  # else the shard has them where they are read
             try:
-                self.memory.put(self.partitions[index], frame.version, frame.payload)
+                self.memory.put(self.partitions[index], frame.version, frame.payload, frame.codec)
             except FrameMalformed as error:
                 self.fail(error)
                 return
@@ -282,7 +291,7 @@ class Exchange(Reentry, Waits):
             self.versions[index] = frame.version
             for worker, clock in meta.read_clocks(frame.meta):
                 self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
-            self.bytes_pulled += len(self._gradients_of[index])
+            self.bytes_pulled += len(frame.payload) or self._sizes[index]
             self._pulls.came(index)
             if self.memory.mapped:  # then the mean of the step has been made
                 self._pushes.closed(index)

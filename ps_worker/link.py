@@ -52,7 +52,12 @@ class Link(Rejoining):
         self._newest: tuple[TableSpec, Exchange] | None = None
         self._filled: set[int] = set()  # tables whose exchange has this worker's weights
         self._uploaded: set[int] = set()
-        self._shares = bool(settings.servers) and settings.carrier in (None, Carrier.SHM) and AVAILABLE
+        self._shares = (
+            bool(settings.servers)
+            and settings.carrier in (None, Carrier.SHM)
+            and AVAILABLE
+            and settings.shares
+        )
         try:
             check_servers(self._service, settings.connect_limit_s)
             self._enter(None)
@@ -124,6 +129,7 @@ class Link(Rejoining):
                 start=spec.optimizer.hyperparameters,
                 strict=strict,
                 sharing=self._sharing(plan, pulls=pulls),
+                wire_dtype=self._settings.wire_dtype,
             )
             exchange.connect(self._connections)
             self._newest = spec, exchange

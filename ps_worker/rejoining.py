@@ -53,7 +53,7 @@ class Rejoining(Exchanges):
         if not settings.servers:
             say(ALONE)
         self._service = reach(settings, say)
-        self._carriers = CarrierChoice(self._service, settings.carrier, say)
+        self._carriers = CarrierChoice(self._service, settings.carrier, say, shares=settings.shares)
 
     def _enter(self, evicted: pb.Joined | None) -> None:
         """Joins as a new incarnation."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ps_wire import carrier, consistency, nonfinite
+from ps_wire import carrier, consistency, nonfinite, wire_dtype
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.errors import UsageError
+from ps_wire.wire_dtype import WireDtype
 
 Parsed = TypeVar("Parsed")
 
@@ -43,6 +44,7 @@ class Settings:
         lease_s: without a sign of life for so long, the worker is evicted.
         token_file: holds the service's token or the job's; None: calls carry none.
         tls_dir: folder of the certificates; None: connections are plain.
+        wire_dtype: in which float32 gradients and weights travel.
     """
 
     servers: tuple[str, ...]
@@ -60,6 +62,12 @@ class Settings:
     lease_s: float = LEASE_S
     token_file: Path | None = None
     tls_dir: Path | None = None
+    wire_dtype: WireDtype = WireDtype.FP32
+
+    @property
+    def shares(self) -> bool:
+        """Whether gradients and weights may lie in memory that servers map: they have the table's dtype."""
+        return self.wire_dtype is WireDtype.FP32
 
 
 def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
@@ -93,9 +101,15 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         lease_s=_seconds("lease", value("lease", str(LEASE_S))),
         token_file=_path(value("token_file", "")),
         tls_dir=_path(value("tls_dir", "")),
+        wire_dtype=_named("wire_dtype", wire_dtype.parse, value("wire_dtype", WireDtype.FP32)),
     )
     if made.role not in ROLES:
         raise UsageError(f"role (PS_ROLE) is one of {', '.join(ROLES)}, got {made.role!r}")
+    if made.role == "worker" and made.carrier is carrier.Carrier.SHM and not made.shares:
+        raise UsageError(
+            f"wire_dtype (PS_WIRE_DTYPE) is {made.wire_dtype}, and over carrier shm (PS_CARRIER) nothing "
+            "travels that it could make smaller: use carrier uds, or wire_dtype fp32"
+        )
     if not made.servers:
         _check_alone(made)
     return made

@@ -17,6 +17,7 @@ from enum import Enum
 
 from ps_wire import shared_memory
 from ps_wire.buffer import as_tensor
+from ps_wire.codec import AS_THEY_ARE, travelling
 from ps_wire.errors import FrameMalformed
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout, SliceLayout
@@ -82,18 +83,23 @@ class TableMemory:
         place = self.of(version).bytes_of(partition)
         return place if len(place) == nbytes else None
 
-    def put(self, partition: Partition, version: int, payload: bytes | memoryview) -> None:
-        """Weights of a partition have come, where they were to land or elsewhere.
+    def put(
+        self, partition: Partition, version: int, payload: bytes | memoryview, codec: int = AS_THEY_ARE
+    ) -> None:
+        """Weights of a partition have come, where they were to land or elsewhere; rounded ones are widened.
 
         Raises:
-            FrameMalformed: they are not as many as the partition has.
+            FrameMalformed: they are not as many as the partition has, or their codec is unknown.
         """
         weights = self.of(version).partition(partition)
-        if len(payload) != weights.nbytes:
-            raise FrameMalformed(f"partition {partition.index} came with {len(payload)} bytes")
+        dtype = travelling(codec, weights.dtype)
+        if dtype is None or len(payload) != weights.numel() * dtype.itemsize:
+            raise FrameMalformed(
+                f"partition {partition.index} came with {len(payload)} bytes of codec {codec}"
+            )
         if partition.shard in self._laid:  # over another carrier than before
             self.own(partition.shard)
-        arrived = as_tensor(payload, weights.dtype)
+        arrived = as_tensor(payload, dtype)
         if arrived.data_ptr() != weights.data_ptr():
             weights.copy_(arrived)
 

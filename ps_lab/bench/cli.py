@@ -31,6 +31,9 @@ def roundtrip(
     num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards).")] = 1,
     num_workers: Annotated[int, typer.Option(min=1, help="Workers, and ranks of the peers.")] = 2,
     carrier: Annotated[str, typer.Option(help=f"One of {VALID}.")] = AUTO,
+    wire_dtype: Annotated[
+        str, typer.Option(help="Of the project: fp32, bf16 or fp16; the others send float32.")
+    ] = "fp32",
     consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
     rounds: Annotated[int, typer.Option(min=1, help="Of each party, without two to warm up.")] = 20,
@@ -82,6 +85,7 @@ def roundtrip(
         peers=parse_peers(versus, tuple(PEERS)),
         with_limit=limit,
         tls_dir=use_tls(tls_dir),
+        wire_dtype=wire_dtype,
     )
     check_writable(json_file)
     check_writable(trace, "--trace")

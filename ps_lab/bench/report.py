@@ -8,6 +8,7 @@ from ps_lab.bench import limit
 from ps_lab.bench.carriers import carrier_text
 from ps_lab.bench.roundtrip import PROJECT, Outcome
 from ps_lab.bench.step import ALONE, DDP, StepOutcome
+from ps_wire.wire_dtype import WireDtype
 
 
 def roundtrip_table(outcome: Outcome) -> Table:
@@ -73,10 +74,12 @@ def step_table(outcome: StepOutcome) -> Table:
 def _title(outcome: Outcome) -> str:
     setup = outcome.setup
     tls = "" if setup.tls_dir is None else " with TLS"
+    rounded = "" if setup.wire_dtype == WireDtype.FP32 else f", the project's in {setup.wire_dtype}"
     return (
         f"{setup.model}: {setup.parameters:,} parameters in {len(setup.shapes)} tensors, "
-        f"{setup.weight_bytes / 1e6:,.1f} MB; servers {setup.num_servers}, workers {setup.num_workers}, "
-        f"{setup.consistency}, {setup.optimizer}, {carrier_text(outcome.carrier, setup.asked_carrier)}{tls}, "
+        f"{setup.weight_bytes / 1e6:,.1f} MB{rounded}; "
+        f"servers {setup.num_servers}, workers {setup.num_workers}, {setup.consistency}, {setup.optimizer}, "
+        f"{carrier_text(outcome.carrier, setup.asked_carrier)}{tls}, "
         f"{setup.rounds} rounds"
     )
 

@@ -79,6 +79,7 @@ class Outcome:
             "tensors": len(setup.shapes),
             "bytes": setup.weight_bytes,
             **setup.to_json(self.carrier),
+            "wire_dtype": setup.wire_dtype,
             "round_s": self.summary(PROJECT).to_json(),
             "cpu_s_per_gb": self.cpu_s_per_gb(PROJECT),
             "server_peak_rss_bytes": self.server_peak_rss_bytes,
@@ -211,6 +212,7 @@ def start_project(
         num_workers=setup.num_workers,
         script=SCRIPT,
         carrier=setup.asked_carrier,
+        wire_dtype=setup.wire_dtype,
     )
     configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
     return session.start_workers(job, configuration, name=name, limit_s=setup.limit_s)

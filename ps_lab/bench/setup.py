@@ -9,6 +9,7 @@ from typing import TypeAlias
 from ps_lab.bench.optimizers import OPTIMIZERS, check_optimizer
 from ps_lab.bench.shapes import Shapes, bytes_of, parameters_of
 from ps_wire import carrier as carriers
+from ps_wire import wire_dtype as wire_dtypes
 from ps_wire.consistency import parse
 from ps_wire.errors import UsageError
 
@@ -70,15 +71,18 @@ class Setup(JobSetup):
         peers: names, in the order of their turns.
         with_limit: measure what the machine allows, too.
         tls_dir: folder of the certificates of the project's connections, and of the limit's; None: no TLS.
+        wire_dtype: in which the project's gradients and weights travel; all bytes are counted as float32.
     """
 
     shapes: Shapes
     peers: Peers
     with_limit: bool
     tls_dir: str | None = None
+    wire_dtype: str = wire_dtypes.WireDtype.FP32
 
     def __post_init__(self) -> None:
         JobSetup.__post_init__(self)  # super() does not know a class with slots
+        wire_dtypes.parse(self.wire_dtype)
         if self.tls_dir is not None and self.asked_carrier != carriers.Carrier.TCP:
             raise UsageError(f"--tls-dir is about TCP: add --carrier tcp, not {self.asked_carrier}")
 

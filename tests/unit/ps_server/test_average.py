@@ -94,3 +94,15 @@ def test_dtypes_and_threads_have_scratch_of_their_own():
     thread.join()
     assert len({tensor.data_ptr() for tensor in taken}) == 4
     assert scratch.take(torch.float32, 8).data_ptr() == taken[0].data_ptr()
+
+
+@pytest.mark.parametrize("weights", [[1.0], [3.0], [1.0, 1.0, 1.0], [8.0, 3.0, 0.1]])
+@pytest.mark.parametrize("dtypes", [[torch.bfloat16] * 3, [torch.float32, torch.float16, torch.bfloat16]])
+def test_gradients_of_16_bits_are_widened_first(dtypes: list[torch.dtype], weights: list[float]):
+    """To the bit; the gradients stay as they are."""
+    generator = torch.Generator().manual_seed(0)
+    sent = [torch.randn(1000, generator=generator).to(dtype) for dtype in dtypes][-len(weights) :]
+    before = [gradient.clone() for gradient in sent]
+    expected = mean([gradient.float() for gradient in sent], weights, Scratch()).clone()
+    assert torch.equal(mean(sent, weights, Scratch()), expected)
+    assert all(map(torch.equal, sent, before))
