@@ -13,9 +13,9 @@ from ps_wire.shared_memory import AVAILABLE
 from ps_worker import link
 from ps_worker.memory import can_overlay
 
+from .mapped import SMALL, Wide, mapped, script, sgd
 from .reference import seeded
 from .service import Cluster, fresh_name, partitions, run_workers
-from .test_mapped_weights import SMALL, Wide, mapped, script, sgd
 
 pytestmark = pytest.mark.skipif(not (AVAILABLE and can_overlay()), reason="no memory to be mapped here")
 
