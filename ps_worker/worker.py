@@ -109,7 +109,7 @@ class Worker(WorkerData, WorkerState):
                 differ, this worker's next `step()` raises `HyperparametersDiffer`. Otherwise servers warn.
             gradient_as_bucket_view: as in DistributedDataParallel: after backward `p.grad` lies in the memory
                 that is pushed, which saves the memory of a gradient; with `zero_grad(set_to_none=False)` its
-                copy, too. Between backward and the end of `step()` gradients must not be written to.
+                copy, too. With overlap, gradients must not be written to between backward and `step()`.
             buckets: sizes of buckets and partitions.
 
         Raises:
