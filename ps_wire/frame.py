@@ -56,7 +56,7 @@ class Frame:
 
     Attributes:
         kind: what it is.
-        codec: how the payload is encoded; 0 is the partition's dtype as it is.
+        codec: how the payload is encoded (`ps_wire.codec`); 0 is the partition's dtype as it is.
         flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`, `PULLS`.
         partition: number in the table's plan.
         table: number of the table in its job.
