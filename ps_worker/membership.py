@@ -185,7 +185,7 @@ class Membership(CoordinatorCalls):
             self._stream.close(cancel=True)
 
     def wait_threads(self) -> None:
-        """After `leave` and the end of the service: waits for the threads."""
+        """After `leave`, or a join that was refused: waits for the threads."""
         for thread in self._stream.threads if self._stream is not None else ():
             thread.join(LEAVE_LIMIT_S)
 

@@ -62,6 +62,7 @@ class Rejoining(Exchanges):
             joined = now.membership.join(evicted)
         except BaseException:  # in a notebook the process lives on, and nobody could leave for it
             now.membership.leave("it never came to know that it had joined")
+            now.membership.wait_threads()
             raise
         self._now, self._membership, self._connections = now, now.membership, now.connections
         self.rank: int = joined.worker
