@@ -18,6 +18,7 @@ from torch import nn
 import ps_worker as ps
 from ps_lab.bench.children import optimizers, step_models
 from ps_lab.bench.turns import read_configuration, take_turns
+from ps_wire.allocator import keep_large_blocks
 
 START_LIMIT = dt.timedelta(minutes=5)
 
@@ -100,6 +101,7 @@ def run(
 
 def main() -> None:
     """Does as the configuration says."""
+    keep_large_blocks(one_arena=False)  # as `ps-worker` does: without, who allocates gradients would pay for their pages
     configuration = read_configuration()
     torch.manual_seed(0)
     model = step_models.BUILD[configuration["model"]](configuration["split"])
