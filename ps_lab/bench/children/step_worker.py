@@ -101,7 +101,9 @@ def run(
 
 def main() -> None:
     """Does as the configuration says."""
-    keep_large_blocks(one_arena=False)  # as `ps-worker` does: without, who allocates gradients would pay for their pages
+    keep_large_blocks(
+        one_arena=False
+    )  # as `ps-worker` does: without, who allocates gradients would pay for their pages
     configuration = read_configuration()
     torch.manual_seed(0)
     model = step_models.BUILD[configuration["model"]](configuration["split"])
