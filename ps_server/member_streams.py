@@ -265,8 +265,8 @@ def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
 
 
 def _bounded(progress: pb.Progress) -> pb.Progress:
-    """A worker's progress with at most `MAX_METRICS` short-named metrics."""
-    for name in [name for name in progress.metrics if len(name) > 64]:
+    """A worker's progress with at most `MAX_METRICS` metrics that have short, printable names."""
+    for name in [name for name in progress.metrics if len(name) > 64 or not name.isprintable()]:
         del progress.metrics[name]
     for name in sorted(progress.metrics)[MAX_METRICS:]:
         del progress.metrics[name]

@@ -1,0 +1,23 @@
+"""Names of metrics, which workers choose and people read."""
+
+from __future__ import annotations
+
+from ps_server.member_streams import MAX_METRICS, _bounded
+from ps_wire.v1 import coordinator_pb2 as pb
+
+
+def test_only_short_printable_names_are_kept_and_not_too_many():
+    """A line break or an escape in a name would forge what a terminal shows."""
+    progress = pb.Progress()
+    for name in [
+        "loss",
+        "x" * 65,
+        "a\nforged",
+        "\x1b[31m",
+        *[f"m{index}" for index in range(2 * MAX_METRICS)],
+    ]:
+        progress.metrics[name] = 1.0
+    kept = set(_bounded(progress).metrics)
+    assert "loss" in kept
+    assert len(kept) == MAX_METRICS
+    assert all(len(name) <= 64 and name.isprintable() for name in kept)
