@@ -209,7 +209,7 @@ class Outgoing:
             self._zeros = set(self._absent)
             try:
                 if self._as_views:
-                    self._move(gradients)
+                    there = self._move(gradients)
                 elif there:
                     torch._foreach_copy_(views, there)
             except RuntimeError:
@@ -217,11 +217,10 @@ class Outgoing:
                 raise
             if unscale is not None:
                 unscale(self._exchange.gradients.tensors[self.bucket.index])
-        self._sent = gradients
-        self._sent_there = [gradient for gradient in gradients if gradient is not None]
+        self._sent, self._sent_there = gradients, there
 
-    def _move(self, gradients: list[torch.Tensor | None]) -> None:
-        """Copies what does not lie in flat memory yet, where it lies from then on."""
+    def _move(self, gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Copies what does not lie in flat memory yet, where it lies from then on; returns what is there."""
         moved = [
             (place, gradient)
             for place, gradient in enumerate(gradients)
@@ -235,6 +234,7 @@ class Outgoing:
             view = self._views[place]
             if gradient.dtype is view.dtype and gradient.device == view.device:
                 self.parameters[place].grad = gradients[place] = view
+        return [gradient for gradient in gradients if gradient is not None]
 
     @trace.traced("push")
     def push(self, *, step: int, weight: float, late: bool) -> None:

@@ -154,7 +154,7 @@ class TableMemory:
 
     def own_all(self) -> None:
         """The weights shown last stay here, whatever shards do; nothing is shared any more."""
-        for half, flat in zip(self._halves, self._flats, strict=True) if self._halves else ():
+        for half, flat in zip(self._halves, self._flats, strict=False):
             if flat is not self.weights:
                 half.drop()
                 continue
