@@ -19,7 +19,7 @@ import torch
 from ps_server.average import Scratch, widened
 from ps_server.cell_members import CellMembers
 from ps_server.cell_screening import CellScreening
-from ps_server.cell_values import CellValues, bytes_of
+from ps_server.cell_values import CellValues
 from ps_server.clipping import Clipping
 from ps_server.cut_table import CutCell
 from ps_server.gradient import Gradient, differ
@@ -28,6 +28,7 @@ from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contributi
 from ps_server.replies import Replies
 from ps_server.screen import Screen
 from ps_wire import trace
+from ps_wire.buffer import bytes_of
 from ps_wire.carrier import Message, Outlet
 from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import JobUnknown, PsError

@@ -16,14 +16,10 @@ from ps_server.splitter import Splitter
 from ps_server.weights import Weights
 from ps_wire import codec as codecs
 from ps_wire import trace
+from ps_wire.buffer import bytes_of
 from ps_wire.carrier import Message
 from ps_wire.plan import Piece
 from ps_wire.table import Group
-
-
-def bytes_of(values: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, without a copy."""
-    return values.numpy().data.cast("B")
 
 
 class CellValues:
@@ -83,7 +79,7 @@ class CellValues:
 
     @trace.traced("round weights")
     def _round(self, codec: int) -> memoryview:
-        return codecs.bytes_of(self.now.to(codecs.travelling(codec, self.now.dtype)))
+        return bytes_of(self.now.to(codecs.travelling(codec, self.now.dtype)))
 
     def sent(self, reply: Message) -> None:
         """See `Weights.sent`."""

@@ -1,4 +1,4 @@
-"""Received bytes as tensors, without a copy."""
+"""Tensors as bytes, and received bytes as tensors, without a copy."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ with warnings.catch_warnings():  # torch says once that it cannot write to bytes
 def as_tensor(payload: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
     """A 1-D tensor over a payload; it must only be read, and keeps the payload alive."""
     return torch.frombuffer(payload, dtype=dtype)
+
+
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous 1-D tensor of any dtype: numpy has no bfloat16."""
+    return values.view(torch.uint8).numpy().data

@@ -29,8 +29,3 @@ def travelling(codec: int, dtype: torch.dtype) -> torch.dtype | None:
     if codec == AS_THEY_ARE:
         return dtype
     return _ROUNDED.get(codec) if dtype is torch.float32 else None
-
-
-def bytes_of(rounded: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor of a 16-bit dtype, without a copy; numpy has no bfloat16."""
-    return rounded.view(torch.int16).numpy().data.cast("B")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ps_wire.buffer import bytes_of
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout
 from ps_wire.table import ParameterSpec
@@ -52,7 +53,7 @@ class FlatBuckets:
 
     def bytes_of(self, partition: Partition) -> memoryview:
         """A partition's bytes, without a copy."""
-        return self.partition(partition).numpy().data.cast("B")
+        return bytes_of(self.partition(partition))
 
 
 def _tensors_in(memory: mmap.mmap, plan: Plan) -> list[torch.Tensor]:

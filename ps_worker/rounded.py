@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from ps_wire import trace
-from ps_wire.codec import AS_THEY_ARE, CODECS, bytes_of, codec_for, travelling
+from ps_wire.buffer import bytes_of
+from ps_wire.codec import AS_THEY_ARE, CODECS, codec_for, travelling
 from ps_wire.plan import Partition
 from ps_wire.wire_dtype import WireDtype
 from ps_worker.flat import FlatBuckets

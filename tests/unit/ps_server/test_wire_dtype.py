@@ -9,8 +9,9 @@ from ps_server.gate import gate_of
 from ps_server.shard_table import ShardTable
 from ps_server.shared_regions import SharedRegions
 from ps_wire import frame as wire
+from ps_wire.buffer import bytes_of
 from ps_wire.carrier import Message
-from ps_wire.codec import BF16, FP16, bytes_of
+from ps_wire.codec import BF16, FP16
 from ps_wire.consistency import BSP
 from ps_wire.errors import PayloadMismatch
 from ps_wire.frame import Kind

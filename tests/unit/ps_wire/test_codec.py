@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_wire.codec import BF16, FP16, bytes_of, travelling
+from ps_wire.buffer import bytes_of
+from ps_wire.codec import BF16, FP16, travelling
 
 
 def numbers(smallest: float, largest: float) -> torch.Tensor:
