@@ -10,13 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 
 from ps_server.session import MAX_OUTBOX_FRAMES
 from ps_wire.carrier import Message
+from ps_wire.frame_socket import take_batch
 
 MAX_OUTBOX_BYTES = 64 << 20  # of payload; from a peer that has so much to read, nothing is taken meanwhile
-BATCH_FRAMES = 64  # that leave together; a large one is the last: its payload is held until all have left
-LARGE_BYTES = 64 << 10
 
 
 class _Cork(threading.local):
@@ -94,14 +94,9 @@ class Outbox:
 
     def next(self) -> list[Message]:
         """Waits for messages, in order; none at the end. What is taken must be given to `done`."""
-        taken: list[Message] = []
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._closed)
-            while self._messages and len(taken) < BATCH_FRAMES:
-                taken.append(self._messages.popleft())
-                if len(taken[-1].frame.payload) >= LARGE_BYTES:
-                    break
-        return taken
+            return take_batch(self._messages, attrgetter("frame"))
 
     def done(self, messages: list[Message]) -> None:
         """They have left."""

@@ -14,7 +14,9 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,12 +30,17 @@ from ps_wire.shared_memory import AVAILABLE
 # to twice as fast as what the system gives; between hosts the system's own tuning is better.
 LOCAL_BUFFER_BYTES = 128 << 10
 BUFFER_BYTES = 8 << 10  # for headers: some hundred frames without payload in one call of the system
+MAX_BODY_BYTES = wire.MAX_META_BYTES + wire.MAX_PAYLOAD_BYTES
+BATCH_FRAMES = 64  # that leave together; a large one is the last: its payload is held until all have left
+LARGE_BYTES = 64 << 10
 MAX_BUFFERS = 64  # in one call of the system; it takes 1024
 KEEPALIVE_S = (10, 5, 3)  # idle until a probe is sent, between probes, how many: gone after 25 s
 MAX_DESCRIPTORS = 2  # beside a frame; the system drops what is more
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _WHOLE = getattr(socket, "MSG_WAITALL", 0)  # one call for a payload instead of one per 64 KiB
+
+Queued = TypeVar("Queued")
 
 
 def _nowhere(_frame: wire.Frame, _payload_bytes: int) -> memoryview | None:
@@ -105,7 +112,7 @@ class FrameSocket:
         self,
         landing: Landing = _nowhere,
         *,
-        max_body_bytes: int = wire.MAX_META_BYTES + wire.MAX_PAYLOAD_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,
         until_s: float | None = None,
     ) -> wire.Frame | None:
         """Waits for the next frame; None where the other end has ended the stream between two frames.
@@ -127,7 +134,12 @@ class FrameSocket:
                 if self._end > self._start:
                     raise ConnectionLost("the stream ended inside a frame")
                 return None
-        head = wire.Header(self._buffer, self._start)
+        return self._rest(wire.Header(self._buffer, self._start), landing, max_body_bytes, until_s)
+
+    def _rest(
+        self, head: wire.Header, landing: Landing, max_body_bytes: int, until_s: float | None
+    ) -> wire.Frame:
+        """The frame whose header is the next that is buffered."""
         self._start += wire.HEADER_BYTES
         if head.padded_meta_bytes + head.payload_bytes > max_body_bytes:
             raise FrameTooLarge(
@@ -156,7 +168,7 @@ class FrameSocket:
         head = wire.Header(self._buffer, self._start)
         if head.payload_bytes or here < wire.HEADER_BYTES + head.padded_meta_bytes:
             return None
-        return self.receive()
+        return self._rest(head, _nowhere, MAX_BODY_BYTES, None)
 
     @staticmethod
     def _place(head: wire.Header, landing: Landing) -> memoryview:
@@ -250,6 +262,16 @@ def _in_time(
     except OSError as error:
         raise ConnectionLost(f"receiving: {error.strerror or error}") from None
     return count
+
+
+def take_batch(queued: deque[Queued], frame_of: Callable[[Queued], wire.Frame]) -> list[Queued]:
+    """Takes from the front of a queue what may leave together."""
+    taken: list[Queued] = []
+    while queued and len(taken) < BATCH_FRAMES:
+        taken.append(queued.popleft())
+        if len(frame_of(taken[-1]).payload) >= LARGE_BYTES:
+            break
+    return taken
 
 
 def close_all(descriptors: Iterable[int]) -> None:

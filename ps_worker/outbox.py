@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from ps_wire import frame as wire
-
-BATCH_FRAMES = 64  # that leave together; a large one is the last
-LARGE_BYTES = 64 << 10
+from ps_wire.frame_socket import take_batch
 
 
 class Outbox:
@@ -46,11 +44,6 @@ class Outbox:
 
     def batch(self) -> list[wire.Frame]:
         """Waits for frames and takes those that leave together; none at the end."""
-        taken: list[wire.Frame] = []
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._closed)
-            while self._frames and len(taken) < BATCH_FRAMES:
-                taken.append(self._frames.popleft())
-                if len(taken[-1].payload) >= LARGE_BYTES:
-                    break
-        return taken
+            return take_batch(self._frames, lambda frame: frame)
