@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ps_server.average import Scratch
 from ps_server.partition import Action, Contribution, Partition
+from ps_wire import trace
 from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class CellMembers:
                 self._outlets.pop(worker, None)
             return clock
 
+    @trace.traced("evict")
     def evict(self, worker: int, incarnation: int, limit: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.evict`; returns the newest clock seen here.
 

@@ -17,6 +17,7 @@ from ps_server.shard import Shard
 from ps_server.shard_table import ShardTable
 from ps_server.shared_regions import SharedRegions
 from ps_wire import frame as wire
+from ps_wire import trace
 from ps_wire.carrier import MEMORY, Carrier, Message, Outlet
 from ps_wire.errors import (
     FrameRefused,
@@ -67,6 +68,7 @@ class Session:
         """Whether HELLO was accepted."""
         return self._job is not None
 
+    @trace.traced("take a frame")
     def receive(self, frame: wire.Frame) -> bool:
         """See `Receiver.receive`."""
         try:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ps_wire import frame as wire
-from ps_wire import meta
+from ps_wire import meta, trace
 from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
@@ -149,6 +149,7 @@ class Exchange(Reentry, Waits):
                 place = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
                 self._send_noted([self._frame(wire.Kind.LOAD, **place)])
 
+    @trace.traced("queue pushes")
     def push(
         self,
         partitions: Sequence[Partition],
@@ -194,6 +195,7 @@ class Exchange(Reentry, Waits):
                 place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
                 self._send_noted([self._frame(wire.Kind.ABSTAIN, **place)])
 
+    @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
 
