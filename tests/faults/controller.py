@@ -9,7 +9,9 @@ A process that is named in `environment` begins when it has heard of all stops t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import socket
 import threading
 from collections import defaultdict
@@ -40,8 +42,9 @@ class Stop:
         return self
 
     def go(self) -> None:
-        """Lets it go on."""
-        self._faults.tell(self.process, {"go": self._number})
+        """Lets it go on; nothing, where it was killed."""
+        with contextlib.suppress(BrokenPipeError):
+            self._faults.tell(self.process, {"go": self._number})
 
 
 class Faults:
@@ -58,6 +61,7 @@ class Faults:
         self.ledger.mkdir()
         self._path = str(folder / "faults")
         self._stops: dict[int, Stop] = {}
+        self._came: queue.SimpleQueue[Stop] = queue.SimpleQueue()
         self._links: dict[str, socket.socket] = {}
         self._lock = threading.Lock()  # guards the stops and the links
         self._listener = socket.socket(socket.AF_UNIX)
@@ -100,6 +104,10 @@ class Faults:
             assert stop.armed.wait(LIMIT_S), f"{process} does not answer"
         return stop
 
+    def next_stop(self) -> Stop:
+        """Waits for a process to come to a stop: whichever is next."""
+        return self._came.get(timeout=LIMIT_S)
+
     def tell(self, process: str, message: dict[str, Any]) -> None:
         """Sends a message to a process that has begun."""
         self._links[process].sendall(f"{json.dumps(message)}\n".encode())
@@ -131,5 +139,6 @@ class Faults:
                         self._stops[number].armed.set()
                     case {"at": number}:
                         self._stops[number].there.set()
+                        self._came.put(self._stops[number])
         except OSError:  # it was killed, or the test is over
             pass

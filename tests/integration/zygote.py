@@ -10,6 +10,7 @@ it, and their `install()` is called, before its command begins.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -81,10 +82,10 @@ def watch(link: socket.socket) -> None:
 
 def main() -> None:
     """Serves until stdin ends, then ends everything that it has started."""
-    import ps_worker.cli  # noqa: F401, PLC0415
-
-    for name in sys.argv[2:]:
+    # Else every child would import these: torch's optimizers bring `torch._dynamo`, 1 s, with the first one.
+    for name in ("ps_worker.cli", "ps_server.process", "torch._dynamo", *sys.argv[2:]):
         importlib.import_module(name)
+    gc.freeze()  # a collection in a child would copy all pages of torch's objects
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
