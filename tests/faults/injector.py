@@ -63,8 +63,8 @@ class Injector:
 
     def __init__(self, link: socket.socket, name: str) -> None:
         self._link = link
-        self._spans = SPANS[name.split()[0]]
-        self._side = name.split()[0]
+        self._spans = SPANS[name.split(maxsplit=1)[0]]
+        self._side = name.split(maxsplit=1)[0]
         self._lock = threading.Lock()
         self._armed: dict[int, dict[str, Any]] = {}
         self._held: dict[int, threading.Event] = {}
@@ -127,7 +127,11 @@ class Injector:
 
 def matches(stop: dict[str, Any], point: str, facts: Facts) -> bool:
     """Whether a stop that was armed is for this point."""
-    wanted = ((stop["worker"], facts.worker), (stop["step"], facts.step), (stop["partition"], facts.partition))
+    wanted = (
+        (stop["worker"], facts.worker),
+        (stop["step"], facts.step),
+        (stop["partition"], facts.partition),
+    )
     return stop["point"] == point and all(want in (None, have) for want, have in wanted)
 
 

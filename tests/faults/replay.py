@@ -44,7 +44,9 @@ class Slice:
         if self._optimizer is None:
             self.weights.requires_grad_()
             self._optimizer = torch.optim.Adam([self.weights], fused=True)
-        self._optimizer.param_groups[0] |= {name: hyper[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        self._optimizer.param_groups[0] |= {
+            name: hyper[name] for name in ("lr", "betas", "eps", "weight_decay")
+        }
         self.weights.grad = mean
         self._optimizer.step()
 

@@ -7,25 +7,17 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.integration.processes import Process, Start
-from tests.integration.servers import Servers, fresh_job, serving, until
+from tests.integration.servers import until
 
 from .controller import Faults, Stop
 from .points import POINTS
-from .replay import check
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
-TRAINER = str(Path(__file__).with_name("trainer.py"))
-LEASE_S = 1.0
 SLACK_S = 10.0  # for the rest of the run, on a machine that is busy
-STEPS = 8
 # Points that are about one worker: at the others a shard works for all of them, and holding it there holds all.
 OF_ONE = (
     "worker before a push is queued",
@@ -57,56 +49,6 @@ PAUSED = (
     "worker before PULLED is taken",
     "worker after the wait for weights",
 )
-
-
-@pytest.fixture
-def faults(tmp_path: Path) -> Iterator[Faults]:
-    with Faults(tmp_path) as made:
-        yield made
-
-
-class World:
-    """Two shards, and the workers of one job."""
-
-    def __init__(self, spawn: Start, faults: Faults, folder: Path, servers: Servers, consistency: str) -> None:
-        self.servers = servers
-        self.job = fresh_job()
-        self._spawn = spawn
-        self._faults = faults
-        self._folder = folder
-        self._consistency = consistency
-
-    def begin(self, worker: int, size: str, *, carrier: str = "tcp", steps: int = STEPS) -> Process:
-        servers = ("--servers", self.servers.option, "--job", self.job, "--consistency", self._consistency)
-        mine = ("--num-workers", size, "--worker", str(worker), "--carrier", carrier, "--lease", str(LEASE_S))
-        final = str(self._folder / f"final-{worker}")
-        environment = self._faults.environment(f"worker {worker}")
-        return self._spawn("ps-worker", *servers, *mine, TRAINER, str(steps), final, **environment)
-
-    def state(self, worker: int) -> str:
-        status = self.servers.status(self.job)
-        assert status is not None
-        return next(entry.state for entry in status.workers if entry.worker == worker)
-
-    def check(self, *finished: int) -> None:
-        """The laws, and that these workers have the weights that the ledger makes."""
-        weights = check(
-            self._faults.ledger, self.servers, self.job, aggregates=self._consistency.startswith("bsp")
-        ).numpy()
-        for worker in finished:
-            final = np.fromfile(self._folder / f"final-{worker}", dtype=np.float32)
-            assert np.array_equal(final, weights), f"worker {worker} has other weights"
-
-
-@pytest.fixture
-def world(spawn: Start, faults: Faults, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    shards = iter((0, 1))
-
-    def start(*command: str) -> Process:
-        return spawn(*command, **faults.environment(f"server {next(shards)}"))
-
-    with serving(start, 2) as servers:
-        yield World(spawn, faults, tmp_path, servers, request.param)
 
 
 @pytest.mark.parametrize("world", ["bsp"], indirect=True)
