@@ -1,8 +1,8 @@
 """A host in the middle: what goes to a shard over TCP passes through here, and faults happen to named frames.
 
-It listens on another loopback address, on the shard's own ports, so a worker that is told this address for a
-shard has both planes of it here. The control plane is only forwarded. Frames of the data plane are read one by
-one; what happens to one is decided by `Fault`s, in order for each direction.
+It listens on another loopback address, on the shard's own ports, so a worker that is told this address for
+a shard has both planes of it here. The control plane is only forwarded. Frames of the data plane are read one
+by one; a `Fault` says what happens to one.
 """
 
 from __future__ import annotations

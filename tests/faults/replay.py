@@ -86,10 +86,10 @@ def replay(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> tor
 
 
 def check_order(records: Iterable[list[Any]], *, aggregates: bool) -> None:
-    """Nothing of an incarnation is taken after its eviction, and a reply misses nothing that it claims to hold.
+    """Nothing of an incarnation is taken after its eviction, and a reply holds what it claims to hold.
 
-    A reply says every worker's clock: no push of an earlier step may be applied after it, so each worker reads
-    its own writes. Under BSP it holds the steps before its version.
+    A reply says every worker's clock: no push of an earlier step may be applied after it, so each worker
+    reads its own writes. Under BSP it holds the steps before its version.
     """
     evicted: set[tuple[int, int, int]] = set()
     shown: dict[tuple[int, int], int] = {}

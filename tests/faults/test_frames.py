@@ -1,4 +1,4 @@
-"""Law 13 over TCP, frame by frame: each kind of fault happens to each kind of frame, in one run of training."""
+"""Law 13 over TCP, frame by frame: each kind of fault happens to each kind of frame, in one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .world import World
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
-# Two pushes of a step go to a shard, one behind the other; a PULL that overtook one would come before its clock.
+# Two of a step go one behind the other; a PULL that overtook a push would come before its clock.
 NEIGHBOURS = (Kind.PUSH, Kind.ACK, Kind.PULLED)
 KINDS = (Kind.PUSH, Kind.ACK, Kind.PULL, Kind.PULLED)
 

@@ -14,11 +14,12 @@ from tests.integration.servers import until
 
 from .controller import Faults, Stop
 from .points import POINTS
+from .world import LEASE_S, STEPS, World
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 SLACK_S = 10.0  # for the rest of the run, on a machine that is busy
-# Points that are about one worker: at the others a shard works for all of them, and holding it there holds all.
+# Points that are about one worker: at the others a shard works for all of them.
 OF_ONE = (
     "worker before a push is queued",
     "worker after a push is queued",
