@@ -80,7 +80,11 @@ class Faults:
 
     def environment(self, process: str) -> dict[str, str]:
         """For a process of that name, "worker 2" or "server 0"; servers write the ledger, too."""
-        made = {"TESTS_INSTALL": "tests.faults.injector", SOCKET: self._path, NAME: process}
+        made = {
+            "TESTS_INSTALL": "tests.faults.links,tests.faults.injector",
+            SOCKET: self._path,
+            NAME: process,
+        }
         return made | ({LEDGER: str(self.ledger)} if process.startswith("server") else {})
 
     def arm(
@@ -90,13 +94,16 @@ class Faults:
         *,
         worker: int | None = None,
         step: int | None = None,
-        partition: int | None = None,
+        since: int | None = None,
     ) -> Stop:
-        """The next time that this process is at this point, for this worker, step and partition, it waits."""
+        """The next time that this process is at this point, for this worker and step, it waits.
+
+        With `since` that is at this step or a later one.
+        """
         assert point in POINTS, point
         with self._lock:
             number = len(self._stops)
-            wanted = {"point": point, "worker": worker, "step": step, "partition": partition}
+            wanted = {"point": point, "worker": worker, "step": step, "since": since}
             stop = self._stops[number] = Stop(self, number, process, wanted)
             begun = process in self._links
         if begun:
@@ -107,6 +114,12 @@ class Faults:
     def next_stop(self) -> Stop:
         """Waits for a process to come to a stop: whichever is next."""
         return self._came.get(timeout=LIMIT_S)
+
+    def poll_stop(self) -> Stop | None:
+        """As `next_stop`, for a short while; None: there was none."""
+        with contextlib.suppress(queue.Empty):
+            return self._came.get(timeout=0.05)
+        return None
 
     def tell(self, process: str, message: dict[str, Any]) -> None:
         """Sends a message to a process that has begun."""

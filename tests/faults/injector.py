@@ -127,12 +127,9 @@ class Injector:
 
 def matches(stop: dict[str, Any], point: str, facts: Facts) -> bool:
     """Whether a stop that was armed is for this point."""
-    wanted = (
-        (stop["worker"], facts.worker),
-        (stop["step"], facts.step),
-        (stop["partition"], facts.partition),
-    )
-    return stop["point"] == point and all(want in (None, have) for want, have in wanted)
+    late = stop["since"] is None or (facts.step is not None and facts.step >= stop["since"])
+    named = stop["worker"] in (None, facts.worker) and stop["step"] in (None, facts.step)
+    return stop["point"] == point and named and late
 
 
 def install() -> None:

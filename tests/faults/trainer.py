@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 
 import ps_worker as ps
 from tests.faults.scenario import BUCKETS, OPTIMIZER, gradient, start
+
+COMPUTE_S = float(os.environ.get("COMPUTE_S", "0"))  # what a step takes
 
 
 def main(steps: int, final: str) -> None:
@@ -18,6 +22,7 @@ def main(steps: int, final: str) -> None:
             assert pulled.version >= version, (pulled.version, version)
             version = pulled.version
             print("step", table.step, flush=True)
+            time.sleep(COMPUTE_S)
         worker.finish()
         table.pull().result().values["w"].numpy().tofile(final)
         print("finished", flush=True)

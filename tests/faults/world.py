@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,10 @@ class World:
         data_ports: of the shards, for TCP.
     """
 
-    def __init__(self, spawn: Start, faults: Faults, folder: Path, consistency: str) -> None:
+    def __init__(
+        self, spawn: Start, faults: Faults, folder: Path, consistency: str, options: Sequence[str] = ()
+    ) -> None:
+        """Starts the shards, with these options more."""
         self.job = fresh_job()
         self.consistency = consistency
         self._spawn = spawn
@@ -35,7 +39,7 @@ class World:
         self._folder = folder
         self.data_ports = free_ports(2)
         self._next_shard = 0
-        self.servers = Servers(self._begin_server, 2)
+        self.servers = Servers(self._begin_server, 2, *options)
 
     def _begin_server(self, *command: str) -> Process:
         shard, self._next_shard = self._next_shard, self._next_shard + 1
@@ -47,14 +51,21 @@ class World:
         assert self.servers.close() == [0, 0], "\n".join(process.text for process in self.servers.processes)
 
     def begin(
-        self, worker: int, size: str, *, carrier: str = "tcp", steps: int = STEPS, reach: str | None = None
+        self,
+        worker: int,
+        size: str,
+        *,
+        carrier: str = "tcp",
+        steps: int = STEPS,
+        reach: str | None = None,
+        extra: Mapping[str, str] = {},
     ) -> Process:
         """Starts a worker; `reach` is its `--servers`, where that is not what the others have."""
         servers = ("--servers", reach or self.servers.option, "--job", self.job)
         job = ("--consistency", self.consistency, "--num-workers", size)
         mine = ("--worker", str(worker), "--carrier", carrier, "--lease", str(LEASE_S))
         final = str(self._folder / f"final-{worker}")
-        environment = self._faults.environment(f"worker {worker}")
+        environment = self._faults.environment(f"worker {worker}") | dict(extra)
         return self._spawn("ps-worker", *servers, *job, *mine, TRAINER, str(steps), final, **environment)
 
     def state(self, worker: int) -> str:
