@@ -146,12 +146,14 @@ class Chaos:
                     self._begin(worker)
                 process.wait_end()
             case Act.PAUSE | Act.SLEEP:
-                process.signal(signal.SIGSTOP)
+                with contextlib.suppress(ProcessLookupError):
+                    process.signal(signal.SIGSTOP)
                 stop.go()
                 until(lambda: is_stopped(process), f"{process.name} is stopped")
                 if event.act is Act.SLEEP:
                     self._wait_evicted(worker)
-                process.signal(signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):
+                    process.signal(signal.SIGCONT)
             case Act.CUT | Act.BLINK:
                 self._networks[worker].cut()
                 stop.go()
@@ -165,8 +167,11 @@ class Chaos:
 
 
 def is_stopped(process: Process) -> bool:
-    """Whether SIGSTOP has arrived."""
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    """Whether SIGSTOP has arrived, or the process is gone."""
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return True
 
 
 def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> list[Event]:
@@ -233,6 +238,8 @@ def main() -> None:
     numbers = itertools.count() if given.only is None else iter([given.only])
     inside = INSIDE in os.environ
     minutes = given.minutes if inside or given.only is not None else given.minutes / 2
+    if inside:
+        links.ip("link", "set", "lo", "up")
     zygote = Zygote(folder)
     try:
         count = run(

@@ -21,7 +21,7 @@ def refusal() -> str | None:
     """Why there can be no namespaces here; None: there can."""
     try:
         tried = subprocess.run(
-            [*UNSHARE, "sh", "-c", "ip link set lo up && ip link add a type veth peer name b"],
+            [*UNSHARE, "sh", "-c", "ip link set lo up && ip link add va type veth peer name vb"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -76,9 +76,7 @@ class Link:
     def slow(self, rate: str) -> None:
         """What comes to the inside takes its time: "8mbit"."""
         subprocess.run(
-            ["tc", "qdisc", "add", "dev", self._name, "root"]
-            + ["tbf", "rate", rate, "burst", "32k", "latency", "400ms"],
-            check=True,
+            f"tc qdisc add dev {self._name} root tbf rate {rate} burst 32k latency 400ms".split(), check=True
         )
 
     def __enter__(self) -> Self:

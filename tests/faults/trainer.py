@@ -16,7 +16,7 @@ def main(steps: int, final: str) -> None:
     with ps.connect() as worker:
         table = worker.table({"w": start()}, optimizer=OPTIMIZER, buckets=BUCKETS)
         version = -1
-        while table.step < steps:
+        while table.step < steps and not worker.ended:  # it may come back to a job that has ended
             table.push({"w": gradient(worker.rank, table.step)})
             pulled = table.pull().result()
             assert pulled.version >= version, (pulled.version, version)
