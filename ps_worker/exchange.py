@@ -106,7 +106,9 @@ class Exchange(Reentry, Waits):
 
     def _shared(self) -> list[wire.Frame]:
         descriptors = self.memory.descriptors
-        return [self._frame(wire.Kind.SHARE, descriptors=descriptors)] if descriptors else []
+        if not descriptors:
+            return []
+        return [self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)]
 
     def own(self) -> bool:
         """Before a worker leaves the gates: its weights stay as they are, shards let go of its memory.
@@ -253,11 +255,20 @@ class Exchange(Reentry, Waits):
             self._take_answer(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
-        elif frame.kind is wire.Kind.SHARE and self.memory.mapped and len(frame.descriptors) == HALVES:
-            try:
-                self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
-            except (PsError, OSError) as error:
-                self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
+        elif frame.kind is wire.Kind.SHARE:
+            self._take_share(frame)
+
+    def _take_share(self, frame: wire.Frame) -> None:
+        """A shard's halves; without any, it could not take what is shared and ends the connection."""
+        if not self.memory.mapped:
+            self.memory.descriptors = ()  # the next connection brings all that is under way as payload
+            return
+        try:
+            if len(frame.descriptors) != HALVES:
+                raise FrameMalformed("descriptors of shared memory were lost: is their limit reached?")
+            self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
+        except (PsError, OSError) as error:
+            self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""

@@ -82,7 +82,8 @@ class Round:
     frames: tuple[FrameFault, ...]
 
     def __str__(self) -> str:
-        head = f"{self.consistency}, {self.num_workers} workers over {', '.join(self.carriers)}, {self.steps} steps"
+        over = ", ".join(self.carriers)
+        head = f"{self.consistency}, {self.num_workers} workers over {over}, {self.steps} steps"
         return "\n".join([head, *(f"  {event}" for event in (*self.events, *self.frames))])
 
 
