@@ -2,8 +2,8 @@
 
     python -m tests.faults.chaos --seed 1 --minutes 2
 
-A round is a job. In every other round, where this machine permits it, each worker has a network of its own,
-which is cut and slow. What failed says its seed, its schedule and where the logs are, and can be run again:
+A round is a job. In half of the time, where this machine permits it, each worker has a network of its own,
+which is cut and slow. What failed says its seed, its schedule, where the logs are, and how it is run again:
 `--seed 1 --only 7`.
 """
 
@@ -13,13 +13,14 @@ import argparse
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.integration.processes import LIMIT_S, Process, Start, Zygote
@@ -203,75 +204,72 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
     return chaos.happened
 
 
-def run(start: Start, folder: Path, *, seed: int, numbers: Iterator[int], until_s: float, steps: int) -> int:
-    """Rounds until it is past `until_s` of the monotonic clock; returns how many there were."""
+def run(
+    start: Start, folder: Path, *, seed: int, numbers: Iterable[int], until_s: float, steps: int
+) -> list[list[Event]]:
+    """Rounds until it is past `until_s` of the monotonic clock; returns what happened in each."""
     inside = INSIDE in os.environ
-    for count, number in enumerate(numbers):
+    rounds: list[list[Event]] = []
+    for number in numbers:
         if time.monotonic() > until_s:
-            return count
+            break
         plan = draw(seed, number, steps=steps, links=inside)
         place = folder / f"round-{number}"
         try:
-            happened = run_round(start, place, plan, networks=inside)
+            rounds.append(run_round(start, place, plan, networks=inside))
         except BaseException:
-            print(
-                f"\nchaos with seed {seed} failed in round {number}; logs and ledger: {place}\n{plan}",
-                flush=True,
+            again = f"--seed {seed} --only {number} --steps {steps}" + " --links" * inside
+            say(
+                f"chaos with seed {seed} failed in round {number} ({again}); logs and ledger: {place}\n{plan}"
             )
             raise
-        print(
-            f"round {number}: {len(happened)} of {len(plan.events)} events; {str(plan).splitlines()[0]}",
-            flush=True,
-        )
-    return count + 1
+        say(f"round {number}: {len(rounds[-1])} of {len(plan.events)} events; {str(plan).splitlines()[0]}")
+    return rounds
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def main() -> None:
-    """Two runs beside each other's turns: plain ones here, those with networks in a namespace."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Half of the time plain rounds, half of it rounds with networks, which a namespace is made for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--only", type=int, help="this round alone")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--links", action="store_true", help="rounds with networks alone")
     given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    numbers = itertools.count() if given.only is None else iter([given.only])
-    inside = INSIDE in os.environ
-    minutes = given.minutes if inside or given.only is not None else given.minutes / 2
-    if inside:
+    both = not given.links and given.only is None
+    if given.links and INSIDE not in os.environ:
+        raise SystemExit(with_links(sys.argv[1:]))
+    if given.links:
         links.ip("link", "set", "lo", "up")
+    minutes = given.minutes / 2 if both else given.minutes
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     zygote = Zygote(folder)
+    numbers = itertools.count() if given.only is None else [given.only]
+    until_s = time.monotonic() + 60 * minutes
     try:
-        count = run(
-            zygote.start,
-            folder,
-            seed=given.seed,
-            numbers=numbers,
-            until_s=time.monotonic() + 60 * minutes,
-            steps=given.steps,
+        rounds = run(
+            zygote.start, folder, seed=given.seed, numbers=numbers, until_s=until_s, steps=given.steps
         )
     finally:
         zygote.close()
-    print(
-        f"{count} rounds {'with networks of their own' if inside else ''} held; seed {given.seed}", flush=True
-    )
-    if inside or given.only is not None:
-        return
+    shutil.rmtree(folder)
+    say(f"{len(rounds)} rounds{' with networks of their own' * given.links} held")
+    if both:
+        words = ["--seed", str(given.seed), "--steps", str(given.steps), "--minutes", str(minutes), "--links"]
+        raise SystemExit(with_links(words))
+
+
+def with_links(words: list[str]) -> int:
+    """Does it in a namespace, where that is permitted; the exit code."""
     if reason := links.refusal():
-        print(f"no rounds with networks: {reason}")
-        return
-    command = [
-        sys.executable,
-        "-m",
-        "tests.faults.chaos",
-        "--seed",
-        str(given.seed),
-        "--minutes",
-        str(minutes),
-    ]
-    raise SystemExit(
-        subprocess.run([*links.UNSHARE, *command], env=os.environ | {INSIDE: "1"}, check=False).returncode
-    )
+        say(f"no rounds with networks: {reason}")
+        return 0
+    command = [*links.UNSHARE, sys.executable, "-m", "tests.faults.chaos", *words]
+    return subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode
 
 
 if __name__ == "__main__":

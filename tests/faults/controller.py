@@ -76,7 +76,8 @@ class Faults:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for link in self._links.values():
-            link.close()
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
 
     def environment(self, process: str) -> dict[str, str]:
         """For a process of that name, "worker 2" or "server 0"; servers write the ledger, too."""
@@ -135,8 +136,8 @@ class Faults:
 
     def _listen(self, link: socket.socket) -> None:
         name = ""
-        try:
-            for line in link.makefile():
+        with link, link.makefile() as lines, contextlib.suppress(OSError):  # once it is dead
+            for line in lines:
                 match json.loads(line):
                     case {"hello": name}:
                         with self._lock:
@@ -153,5 +154,3 @@ class Faults:
                     case {"at": number}:
                         self._stops[number].there.set()
                         self._came.put(self._stops[number])
-        except OSError:  # it was killed, or the test is over
-            pass

@@ -65,8 +65,8 @@ def test_every_point_of_the_life_of_a_push_and_a_pull_is_reached(world: World, f
 def arm(faults: Faults, point: str, victim: int, step: int) -> Stop:
     """Where a worker is to wait: at its own point, or at that of a shard that has its frame."""
     if point.startswith("worker"):
-        return faults.arm(f"worker {victim}", point, step=step)
-    return faults.arm("server 1", point, worker=victim, step=step)
+        return faults.arm(f"worker {victim}", point, since=step)
+    return faults.arm("server 1", point, worker=victim, since=step)
 
 
 @pytest.mark.parametrize("world", ["bsp", "ssp:1"], indirect=True)
