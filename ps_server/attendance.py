@@ -38,6 +38,23 @@ class Attendance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableAttendance:
+    """A report about a table.
+
+    Attributes:
+        job: name.
+        table: number in the job.
+        opening: number of the order that opened the table: a table that is made again has another.
+        report: of a shard.
+    """
+
+    job: str
+    table: int
+    opening: int
+    report: Attendance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choose:
     """A step takes the pushes of these workers and no others."""
 

@@ -1,9 +1,10 @@
 """Backup workers: which pushes a step of one table takes, decided once, from what its shards report.
 
-A step takes those whose pushes are complete on all shards as soon as they are enough. A late worker goes on at
-the step after the newest chosen one, once every shard has told that it is late: then nothing of it is under
-way. Whoever carries the choices out must bring them to each shard in the order in which they come out here,
-also relative to changes of members: then all shards agree at each of them. Choices may be repeated. Pure.
+A step takes those whose pushes are complete on all shards as soon as they are enough. A late worker goes on
+at the step after the newest chosen one, once every shard has told that it is late: then nothing of it is
+under way. Whoever carries the choices out must bring them to each shard in the order in which they come out
+here, also relative to changes of members: then all shards agree at each of them. Choices may be repeated.
+Pure.
 """
 
 from __future__ import annotations
@@ -34,10 +35,8 @@ class Chooser:
     def reported(self, shard: int, report: Attendance) -> list[Sent]:
         """What follows from a shard's report; what it has not heard, as it seems, is said again."""
         self._reports[shard] = report
-        again = self._again(report)
-        if again:
-            return [(choice, (shard,)) for choice in again]
-        return [(choice, self.holders) for choice in self._next()]
+        again = [(choice, (shard,)) for choice in self._again(report)]
+        return again + [(choice, self.holders) for choice in self._next()]
 
     def _again(self, report: Attendance) -> list[Choice]:
         again: list[Choice] = [

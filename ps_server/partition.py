@@ -81,6 +81,10 @@ class Partition:
         """Whether the open step may be decided: every member has pushed it, or has pushed and left."""
         return self.gate.aggregates and self._complete()
 
+    def needs(self) -> frozenset[int]:
+        """Versions of which the weights have to be kept when others follow: see `BackupPartition`."""
+        return frozenset()
+
     # -- inputs --------------------------------------------------------------------------------------
 
     def prepare(self, worker: int, incarnation: int) -> int:

@@ -1,7 +1,8 @@
 """Backup workers: who has pushed the open step on all partitions of one table on one shard.
 
-Each cell says how it stands whenever that has changed; counts over cells are kept, so that a push costs no look
-at other cells. It must not know cells, orders or tensors. `_lock` guards it; nothing else is taken under it.
+Each cell says how it stands whenever that has changed; counts over cells are kept, so that a push costs no
+look at other cells. It must not know cells, orders or tensors. `_lock` guards it; nothing else is taken
+under it.
 """
 
 from __future__ import annotations
