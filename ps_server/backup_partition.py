@@ -56,6 +56,10 @@ class BackupPartition(Partition):
             late=frozenset(late),
         )
 
+    def begun(self) -> dict[int, int]:
+        """See `Partition.begun`; nobody pushes a step that is chosen any more."""
+        return {worker: max(step, self.open_step) for worker, step in Partition.begun(self).items()}
+
     def needs(self) -> frozenset[int]:
         """Versions of which somebody may still ask for the weights, the newest perhaps among them."""
         return frozenset(

@@ -81,6 +81,10 @@ class Partition:
         """Whether the open step may be decided: every member has pushed it, or has pushed and left."""
         return self.gate.aggregates and self._complete()
 
+    def begun(self) -> dict[int, int]:
+        """Worker -> the first step that it has not pushed; also of who pushed the open one and left."""
+        return {item.worker: item.step + 1 for item in self.staged} | dict(self.clocks)
+
     def needs(self) -> frozenset[int]:
         """Versions of which the weights have to be kept when others follow: see `BackupPartition`."""
         return frozenset()
