@@ -7,7 +7,7 @@ It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
@@ -46,6 +46,7 @@ class CellValues:
         self.doubled = False
         self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
         self._rounded: dict[int, tuple[int, memoryview]] = {}  # by codec: of which version
+        self._kept: dict[int, torch.Tensor] = {}  # weights of older versions, which nobody writes
 
     def _fresh_optimizer(self) -> PieceOptimizer | None:
         return self._make_optimizer(self._split(self._weights.now)) if self._any_piece else None
@@ -80,6 +81,26 @@ class CellValues:
     @trace.traced("round weights")
     def _round(self, codec: int) -> memoryview:
         return bytes_of(self.now.to(codecs.travelling(codec, self.now.dtype)))
+
+    def keep(self, version: int) -> None:
+        """Keeps a copy of the weights, which are of this version, until `keep_only` lets it go."""
+        self._kept[version] = self.now.clone()
+
+    def keep_only(self, versions: Collection[int]) -> None:
+        """Lets go of what was kept of other versions."""
+        if self._kept:
+            self._kept = {version: kept for version, kept in self._kept.items() if version in versions}
+
+    def kept(self, version: int, codec: int) -> memoryview:
+        """The bytes of weights that were kept, as a codec has them."""
+        kept = self._kept[version]
+        dtype = kept.dtype if codec == codecs.AS_THEY_ARE else codecs.travelling(codec, kept.dtype)
+        return bytes_of(kept.to(dtype))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of weights of older versions."""
+        return sum(kept.nbytes for kept in self._kept.values())
 
     def sent(self, reply: Message) -> None:
         """See `Weights.sent`."""
