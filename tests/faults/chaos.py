@@ -54,6 +54,7 @@ class Chaos:
         self._networks = networks
         self._reach: dict[int, str] = {}
         self._workers: dict[int, Process] = {}
+        self._killed: list[Process] = []
         self._lock = threading.Lock()  # guards who is which worker
         self._errors: list[BaseException] = []
 
@@ -77,6 +78,8 @@ class Chaos:
             finally:
                 stopping.set()
                 doing.join(LIMIT_S)
+                for process in self._killed:
+                    process.wait_end()
         if self._errors:
             raise self._errors[0]
         self._world.check(*range(self._plan.num_workers))
@@ -145,7 +148,7 @@ class Chaos:
                 with self._lock:
                     process.signal(signal.SIGKILL)
                     self._begin(worker)
-                process.wait_end()
+                    self._killed.append(process)
             case Act.PAUSE | Act.SLEEP:
                 with contextlib.suppress(ProcessLookupError):
                     process.signal(signal.SIGSTOP)
