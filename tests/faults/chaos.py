@@ -199,9 +199,9 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
             chaos.run()
             world.close()
         finally:
-            for process in started:
-                process.kill()
             for number, process in enumerate(started):
+                with contextlib.suppress(OSError):  # one that was waited for in vain: it goes with the zygote
+                    process.kill()
                 name = "-".join(process.name.split()[:1])
                 (folder / f"{number:02}-{name}.log").write_text(f"{process.name}\n{process.text}\n")
     return chaos.happened
