@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,15 @@ class WorkerState:
 
     def _end_loaders(self) -> None:
         raise NotImplementedError
+
+    def _take_step(self, step: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def step(self) -> int:
+        """Steps that this worker has taken, over its tables the largest."""
+        clocks = [optimizer.step_number for optimizer in self._optimizers]
+        return max(clocks + [table.step for table in self._tables], default=0)
 
     def register_state(self, name: str, kept: Any) -> None:
         """Keeps something with the job that each worker has for itself, such as a scheduler.
@@ -61,6 +71,19 @@ class WorkerState:
             optimizer.reenter(steps)
         for table in self._tables:
             table.reenter(steps[table.number])
+
+    def _steps(self, step: int) -> None:
+        """The pushes of a table's step are about to leave, which will be its `step`-th."""
+        self._take_step(max(step, self.step))
+
+    def _stepped(self, step: int) -> None:
+        self._take_step(self.step)
+        self._link.at_step_boundary(step)
+
+    def _weigh(self, optimizer: int, weight: Callable[[], float]) -> float:
+        """The first thing that a step of this optimizer does which has something to push."""
+        self._steps(self._optimizers[optimizer].step_number + 1)
+        return weight()
 
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer) -> None:
