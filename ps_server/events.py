@@ -1,11 +1,11 @@
-"""What happened to a job and its members: a line of the log each, the last of them, and how often each kind came.
+"""What happened to a job and its members: a line of the log each, and how often each kind came.
 
 A line is `job NAME: event=KIND key=value ...`, then details in brackets.
 """
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections import Counter, deque
 from collections.abc import Mapping
 from enum import StrEnum
@@ -90,6 +90,6 @@ class Events:
         self.counts[event.value] += 1
         line = " ".join([f"event={event.value}", *(f"{name}={value}" for name, value in facts.items())])
         line += f" ({detail})" if detail else ""
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         self.last.append(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")
         logger.info("job %s: %s", self._job, line)
