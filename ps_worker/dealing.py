@@ -49,6 +49,16 @@ class Dealing:
         """See `Dealer`."""
         return self._incarnation != self._deals.incarnation
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the script is inside a piece."""
+        return self._incarnation != 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether batches have been handed out that are in no step yet."""
+        return not self.void and self._batches > self._used.batches
+
     def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
         """See `Dealer`."""
         kept = not self.void

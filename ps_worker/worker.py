@@ -18,7 +18,7 @@ from ps_wire.consistency import BSP
 from ps_wire.errors import UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import model_spec, terminal
+from ps_worker import model_spec, stopping, terminal
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
@@ -75,6 +75,7 @@ class Worker(WorkerData, WorkerState):
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
         atexit.register(self.leave)
+        stopping.workers.add(self)
         if self._link.resumed:
             self._say(f"job {settings.job} is under way: this worker goes on from its weights and steps")
 
@@ -263,6 +264,7 @@ class Worker(WorkerData, WorkerState):
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
+        stopping.step_ended()
         self._finishing = True
         self._link.finish()
         for optimizer in self._optimizers:
@@ -285,6 +287,7 @@ class Worker(WorkerData, WorkerState):
         self._leaving = True
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
+            last_first.callback(self._settle_pushes)
             for optimizer in self._optimizers:
                 last_first.callback(optimizer.detach)
                 last_first.callback(self._let_go, optimizer)

@@ -128,6 +128,11 @@ class WorkerData:
         for loader in self._loaders:
             loader.end()
 
+    def _has_batches(self) -> bool:
+        """Whether the script has a batch that no step was made of yet, as far as is known."""
+        used = [dealing for dealing in self._dealings if dealing.under_way]
+        return any(dealing.pending for dealing in used) if used else True
+
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
 
