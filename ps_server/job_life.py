@@ -97,11 +97,7 @@ class JobLife:
     def _has_state(self) -> bool:
         return self.state is not JobState.WAITING
 
-    def share(self, member: Member, loader: int, epoch: int) -> list[int]:
-        """The workers that share an epoch of a loader with this one; none where it has no part of it."""
-        return self.shares.ask(loader, epoch, member.worker, member.incarnation, self._sharing())
-
-    def _sharing(self) -> dict[int, int]:
+    def sharing(self) -> dict[int, int]:
         """Who shares what begins now: those here, and those whom a job that starts with all still awaits."""
         members = self.roster.members
         sharing = {member.worker: member.incarnation for member in self.roster.here()}
@@ -179,8 +175,10 @@ class JobLife:
         if member.state is MemberState.FINISHING:
             member.state = MemberState.FINISHED
             self._any_finished = True
+            self.shares.finished(worker, incarnation, member.steps)
         elif member.state is MemberState.LEAVING:
             member.state = MemberState.LEFT
+            self.shares.gone(worker, incarnation, member.steps)
             actions.append(tell(member, left=pb.Left()))
         return actions + self._check_end()
 
@@ -215,6 +213,7 @@ class JobLife:
 
     def _end(self) -> list[Action]:
         self.state = JobState.ENDED
+        self.shares.end()
         return [self._ended(member) for member in self.roster.present()]
 
     def _ended(self, member: Member) -> ToMember:

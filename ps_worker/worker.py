@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
@@ -17,7 +18,7 @@ from ps_wire.consistency import BSP
 from ps_wire.errors import UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import model_spec, terminal
+from ps_worker import model_spec, stopping, terminal
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
@@ -46,6 +47,8 @@ class Worker(WorkerData, WorkerState):
         ended: the job had already ended: loaders are empty and the final weights are loaded.
     """
 
+    _link: Link
+
     def __init__(self, settings: Settings) -> None:
         """Checks the servers and joins.
 
@@ -72,6 +75,7 @@ class Worker(WorkerData, WorkerState):
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
         atexit.register(self.leave)
+        stopping.workers.add(self)
         if self._link.resumed:
             self._say(f"job {settings.job} is under way: this worker goes on from its weights and steps")
 
@@ -152,6 +156,7 @@ class Worker(WorkerData, WorkerState):
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
+        by_samples = self._sample_weight() if weight == "samples" else lambda: 1.0
         wrapped = WrappedOptimizer(
             optimizer,
             model=model,
@@ -160,10 +165,10 @@ class Worker(WorkerData, WorkerState):
             overlap=overlap,
             clip_grad_norm=None if mean else clip_grad_norm,
             as_views=gradient_as_bucket_view,
-            weight=self._sample_weight() if weight == "samples" else lambda: 1.0,
+            weight=partial(self._weigh, len(self._optimizers), by_samples),
             closed=self._closed,
             log=self._say,
-            at_step=self._link.at_step_boundary,
+            at_step=self._stepped,
             rejoin=self._link.rejoin,
             waits=self._link.say_wait,
         )
@@ -202,17 +207,11 @@ class Worker(WorkerData, WorkerState):
         )
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary, self._link.rejoin)
+        made = Table(exchange, tuple(tensors), step, self._steps, self._stepped, self._link.rejoin)
         self._tables.append(made)
         return made
 
     # -- figures ---------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Steps that this worker has taken, over its tables the largest."""
-        clocks = [optimizer.step_number for optimizer in self._optimizers]
-        return max(clocks + [table.step for table in self._tables], default=0)
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Keeps the latest value of each metric; they travel with heartbeats to whoever watches the job.
@@ -238,6 +237,7 @@ class Worker(WorkerData, WorkerState):
         return gather(
             self._link.figures(),
             self._link.exchanges,
+            self._link.epochs(),
             worker=self.rank,
             step=self.step,
             abstained=sum(optimizer.abstained for optimizer in self._optimizers),
@@ -264,6 +264,7 @@ class Worker(WorkerData, WorkerState):
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
+        stopping.step_ended()
         self._finishing = True
         self._link.finish()
         for optimizer in self._optimizers:
@@ -286,6 +287,7 @@ class Worker(WorkerData, WorkerState):
         self._leaving = True
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
+            last_first.callback(self._settle_pushes)
             for optimizer in self._optimizers:
                 last_first.callback(optimizer.detach)
                 last_first.callback(self._let_go, optimizer)
@@ -316,9 +318,6 @@ class Worker(WorkerData, WorkerState):
             if other < number:
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
-
-    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        return self._link.share(loader, epoch)
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""

@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo
 
 from ps_wire.errors import Evicted, UsageError
 from ps_wire.table import Hyperparameters
+from ps_worker import stopping
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import check_sizes, read_groups, sizes_of
 from ps_worker.remote_state import StartedTable, StateAccess
@@ -113,6 +114,11 @@ class WrappedOptimizer(Sending):
         return self._mode is Mode.OVERLAPPING
 
     @property
+    def sends(self) -> bool:
+        """Whether a part of a step has left, and a part has not."""
+        return self._stage == SENDING or any(table.left for table in self._tables)
+
+    @property
     def num_tables(self) -> int:
         """That its parameters are in: one, and one for each group that was added."""
         return len(self._tables)
@@ -175,6 +181,7 @@ class WrappedOptimizer(Sending):
         void = bool(overflow) or self._void
         self._send(None if scale is None else self._unscale(scale), overflow=void)
         self._ask()
+        stopping.step_ended()  # its pushes have left: they count, whatever the others do
         self._await()
 
     def settle(self) -> None:
