@@ -19,6 +19,7 @@ from ps_server.quorum import Quorum
 from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
+    from ps_server.cell_values import CellValues
     from ps_server.cut_table import CutCell
 
 
@@ -28,6 +29,7 @@ class CellMembers:
     lock: threading.RLock
     machine: Partition
     cut: CutCell
+    values: CellValues
     _outlets: dict[int, Outlet]
     _lent: dict[int, Contribution]
     _held: int | None
@@ -80,9 +82,10 @@ class CellMembers:
             self._carry_out(actions, now_s, scratch)
 
     def _stands(self) -> None:
-        """With backup workers: what was done here may have changed who is there."""
+        """With backup workers: what was done here may have changed who is there, and which weights are kept."""
         if self._quorum is not None and isinstance(self.machine, BackupPartition):
             self._quorum.stands(self._index, self.machine.standing)
+            self.values.keep_only(self.machine.needs())
 
 
 def _own(contribution: Contribution) -> Contribution:

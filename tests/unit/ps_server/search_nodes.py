@@ -22,6 +22,7 @@ from ps_server.quorum import Quorum
 from ps_wire.errors import PsError
 
 CUT = (0, 1)
+NOBODY = -1  # trains: what a cut has then may lack a step that died with its worker
 Input = tuple[Any, ...]  # its name, then what it takes
 Output = tuple[Any, ...]
 
@@ -286,7 +287,7 @@ class _Visit:
                 limits = self.cut._limits or {}
                 if limits and self.machine.clocks and self.machine.gate.aggregates:
                     assert self.machine.version == max(limits.values())
-                self.outputs.append(("sent", self.machine.version))
+                self.outputs.append(("sent", self.machine.version if self.machine.clocks else NOBODY))
                 self.cut.end(CUT)
             kept = self.cut.next()
             if kept is None:
