@@ -82,7 +82,7 @@ class CellMembers:
             self._carry_out(actions, now_s, scratch)
 
     def _stands(self) -> None:
-        """With backup workers: what was done here may have changed who is there, and which weights are kept."""
+        """With backup workers: who is there may have changed, and which weights are needed."""
         if self._quorum is not None and isinstance(self.machine, BackupPartition):
             self._quorum.stands(self._index, self.machine.standing)
             self.values.keep_only(self.machine.needs())

@@ -69,6 +69,7 @@ class Search:
         late: of each that comes later.
         abstains: worker, step.
         deaths, pauses, breaks, cuts: how many of each may happen.
+        prompt: reports of shards are not late.
         states, ends: what was visited.
         reached: outputs of shards that came about, by name.
     """
@@ -81,11 +82,12 @@ class Search:
     pauses: int = 0
     breaks: int = 0
     cuts: int = 0
+    prompt: bool = False
     states: int = 0
     ends: int = 0
     reached: set[str] = field(default_factory=set)
     gate: Gate = field(init=False)
-    nodes: Nodes = field(init=False)
+    nodes: Nodes = field(init=False, repr=False)
 
     def run(self) -> None:
         self.gate = gate_of(self.model)
@@ -172,7 +174,10 @@ class Search:
                     yield Search._pause, number
             for shard in SHARDS:
                 at = worker.at[shard]
-                if worker.life == DEAD and at == PUSHING and self._heard(world, number, shard):
+                if at == PUSHING and not self._heard(world, number, shard):
+                    late = ("late_push", number, worker.incarnation, worker.step)
+                    assert self.nodes.step(world.nodes[shard], late)[0] is world.nodes[shard]
+                elif worker.life == DEAD and at == PUSHING:
                     yield Search._push, number, shard
                 waits = worker.life == TRAINS and (at >= 0 or at in (WAITING, PUSHED))
                 if world.breaks and waits and self._heard(world, number, shard):
@@ -352,7 +357,7 @@ class Search:
                 up = list(world.up)
                 up[shard] = (*up[shard], (name, *what))
                 world = world._replace(up=(up[0], up[1]))
-        if world.chooser is None:  # then what comes back says no more when it is late
+        if self.prompt or world.chooser is None:  # then what comes back says no more when it is late
             while world.up[shard]:
                 world = self._take(world, shard)
         return world

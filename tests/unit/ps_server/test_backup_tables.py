@@ -192,7 +192,7 @@ def test_the_weights_that_a_late_worker_works_on_are_kept_until_it_has_pushed():
         servers.step(step, pushes, spec_hyper(spec))
     assert same(servers.pull(2, 0), start)
     kept = sum(cell.values.kept_bytes for shard in servers.shards for cell in shard.cells())
-    assert kept == sum(tensor.nbytes for tensor in start)
+    assert kept == sum(cell.values.now.nbytes for shard in servers.shards for cell in shard.cells())
     servers.step(0, [Push(worker=2, gradients=draw(spec, 2))], spec_hyper(spec))
     caught_up = servers.pull(2, 1)
     assert same(caught_up, servers.pull(0, 3))
