@@ -209,6 +209,11 @@ class _Visit:
         name, *what = given
         getattr(self, f"_on_{name}")(given, *what)
 
+    def _on_follow(self, _: Input) -> None:
+        """A shard follows again: it says once more what something may follow from."""
+        if self.quorum is not None and (report := self.quorum.now()) is not None:
+            self.outputs.append(("report", report))
+
     def report(self) -> None:
         if self.quorum is not None and isinstance(self.machine, BackupPartition):
             self.quorum.stands(0, self.machine.standing)

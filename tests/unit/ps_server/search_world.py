@@ -7,7 +7,8 @@ arrives is one event; what goes from the coordinator to a shard, or back, stays 
 
 What may go wrong, each so many times: a worker dies, with what it has sent still under way; it is silent for
 too long (`pause`), is evicted and comes back; a connection breaks and what was not answered is sent again. A
-reader may want a cut. Nothing here may get stuck without another fault.
+reader may want a cut. A shard may lose its stream to the coordinator, with choices and reports on their way
+(with changes on their way the job is told to end). Nothing here may get stuck without another fault.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class World(NamedTuple):
     pauses: int = 0
     breaks: int = 0
     cuts: int = 0
+    losses: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class Search:
         steps: pushes of each worker that is there from the start.
         late: of each that comes later.
         abstains: worker, step.
-        deaths, pauses, breaks, cuts: how many of each may happen.
+        deaths, pauses, breaks, cuts, losses: how many of each may happen.
         prompt: reports of shards are not late.
         states, ends: what was visited.
         reached: outputs of shards that came about, by name.
@@ -82,6 +84,7 @@ class Search:
     pauses: int = 0
     breaks: int = 0
     cuts: int = 0
+    losses: int = 0
     prompt: bool = False
     states: int = 0
     ends: int = 0
@@ -104,6 +107,7 @@ class Search:
             pauses=self.pauses,
             breaks=self.breaks,
             cuts=self.cuts,
+            losses=self.losses,
         )
         seen, queue = {first}, deque([first])
         while queue:
@@ -182,8 +186,16 @@ class Search:
                 waits = worker.life == TRAINS and (at >= 0 or at in (WAITING, PUSHED))
                 if world.breaks and waits and self._heard(world, number, shard):
                     yield Search._break, number, shard
+        yield from self._beside_workers(world)
+
+    def _beside_workers(self, world: World) -> Iterator[tuple[Any, ...]]:
         if world.cuts and not world.cut:
             yield (Search._hold,)
+        if world.losses:
+            for shard in SHARDS:
+                under_way = {order[0] for order in (*world.down[shard], *world.up[shard])}
+                if under_way and under_way <= {"choose", "catch_up", "report"}:
+                    yield Search._lose, shard
 
     def _heard(self, world: World, number: int, shard: int) -> bool:
         """Whether the shard takes this incarnation's frames."""
@@ -257,6 +269,12 @@ class Search:
         return world
 
     # -- the coordinator -----------------------------------------------------------------------------
+
+    def _lose(self, world: World, shard: int) -> World:
+        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.down))
+        world = world._replace(losses=world.losses - 1, down=(nothing[0], nothing[1]))
+        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.up))
+        return self._give(world._replace(up=(nothing[0], nothing[1])), shard, ("follow",))
 
     def _ordered(self, world: World, kind: str, number: int, incarnation: int) -> World:
         return self._begin(world._replace(queue=(*world.queue, (kind, number, incarnation))))
