@@ -117,8 +117,7 @@ class CellValues:
         """See `Weights.double`."""
         self._weights.double(halves, version, loaded=loaded)
         self.doubled = True
-        if self._optimizer is not None:
-            self._optimizer.rebind(self._split(self.now))
+        self._rebind()
 
     @trace.traced("optimizer")
     def apply(self, average: torch.Tensor, present: Iterable[bool], group: Group) -> None:
@@ -133,15 +132,17 @@ class CellValues:
             self.carry()
             return
         flags = list(present)
-        if self._weights.other is not None and all(flags) and self._optimizer.plain(group):
-            self._optimizer.step_plain(self.now, average, group, out=self._weights.other)
-            self._weights.turn()
+        if all(flags) and self._optimizer.plain(group):
+            before = self.now
+            self._optimizer.step_plain(before, average, group, out=self._weights.next())
+            if self._weights.other is None and self.now is not before:
+                self._rebind()
             return
         if self._weights.other is None:
             self._make_writable()
         else:
             self.carry()
-            self._optimizer.rebind(self._split(self.now))
+            self._rebind()
         pieces = zip(self._split(average), flags, strict=True)
         self._optimizer.step([values if there else None for values, there in pieces], group)
 
@@ -149,12 +150,17 @@ class CellValues:
     def carry(self) -> None:
         """The next version is like this one."""
         if self._weights.other is not None:
-            self._weights.other.copy_(self.now)
-            self._weights.turn()
+            before = self.now
+            self._weights.next().copy_(before)
 
     def _make_writable(self) -> None:
         """Before the weights change in place: leaves memory that replies are still sent from."""
-        if self._weights.make_writable() and self._optimizer is not None:
+        if self._weights.make_writable():
+            self._rebind()
+
+    def _rebind(self) -> None:
+        """The optimizer goes on where the weights are now."""
+        if self._optimizer is not None:
             self._optimizer.rebind(self._split(self.now))
 
     # -- the optimizer's state -------------------------------------------------------------------------
