@@ -62,7 +62,7 @@ class Exchange(Reentry, Waits):
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
-        self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
+        self.partitions: list[Partition] = self.memory.partitions
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
@@ -83,6 +83,7 @@ class Exchange(Reentry, Waits):
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Callback] = []
+        self._awaited = frozenset()
 
     @property
     def weights(self) -> FlatBuckets:
@@ -285,6 +286,7 @@ class Exchange(Reentry, Waits):
             except FrameMalformed as error:
                 self.fail(error)
                 return
+        self.memory.on_arrival(self.partitions[index])
         with self._changed:
             if frame.step != self._pulls.step:
                 return  # something else was asked for meanwhile
@@ -297,6 +299,8 @@ class Exchange(Reentry, Waits):
                 self._pushes.closed(index)
             if not self._pulls:
                 self.memory.show(frame.version)
+                self._changed.notify_all()
+            elif index in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
             callbacks = self._due(self._when_pulled, bool(self._pulls))
             callbacks += self._due(self._when_acked, not self._pushes.acked())
