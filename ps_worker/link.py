@@ -299,8 +299,8 @@ class Link(Rejoining):
         written = [exchange.own() for exchange in self.exchanges]  # all of them, whatever one says
         if any(written):
             self._say(
-                "the script has written into a parameter after wrap: its last steps were computed on it, or it is "
-                "lost"
+                "the script has written into a parameter after wrap: it is lost, or the last steps were "
+                "computed on it"
             )
 
     def close(self, reason: str) -> None:

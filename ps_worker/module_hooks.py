@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.compiler import is_compiling
 
 Parameters: TypeAlias = frozenset[int]  # by id
@@ -109,13 +110,18 @@ class ModuleHooks:
             if not is_compiling():
                 hook(module)
 
+        # Dynamo calls that of a compiled module itself, and is not to compile it; that of one within it
+        # traces, so it cannot be disabled: nothing of it gets into the graph. step() has imported dynamo.
+        torch._dynamo.eval_frame.skip_code(before_forward.__code__)
         hooks: Any = module._forward_pre_hooks  # torch says dict
         hooks[self._number] = before_forward
         hooks.move_to_end(self._number, last=False)  # others may read weights
 
+    @_disable_dynamo
     def _note(self, module: torch.nn.Module) -> None:
         self._called.add(module)
 
+    @_disable_dynamo
     def _wait(self, module: torch.nn.Module) -> None:
         waits = self._waits[module] if module.training else frozenset(map(id, module.parameters()))
         self._enter(waits)
