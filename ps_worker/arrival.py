@@ -86,14 +86,14 @@ class Arrival:
         )
         self._tables = [*self._tables, table]
         self._planned = False
-        self._worth = all(_worth_waiting(it.parameters) for it in self._tables)
+        self._worth = all(_worth_waiting(it.parameters) and not it.exchange.skips for it in self._tables)
 
     # -- a step ----------------------------------------------------------------------------------------
 
     @property
     def wanted(self) -> bool:
         """Whether modules are to wait for the weights that are asked for next."""
-        return self._planned and bool(self._hooks.covered)
+        return self._worth and self._planned and bool(self._hooks.covered)
 
     def plan(self) -> None:
         """A step with gradients is over: who was watched is known."""

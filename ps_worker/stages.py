@@ -71,14 +71,14 @@ class Stages(Sending):
 
     def _await(self) -> None:
         """May be called again where it was interrupted, and so may `_ask`."""
-        if self._stage == WAITING:
-            self._begin()
         self._arrival.wait()
-        self._arrived()
+        self._arrived(begin=self._stage == WAITING)
 
-    def _arrived(self) -> None:
-        """The weights of the next step are there."""
+    def _arrived(self, *, begin: bool) -> None:
+        """The weights of the next step are there; `begin`: they say which step it is."""
         self.refresh()
+        if begin:
+            self._begin()
         self._stage = NO_STEP
         if self._resume is not None:
             self._resume.remove()
@@ -88,6 +88,7 @@ class Stages(Sending):
         self._step_weight = None
         for table in self._tables:
             table.begin(self._mode)
+        self.step_number = self._tables[0].step
 
     @torch.no_grad()
     def _before_push(self) -> None:

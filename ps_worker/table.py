@@ -120,6 +120,7 @@ class Table:
             self._check(out)
         try:
             self._exchange.wait_pulled()
+            self.step = self._exchange.step_of(self.step)
             self._exchange.pull(step=self.step)
         except Evicted:
             self._rejoin()
@@ -133,6 +134,7 @@ class Table:
 
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
+        self.step = self._exchange.step_of(self.step)
         try:
             push()
         except Evicted:
@@ -150,6 +152,7 @@ class Table:
     @torch.no_grad()
     def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
         exchange = self._exchange
+        self.step = exchange.step_of(self.step)
         views = exchange.weights.views
         if out is None:
             values = {name: views[index].clone() for name, index in self._index.items()}

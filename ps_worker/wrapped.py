@@ -250,8 +250,7 @@ class WrappedOptimizer(Stages):
         self.step_number = steps[self._started[0].number]
         self._entries += 1
         self._void = any(table.there for table in self._tables)
-        self._begin()
-        self._arrived()
+        self._arrived(begin=True)
 
     def release(self, limit_s: float) -> None:
         """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
