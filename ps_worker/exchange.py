@@ -48,6 +48,7 @@ class Exchange(Reentry, Waits):
 
     Attributes:
         missed: steps that this worker skipped, for it was late.
+        skips: it may do so: which step weights are of is known when all are here.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class Exchange(Reentry, Waits):
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
-        self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
+        self.partitions: list[Partition] = self.memory.partitions
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
         self.missed = 0
-        self._backup = backup
+        self.skips = backup
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
         self.bytes_pushed = 0
         self.bytes_pulled = 0
@@ -90,6 +91,7 @@ class Exchange(Reentry, Waits):
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Callback] = []
+        self._awaited = frozenset()
 
     @property
     def weights(self) -> FlatBuckets:
@@ -106,7 +108,7 @@ class Exchange(Reentry, Waits):
 
         A later one where this worker was late and others went on, with backup workers.
         """
-        return max(clock, min(self.versions)) if self._backup and not self._pulls.flags else clock
+        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
 
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
@@ -312,6 +314,7 @@ class Exchange(Reentry, Waits):
             except FrameMalformed as error:
                 self.fail(error)
                 return
+        self.memory.on_arrival(self.partitions[index])
         with self._changed:
             if frame.step != self._pulls.step:
                 return  # something else was asked for meanwhile
@@ -325,6 +328,8 @@ class Exchange(Reentry, Waits):
             if not self._pulls:
                 self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
+                self._changed.notify_all()
+            elif index in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
             callbacks = self._due(self._when_pulled, bool(self._pulls))
             callbacks += self._due(self._when_acked, not self._pushes.acked())

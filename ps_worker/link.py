@@ -313,7 +313,10 @@ class Link(Rejoining):
         """Before it leaves the gates: nothing is shared with shards any more."""
         written = [exchange.own() for exchange in self.exchanges]  # all of them, whatever one says
         if any(written):
-            self._say("the script has written into a parameter after wrap, and computed its last steps on it")
+            self._say(
+                "the script has written into a parameter after wrap: it is lost, or the last steps were "
+                "computed on it"
+            )
 
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator."""
