@@ -13,7 +13,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/ps-lab demo
 
 test: $(VENV)/installed-test
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/installed-test
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest -m "not integration" $(CORE) --cov-branch --cov-fail-under=98'

@@ -196,6 +196,7 @@ def _table_worker(worker: shard.TableWorker) -> TableWorker:
         received=worker.received,
         applied=worker.applied,
         dropped=worker.dropped,
+        missed=worker.missed,
         abstained=worker.abstained,
         duplicates=worker.duplicates,
         gate_wait_s=worker.gate_wait_s,

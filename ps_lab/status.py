@@ -68,9 +68,10 @@ class TableWorker:
         min_clock: the smallest of its clocks on the partitions.
         max_clock: the largest.
         max_gap: the largest clock gap that one of its pushes made.
-        received: pushes and abstentions per partition, without duplicates; the next four likewise.
+        received: pushes and abstentions per partition, without duplicates; the next five likewise.
         applied: to the weights.
         dropped: too late.
+        missed: not pushed, for others had gone on without it.
         abstained: with nothing to apply.
         duplicates: acknowledged again, not applied.
         gate_wait_s: of its pulls, at the gate.
@@ -85,6 +86,7 @@ class TableWorker:
     received: int
     applied: int
     dropped: int
+    missed: int
     abstained: int
     duplicates: int
     gate_wait_s: float
@@ -264,6 +266,7 @@ def _merge_workers(parts: list[TableWorker]) -> TableWorker:
         received=sum(part.received for part in parts),
         applied=sum(part.applied for part in parts),
         dropped=sum(part.dropped for part in parts),
+        missed=sum(part.missed for part in parts),
         abstained=sum(part.abstained for part in parts),
         duplicates=sum(part.duplicates for part in parts),
         gate_wait_s=max(part.gate_wait_s for part in parts),

@@ -1,6 +1,7 @@
-"""Members of one cell that come and go in two rounds while others train: see `Partition`.
+"""What the coordinator names for one cell: members that come and go while others train, chosen steps.
 
-A base of `Cell`, whose lock and actions it uses. It must not know which step a change takes effect at.
+A base of `Cell`, whose lock and actions it uses: see `Partition` and `BackupPartition`. It must not know why
+a change takes effect at the step that is named.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ps_server.attendance import Choice, Choose
 from ps_server.average import Scratch
+from ps_server.backup_partition import BackupPartition
 from ps_server.partition import Action, Contribution, Partition
+from ps_server.quorum import Quorum
 from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ class CellMembers:
     _outlets: dict[int, Outlet]
     _lent: dict[int, Contribution]
     _held: int | None
+    _index: int
+    _quorum: Quorum | None
 
     def _carry_out(self, actions: Sequence[Action], now_s: float, scratch: Scratch) -> None:
         raise NotImplementedError
@@ -35,7 +41,9 @@ class CellMembers:
         """See `Partition.prepare`."""
         with self.lock:
             self.cut.leave(worker)
-            return self.machine.prepare(worker, incarnation)
+            first = self.machine.prepare(worker, incarnation)
+            self._stands()
+            return first
 
     def fence(self, worker: int, incarnation: int) -> int | None:
         """See `Partition.fence`; nothing is sent to the worker any more, nor written to its memory."""
@@ -44,6 +52,7 @@ class CellMembers:
             if clock is not None:
                 self.cut.leave(worker)
                 self._outlets.pop(worker, None)
+                self._stands()
             return clock
 
     def evict(self, worker: int, incarnation: int, limit: int, now_s: float, scratch: Scratch) -> int:
@@ -58,6 +67,22 @@ class CellMembers:
             self.machine.keep(worker, _own)
             self._carry_out(self.machine.evict(worker, incarnation, limit, now_s), now_s, scratch)
             return self.machine.newest_clock
+
+    def choose(self, choice: Choice, now_s: float, scratch: Scratch) -> None:
+        """See `BackupPartition.choose` and `catch_up`."""
+        with self.lock:
+            machine = self.machine
+            assert isinstance(machine, BackupPartition), "only backup workers have their steps chosen"
+            if isinstance(choice, Choose):
+                actions = machine.choose(choice.step, choice.workers, now_s)
+            else:
+                actions = machine.catch_up(choice.late, choice.step, now_s)
+            self._carry_out(actions, now_s, scratch)
+
+    def _stands(self) -> None:
+        """With backup workers: what was done here may have changed who is there."""
+        if self._quorum is not None and isinstance(self.machine, BackupPartition):
+            self._quorum.stands(self._index, self.machine.standing)
 
 
 def _own(contribution: Contribution) -> Contribution:

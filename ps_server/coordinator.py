@@ -14,6 +14,7 @@ import grpc.aio
 
 from ps_server import gatekeeper
 from ps_server import member as members
+from ps_server.choices import attendance_from_proto
 from ps_server.dealt import Mark
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
@@ -144,6 +145,8 @@ class Coordinator(rpc.CoordinatorServicer):
             async for message in messages:
                 if message.WhichOneof("kind") == "norm":
                     self._shards.reported(shard, norm_from_proto(message.norm))
+                elif message.WhichOneof("kind") == "attendance":
+                    self._shards.attended(shard, attendance_from_proto(message.attendance))
                 else:
                     self._shards.answered(shard, message.done)
         except grpc.aio.AioRpcError as error:

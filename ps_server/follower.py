@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
+from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
+from ps_server.choices import UNANSWERED, attendance_to_proto
 from ps_server.clipping import Norm
 from ps_server.log import logger
 from ps_server.orders import norm_to_proto
@@ -89,13 +91,21 @@ class Follower:
         def report(norm: Norm) -> None:
             loop.call_soon_threadsafe(answers.put_nowait, pb.FollowRequest(norm=norm_to_proto(norm)))
 
-        self._shard.on_norm = report
+        def attend(report: TableAttendance) -> None:
+            message = pb.FollowRequest(attendance=attendance_to_proto(report))
+            loop.call_soon_threadsafe(answers.put_nowait, message)
+
+        self._shard.on_norm, self._shard.on_attendance = report, attend
         for norm in self._shard.undecided():  # or what became of them was lost with the stream before
             report(norm)
+        for attendance in self._shard.unchosen():
+            attend(attendance)
         self._on_ready(True)
         async for order in call:
             if order.WhichOneof("kind") == "decide":  # waits for no other order, and nobody for its answer
                 loop.run_in_executor(None, carry_out, self._shard, order)
                 continue
             done = await asyncio.to_thread(carry_out, self._shard, order)
+            if order.WhichOneof("kind") in UNANSWERED:
+                continue
             answers.put_nowait(pb.FollowRequest(done=done))

@@ -6,9 +6,12 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
+from ps_server.choices import Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.log import logger
@@ -66,8 +69,12 @@ class Shards:
         self._boots: dict[int, bytes] = {}
         self._numbers = itertools.count(secrets.randbits(48))  # no coordinator before had the same
         self._decisions = Decisions(own.num_shards)
+        self._choices = Choices(own.num_shards)
         self._loop = loop
+        # one thread: shard 0, too, carries orders out in the order in which they are sent
+        self._lane = ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
         own.on_norm = self._report_own
+        own.on_attendance = self._attend_own
         self.on_lost_state: Callable[[int], Awaitable[None]] | None = None
 
     @property
@@ -122,6 +129,7 @@ class Shards:
         """Ends the streams of all followers."""
         for shard, entry in self._registered.items():
             self._give_up(shard, entry)
+        self._lane.shutdown(wait=False)
 
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
         """A follower's stream ended."""
@@ -147,13 +155,29 @@ class Shards:
         if found is None:
             return
         decide, shards = found
-        order = pb.Order(decide=decide)
+        order = pb.Order(decide=decide)  # beside others: it waits for none of them
         for index in shards:
             entry = self._registered.get(index)
             if index == self._own.index:
                 self._loop.run_in_executor(None, carry_out, self._own, order)
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
+
+    def _attend_own(self, report: TableAttendance) -> None:
+        self._loop.call_soon_threadsafe(self.attended, self._own.index, report)
+
+    def attended(self, shard: int, report: TableAttendance) -> None:
+        """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
+        for order, shards in self._choices.reported(shard, report):
+            for index in shards:
+                entry = self._registered.get(index)
+                if index == self._own.index:
+                    self._carry_out_own(order)
+                elif entry is not None:  # else it reports again when it is back
+                    entry.outbox.put_nowait(order)
+
+    def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
+        return self._loop.run_in_executor(self._lane, carry_out, self._own, order)
 
     async def order(self, order: pb.Order, *, absent_ok: bool = False, least: bool = False) -> dict[int, int]:
         """Sends an order to every shard and waits for all; returns the largest figures that they answer.
@@ -173,8 +197,10 @@ class Shards:
         message.CopyFrom(order)
         message.number = next(self._numbers)
         self._note(message)
-        own = asyncio.to_thread(carry_out, self._own, message)
-        others = [self._send(index, entry, message) for index, entry in sorted(self._registered.items())]
+        own = self._carry_out_own(message)  # all are sent before anything else is: shards agree on the order
+        entries = sorted(self._registered.items())
+        sent = [(index, entry, self._send(entry, message)) for index, entry in entries]
+        others = [self._answer(*one, message.number) for one in sent]
         outcomes = await asyncio.gather(own, *others)
         clocks: dict[int, int] = {}
         extreme = min if least else max
@@ -187,25 +213,36 @@ class Shards:
 
     def _note(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):
+            case "admit":
+                self._choices.admitted(order.admit.job)
             case "open_table":
                 table = order.open_table.table
                 self._decisions.reopened(order.open_table.job, table.number)
+                self._choices.opened(order.open_table.job, table_from_proto(table), order.number)
                 if table.HasField("clip_grad_norm"):
                     self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
+                self._choices.dropped(order.drop_job.job)
 
-    async def _send(self, shard: int, entry: _Registered, order: pb.Order) -> pb.OrderDone:
+    @staticmethod
+    def _send(entry: _Registered, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
         future: asyncio.Future[pb.OrderDone] = asyncio.get_running_loop().create_future()
         entry.waiting[order.number] = future
         entry.outbox.put_nowait(order)
+        return future
+
+    @staticmethod
+    async def _answer(
+        shard: int, entry: _Registered, future: asyncio.Future[pb.OrderDone], number: int
+    ) -> pb.OrderDone:
         try:
             async with asyncio.timeout(ORDER_LIMIT_S):
                 return await future
         except TimeoutError:
-            entry.waiting.pop(order.number, None)
+            entry.waiting.pop(number, None)
             error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {ORDER_LIMIT_S:g} s")
-            return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
+            return pb.OrderDone(number=number, refused=refused_to_proto(error))
 
     @staticmethod
     def _give_up(shard: int, entry: _Registered) -> None:

@@ -137,4 +137,5 @@ def _worker_figures(job: ShardJob, table: ShardTable, worker: int) -> pb.TableWo
         gate_wait_s=ledger.gate_wait_s,
         member=worker in job.members,
         carrier=session.carrier if session is not None else "",
+        missed=ledger.missed,
     )

@@ -45,7 +45,11 @@ class Hooks(Protocol):
 
 
 class Exchange(Reentry, Waits):
-    """See the module's docstring. One thread of the user's at a time calls it; connections call it too."""
+    """See the module's docstring. One thread of the user's at a time calls it; connections call it too.
+
+    Attributes:
+        missed: steps that this worker skipped, for it was late.
+    """
 
     def __init__(
         self,
@@ -58,13 +62,17 @@ class Exchange(Reentry, Waits):
         strict: bool = False,
         sharing: Sharing = Sharing.PRIVATE,
         wire_dtype: WireDtype = WireDtype.FP32,
+        backup: bool = False,
     ) -> None:
+        """`backup`: there are backup workers: weights may be of a later step than they were asked for."""
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
         self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
+        self.missed = 0
+        self._backup = backup
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
         self.bytes_pushed = 0
         self.bytes_pulled = 0
@@ -93,6 +101,13 @@ class Exchange(Reentry, Waits):
     def spread(self) -> int:
         """Newest minus oldest version of the weights, over partitions."""
         return max(self.versions) - min(self.versions)
+
+    def step_of(self, clock: int) -> int:
+        """The step that the weights are of which came for a pull at this clock.
+
+        A later one where this worker was late and others went on, with backup workers.
+        """
+        return max(clock, min(self.versions)) if self._backup and not self._pulls.flags else clock
 
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
@@ -296,6 +311,7 @@ class Exchange(Reentry, Waits):
             if self.memory.mapped:  # then the mean of the step has been made
                 self._pushes.closed(index)
             if not self._pulls:
+                self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
                 self._changed.notify_all()
             callbacks = self._due(self._when_pulled, bool(self._pulls))

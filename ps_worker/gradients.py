@@ -178,7 +178,7 @@ class Gradients:
 
     def begin(self, mode: Mode) -> None:
         """Gets ready for the gradients of the step that was pulled for. May be called again."""
-        self.step = self._next
+        self.step = self.exchange.step_of(self._next)
         if mode is not self.mode:
             for bucket in self._buckets:
                 bucket.unhook()

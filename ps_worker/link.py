@@ -130,6 +130,7 @@ class Link(Rejoining):
                 strict=strict,
                 sharing=self._sharing(plan, pulls=pulls),
                 wire_dtype=self._settings.wire_dtype,
+                backup=getattr(self._settings.consistency, "backup", 0) > 0,
             )
             exchange.connect(self._connections)
             self._newest = spec, exchange
@@ -160,7 +161,7 @@ class Link(Rejoining):
         if not self._shares:
             return Sharing.PRIVATE
         worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
-        plain = pulls and isinstance(self._settings.consistency, BSP) and not self.ended
+        plain = pulls and self._settings.consistency == BSP() and not self.ended
         if worth and plain and can_overlay() and self._carriers.all_take(Carrier.SHM, plan.num_shards):
             return Sharing.MAPPED
         return Sharing.COPIED

@@ -45,6 +45,7 @@ class Stats:
         step: steps that this worker has taken, over its tables the largest.
         abstained: steps, over its optimizers, in which it had no gradient to push.
         dropped: its pushes, per partition, that came too late to be applied.
+        missed: steps that it skipped since others had gone on without it (`bsp:backup=B`).
         samples: that its loader has handed out.
         bytes_pushed: payload of its pushes.
         bytes_pulled: payload of the weights that it got.
@@ -59,6 +60,7 @@ class Stats:
     step: int
     abstained: int
     dropped: int
+    missed: int
     samples: int
     bytes_pushed: int
     bytes_pulled: int
@@ -88,6 +90,7 @@ def gather(
         step=step,
         abstained=abstained,
         dropped=sum(entry.dropped for entry in mine),
+        missed=sum(exchange.missed for exchange in exchanges),
         samples=samples,
         bytes_pushed=sum(exchange.bytes_pushed for exchange in exchanges),
         bytes_pulled=sum(exchange.bytes_pulled for exchange in exchanges),

@@ -121,6 +121,7 @@ class Table:
             self._check(out)
         try:
             self._exchange.wait_pulled()
+            self.step = self._exchange.step_of(self.step)
             self._exchange.pull(step=self.step)
         except Evicted:
             self._rejoin()
@@ -134,6 +135,7 @@ class Table:
 
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
+        self.step = self._exchange.step_of(self.step)
         self._before_step(self.step + 1)
         try:
             push()
@@ -152,6 +154,7 @@ class Table:
     @torch.no_grad()
     def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
         exchange = self._exchange
+        self.step = exchange.step_of(self.step)
         views = exchange.weights.views
         if out is None:
             values = {name: views[index].clone() for name, index in self._index.items()}

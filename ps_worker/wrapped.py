@@ -333,6 +333,7 @@ class WrappedOptimizer(Sending):
         self.refresh()
         for table in self._tables:
             table.begin(self._mode)
+        self.step_number = self._tables[0].step
         self._stage = NO_STEP
         if self._resume is not None:
             self._resume.remove()

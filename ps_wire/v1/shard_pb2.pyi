@@ -171,7 +171,7 @@ class TableStatus(_message.Message):
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., partitions: _Optional[int] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., hyper_mismatches: _Optional[int] = ..., tau: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[TableWorker, _Mapping]]] = ..., weight_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., mixed_steps: _Optional[int] = ...) -> None: ...
 
 class TableWorker(_message.Message):
-    __slots__ = ("worker", "min_clock", "max_clock", "max_gap", "received", "applied", "dropped", "abstained", "duplicates", "refused", "gate_wait_s", "member", "carrier")
+    __slots__ = ("worker", "min_clock", "max_clock", "max_gap", "received", "applied", "dropped", "abstained", "duplicates", "refused", "gate_wait_s", "member", "carrier", "missed")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
     MAX_CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class TableWorker(_message.Message):
     GATE_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CARRIER_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
     worker: int
     min_clock: int
     max_clock: int
@@ -198,4 +199,5 @@ class TableWorker(_message.Message):
     gate_wait_s: float
     member: bool
     carrier: str
-    def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ..., carrier: _Optional[str] = ...) -> None: ...
+    missed: int
+    def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ..., carrier: _Optional[str] = ..., missed: _Optional[int] = ...) -> None: ...
