@@ -22,7 +22,6 @@ from ps_wire.errors import (
     JobUnknown,
     PsError,
     ServerUnreachable,
-    StrangerRefused,
     TlsRefused,
     TokenRefused,
 )
@@ -354,14 +353,11 @@ def test_what_opens_the_data_of_one_job_opens_that_of_no_other(
             return Frame(kind=Kind.HELLO, worker=0, incarnation=1, meta=token + victim.encode())
 
         monkeypatch.setattr(Connection, "_hello", hello)
-        with pytest.raises(
-            StrangerRefused, match=f"worker 0 of job {victim}: this token was not given to it"
-        ):
+        with pytest.raises(PsError, match=f"worker 0 of job {victim}: this token was not given to it"):
             joined(guarded, job=own, carrier=carrier, token_file=token_of(files, own))
         for server in guarded.shards:
-            assert server.shard.table(victim, 0).ledger(0).received == len(
-                server.shard.table(victim, 0).cells()
-            )
+            table = server.shard.table(victim, 0)
+            assert table.ledger(0).received == len(table.cells())
 
 
 def test_wrong_tokens_beyond_a_number_are_answered_at_once(
