@@ -48,6 +48,11 @@ MEANING: Mapping[str, str] = {
 }
 
 
+def line_of(event: Event, facts: Mapping[str, object]) -> str:
+    """How an event is logged."""
+    return " ".join([f"event={event.value}", *(f"{name}={value}" for name, value in facts.items())])
+
+
 class Events:
     """See the module's docstring. Used on the event loop only.
 
@@ -88,8 +93,7 @@ class Events:
     def say(self, event: Event, *, detail: str = "", **facts: object) -> None:
         """Counts and logs an event."""
         self.counts[event.value] += 1
-        line = " ".join([f"event={event.value}", *(f"{name}={value}" for name, value in facts.items())])
-        line += f" ({detail})" if detail else ""
+        line = line_of(event, facts) + (f" ({detail})" if detail else "")
         now = dt.datetime.now(dt.UTC)
         self.last.append(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")
         logger.info("job %s: %s", self._job, line)

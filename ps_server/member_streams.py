@@ -228,7 +228,8 @@ class MemberStreams:
                 member.steps = message.leave.progress.step
                 reason = one_line(message.leave.reason, MAX_REASON)
                 room.do(job.leave(member, reason))
-                room.events.record(Event.LEAVE, member, epoch=job.epoch, detail=reason or "done")
+                event = Event.DRAIN if message.leave.drained else Event.LEAVE
+                room.events.record(event, member, epoch=job.epoch, detail=reason or "done")
                 self._readers.gone(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")

@@ -106,13 +106,12 @@ class Dealing:
         self._step = step
         if self.void or (self._used.step >= step and self._used.batches == self._batches):
             return
-        steps = max(step - self._used.step, 1)
         now = pb.Mark(
             step=step,
             batches=self._batches,
             samples=self._of_samples,
-            pace_batches=(self._batches - self._used.batches) // steps,
-            pace_samples=(self._of_samples - self._used.samples) // steps,
+            pace_batches=self._batches - self._used.batches,
+            pace_samples=self._of_samples - self._used.samples,
         )
         ahead = step - self._told.step
         foretold = (

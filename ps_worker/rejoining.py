@@ -155,6 +155,14 @@ class Rejoining(Exchanges):
         """What became of the samples of the job's last epochs; see `share` for errors."""
         return self._membership.epochs()
 
+    def whom(self) -> list[str]:
+        """Who is waited for: as the coordinator has said, and who is behind by what it has heard.
+
+        Raises:
+            PsError: it does not answer in time.
+        """
+        return self._membership.whom()
+
     def say_wait(self, text: str) -> None:
         """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""
         with suppress(PsError):  # then without

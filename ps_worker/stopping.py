@@ -2,7 +2,7 @@
 
     between steps, or in a wait for others   at once, by SystemExit: what is open is left in order
     inside a step                            when `step()` returns; after the limit at once
-    after `finish()`                         when the script ends, with its own code; after the limit with 75
+    after `finish()`                         when the script ends, by itself; after the limit with 75
 
 Signals are read by a thread, so that the second one works where the main thread is in a call that does not
 come back. Process 1 of a container needs all that: the kernel has no default action for it.
@@ -15,21 +15,15 @@ import signal
 import socket
 import threading
 from enum import Enum
-from pathlib import PurePath
 from types import FrameType
 from typing import Protocol
 from weakref import WeakSet
 
+from ps_worker.waiting import INSIDE_STEP, wait_of
+
 EXIT_CODE = 75  # stopped before the end: run me again
 LIMIT_S = 20.0  # Kubernetes kills 30 seconds after its SIGTERM
 LAST_S = 8.0  # after the limit, for the worker to leave
-
-WAITS = {  # files of this package, and functions in which the script's thread waits for others
-    "waits.py": {"wait_acked", "wait_pulled"},
-    "membership.py": {"_wait_for", "join"},
-    "coordinator_calls.py": {"live_state", "wait_state", "share"},
-    "table.py": {"result"},
-}
 
 
 class Place(Enum):
@@ -49,13 +43,17 @@ class Placed(Protocol):
 
 
 class Stopping:
-    """See the module's docstring. One for a process."""
+    """See the module's docstring. One for a process.
+
+    Attributes:
+        asked: SIGTERM has come.
+    """
 
     def __init__(self, limit_s: float) -> None:
         """Takes SIGTERM from now on; to be made in the main thread."""
         self._limit_s = limit_s
         self._pid = os.getpid()
-        self._asked = self._over = self._ended = False
+        self.asked = self._over = self._ended = False
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
         threading.Thread(target=self._watch, name="ps-stop", daemon=True).start()
@@ -65,7 +63,7 @@ class Stopping:
 
     def step_ended(self) -> None:
         """A step has ended: if the process is to stop, this is where it does."""
-        if self._asked:
+        if self.asked:
             self._end()
 
     def script_ended(self) -> None:
@@ -74,11 +72,11 @@ class Stopping:
 
     def _take(self, _number: int, frame: FrameType | None) -> None:
         """The handler: in the main thread, between two instructions of the script or of the library."""
-        if self._asked and not self._over:
+        if self.asked and not self._over:
             os._exit(EXIT_CODE)
-        self._asked = True
+        self.asked = True
         place = _place()
-        if self._over or place is Place.BETWEEN or (place is Place.STEP and waits(frame)):
+        if self._over or place is Place.BETWEEN or (place is Place.STEP and _may_go(frame)):
             self._end()
 
     def _end(self) -> None:
@@ -124,6 +122,11 @@ def install(limit_s: float = LIMIT_S) -> None:
     _stopping = Stopping(limit_s)
 
 
+def asked() -> bool:
+    """Whether this process is to stop."""
+    return _stopping is not None and _stopping.asked
+
+
 def step_ended() -> None:
     """See `Stopping`; nothing in a process that has its own way with signals."""
     if _stopping is not None:
@@ -136,14 +139,10 @@ def script_ended() -> None:
         _stopping.script_ended()
 
 
-def waits(frame: FrameType | None) -> bool:
-    """Whether the code of this frame, or what has called it, waits for other processes."""
-    while frame is not None:
-        path = PurePath(frame.f_code.co_filename)
-        if path.parent.name == "ps_worker" and frame.f_code.co_name in WAITS.get(path.name, ()):
-            return True
-        frame = frame.f_back
-    return False
+def _may_go(frame: FrameType | None) -> bool:
+    """Whether the code of this frame only waits for others: what this worker has to say has left."""
+    found = wait_of(frame)
+    return found is not None and found[1] not in INSIDE_STEP
 
 
 def _place() -> Place:

@@ -17,7 +17,6 @@ from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
 from ps_wire.errors import UsageError
 from ps_wire.table import BucketOptions
-from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec, stopping, terminal
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
@@ -29,6 +28,7 @@ from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
+from ps_worker.waiting import LongWaits
 from ps_worker.worker_data import WorkerData
 from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
 from ps_worker.wrapped import WrappedOptimizer
@@ -69,6 +69,7 @@ class Worker(WorkerData, WorkerState):
         self._pid = os.getpid()
         self._finishing = False
         self._finished = False
+        self._waits = LongWaits(self._counted, self._whom, self._say)
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
         self.rank = self._link.rank
@@ -326,14 +327,6 @@ class Worker(WorkerData, WorkerState):
         if self._finishing:
             return f"this worker has finished job {self._settings.job}: no step comes after finish()"
         return self._ended_text() if self.ended else None
-
-    def _progress(self) -> pb.Progress:
-        metrics = dict(self._metrics)
-        return pb.Progress(step=self.step, samples=self._samples, waited_s=self._waited_s, metrics=metrics)
-
-    @property
-    def _waited_s(self) -> float:
-        return sum(optimizer.waited_s for optimizer in self._optimizers)
 
     def _ended_text(self) -> str:
         return (

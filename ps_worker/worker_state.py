@@ -8,9 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from ps_wire.errors import PsError, UsageError
+from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import stopping
 from ps_worker.link import Link
 from ps_worker.table import Table
+from ps_worker.waiting import LongWaits
 from ps_worker.wrapped import WrappedOptimizer
 
 SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go
@@ -24,6 +26,9 @@ class WorkerState:
     _optimizers: list[WrappedOptimizer]
     _tables: list[Table]
 
+    _metrics: dict[str, float]
+    _samples: int
+    _waits: LongWaits
     _finishing: bool
     _finished: bool
     _leaving: bool
@@ -104,6 +109,27 @@ class WorkerState:
         """The first thing that a step of this optimizer does which has something to push."""
         self._steps(self._optimizers[optimizer].step_number + 1)
         return weight()
+
+    # -- what heartbeats bring -------------------------------------------------------------------------
+
+    def _progress(self) -> pb.Progress:
+        return pb.Progress(
+            step=self.step,
+            samples=self._samples,
+            waited_s=self._waited_s,
+            metrics=dict(self._metrics),
+            waits=self._waits.look(),
+        )
+
+    def _counted(self) -> tuple[int, int]:
+        return self.step, self._samples
+
+    def _whom(self) -> list[str]:
+        return self._link.whom() if hasattr(self, "_link") else []
+
+    @property
+    def _waited_s(self) -> float:
+        return sum(optimizer.waited_s for optimizer in self._optimizers)
 
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM wherever a worker's script is: it ends its step, leaves, and says by 75 that work is left."""
+"""SIGTERM wherever a worker's script is: it ends its step, leaves, and 75 says that its work is not done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ where = sys.argv[1]
 def here(place, until="told"):
     if where == place:
         print("at", place, flush=True)
-        while until == "ever" or (until == "told" and not stopping._stopping._asked):
+        while until == "ever" or (until == "told" and not stopping.asked()):
             threading.Event().wait(0.01)
 
 class Data(torch.utils.data.Dataset):
@@ -84,5 +84,6 @@ def test_a_worker_ends_what_it_has_begun_and_leaves_wherever_sigterm_finds_it(be
 
     steps = {where: cluster.status(jobs[where]).workers[0].progress.step for where in ("compute", "loader")}
     assert steps == {"compute": 2, "loader": 1}
+    assert cluster.status(jobs["three"]).events["drain"] == 2
     gate = cluster.ledger(0, jobs["three"], 1)
     assert gate.received == 2 * cluster.table(0, jobs["three"]).partitions
