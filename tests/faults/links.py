@@ -85,6 +85,7 @@ class Link:
     def __exit__(self, *_: object) -> None:
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
+        ip("link", "del", self._name)  # else it goes with the namespace, some time later
         self._holder.stdin.close()
         self._holder.stdout.close()
         self._holder.wait()
