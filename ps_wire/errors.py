@@ -21,6 +21,7 @@
     │   ├── WorkerNumberTaken
     │   ├── JobFull
     │   ├── MemoryLimitExceeded
+    │   ├── SnapshotMismatch       (a snapshot of another model, job or way of training)
     │   ├── TlsRefused             (retryable: files are replaced while processes run)
     │   └── TokenRefused
     ├── FrameRefused (1)               bytes that are no frame, or a frame out of place
@@ -30,6 +31,11 @@
     │   ├── PushOutOfOrder
     │   ├── StrangerRefused
     │   └── StaleIncarnation
+    ├── SnapshotUnusable (65)
+    │   ├── SnapshotMissing            there is none, or not that one
+    │   ├── SnapshotCorrupt            a file is missing, truncated or not what was written
+    │   └── SnapshotFormatUnsupported  written by an older or newer release
+    ├── SnapshotFailed (1)             one could not be written; the job goes on
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
     ├── Evicted (75)                   a worker that was silent for longer than its lease
     ├── GradientChanged (1)            a gradient was touched after it had left
@@ -159,6 +165,10 @@ class MemoryLimitExceeded(ConfigurationRefused):
     """The job does not fit into the server's memory limit."""
 
 
+class SnapshotMismatch(ConfigurationRefused):
+    """A snapshot of another model, or of a job that trains otherwise; the first difference is named."""
+
+
 class TlsRefused(ConfigurationRefused):
     """A certificate is missing, wrong or expired, or one end speaks TLS and the other does not."""
 
@@ -195,6 +205,28 @@ class StrangerRefused(FrameRefused):
 
 class StaleIncarnation(FrameRefused):
     """A frame of an incarnation that is not its worker's live one."""
+
+
+class SnapshotUnusable(PsError):
+    """A snapshot that cannot be restored; where there is an older one that can, it is named."""
+
+    exit_code = 65
+
+
+class SnapshotMissing(SnapshotUnusable):
+    """There is no snapshot, or not the one that was asked for."""
+
+
+class SnapshotCorrupt(SnapshotUnusable):
+    """A file of a snapshot is missing, truncated, or not what was written."""
+
+
+class SnapshotFormatUnsupported(SnapshotUnusable):
+    """A snapshot that an older or a newer release has written."""
+
+
+class SnapshotFailed(PsError):
+    """A snapshot could not be taken or written; the job goes on, and older snapshots stay."""
 
 
 class JobUnknown(PsError):
@@ -248,6 +280,7 @@ STATUS: dict[type[PsError], str] = {
     WorkerNumberTaken: "ALREADY_EXISTS",
     JobFull: "FAILED_PRECONDITION",
     MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
+    SnapshotMismatch: "FAILED_PRECONDITION",
     TlsRefused: "UNAUTHENTICATED",
     TokenRefused: "UNAUTHENTICATED",
     FrameRefused: "INVALID_ARGUMENT",
@@ -257,6 +290,11 @@ STATUS: dict[type[PsError], str] = {
     PushOutOfOrder: "ABORTED",
     StrangerRefused: "PERMISSION_DENIED",
     StaleIncarnation: "ABORTED",
+    SnapshotUnusable: "DATA_LOSS",
+    SnapshotMissing: "NOT_FOUND",
+    SnapshotCorrupt: "DATA_LOSS",
+    SnapshotFormatUnsupported: "FAILED_PRECONDITION",
+    SnapshotFailed: "ABORTED",
     JobUnknown: "NOT_FOUND",
     Evicted: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
