@@ -167,6 +167,15 @@ class Shards:
             PsError: what the first shard that refused has said; the others may have carried it out.
             ServerNotReady: a shard is not registered, or did not answer within `ORDER_LIMIT_S`.
         """
+        clocks: dict[int, int] = {}
+        extreme = min if least else max
+        for outcome in await self.order_each(order, absent_ok=absent_ok):
+            for number, clock in outcome.clocks.items():
+                clocks[number] = extreme(clocks.get(number, clock), clock)
+        return clocks
+
+    async def order_each(self, order: pb.Order, *, absent_ok: bool = False) -> list[pb.OrderDone]:
+        """As `order`, with the answer of each shard, by number."""
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -176,14 +185,10 @@ class Shards:
         own = asyncio.to_thread(carry_out, self._own, message)
         others = [self._send(index, entry, message) for index, entry in sorted(self._registered.items())]
         outcomes = await asyncio.gather(own, *others)
-        clocks: dict[int, int] = {}
-        extreme = min if least else max
         for outcome in outcomes:
             if outcome.HasField("refused"):
                 raise refused_from_proto(outcome.refused)
-            for number, clock in outcome.clocks.items():
-                clocks[number] = extreme(clocks.get(number, clock), clock)
-        return clocks
+        return outcomes
 
     def _note(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):

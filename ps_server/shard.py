@@ -17,6 +17,7 @@ from ps_server.gate import gate_of
 from ps_server.log import logger
 from ps_server.shard_job import Retirable, ShardJob
 from ps_server.shard_members import ShardMembers
+from ps_server.shard_snapshots import ShardSnapshots
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.carrier import Outlet
@@ -35,6 +36,7 @@ class Shard(ShardMembers):
     """See the module's docstring. Thread-safe.
 
     Attributes:
+        snapshots: of its jobs.
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
     """
 
@@ -53,6 +55,7 @@ class Shard(ShardMembers):
         self.memory_limit_bytes = memory_limit_bytes
         self.refused_frames = 0
         self.on_norm: Callable[[Norm], None] = _lose
+        self.snapshots = ShardSnapshots(index, num_shards, self.table)
         self._jobs: dict[str, ShardJob] = {}
         self._lock = threading.Lock()
 
