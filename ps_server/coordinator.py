@@ -20,6 +20,7 @@ from ps_server.membership import Job
 from ps_server.orders import Shards, norm_from_proto
 from ps_server.readers import Readers
 from ps_server.room import Room
+from ps_server.snapshots import NO_SNAPSHOTS, SnapshotPolicy, Snapshots
 from ps_server.state_store import StateStore
 from ps_wire.errors import (
     FrameMalformed,
@@ -42,13 +43,25 @@ STATE_CHUNK_BYTES = 1 << 20
 class Coordinator(rpc.CoordinatorServicer):
     """See the module's docstring. Everything happens on the event loop."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Shards, policy: SnapshotPolicy = NO_SNAPSHOTS) -> None:
+        """Takes `policy`, of snapshots."""
         self._shards = shards
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
         self._readers = Readers(shards, self._rooms, self._states)
-        self._members = MemberStreams(shards, self._rooms, self._readers, self._room)
+        self._snapshots = Snapshots(
+            shards,
+            self._rooms,
+            self._states,
+            policy=policy,
+            lock_of=self._readers.lock_of,
+        )
+        self._members = MemberStreams(shards, self._rooms, self._readers, self._snapshots, self._room)
         shards.on_lost_state = self._lost_state
+
+    def begin(self) -> None:
+        """To be called once, on the event loop: what happens by itself begins."""
+        self._snapshots.begin()
 
     def stop(self) -> None:
         """Tells all members that the server stops, and ends the streams of followers."""
@@ -56,6 +69,7 @@ class Coordinator(rpc.CoordinatorServicer):
         for room in self._rooms.values():
             room.do(room.job.tell_all(error))
         self._members.stop()
+        self._snapshots.stop()
         self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------
@@ -217,6 +231,14 @@ class Coordinator(rpc.CoordinatorServicer):
         """Which workers share an epoch of a loader."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         return pb.ShareReply(workers=room.job.share(member, request.loader, request.epoch))
+
+    async def Snapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.SnapshotProgress]:
+        """Takes a snapshot; the last word says where it is."""
+        gatekeeper.check_job(request.job)
+        async for progress in self._snapshots.take(request.job):
+            yield progress
 
     # -- status ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from ps_server.pool import Pool
 from ps_server.rpc_errors import ErrorInterceptor
 from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
+from ps_server.snapshots import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.socket_server import SocketServer
 from ps_wire.access import OPEN, Access
 from ps_wire.allocator import keep_large_blocks
@@ -59,6 +60,7 @@ class ServerOptions:
         memory_limit_bytes: for the tables of all jobs; None for no limit.
         data_port: of the TCP carrier; 0 lets the system choose.
         health_port: of the health service alone, without TLS; None: it is on the control port only.
+        snapshots: where this shard's are, and when shard 0 has them taken.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
     """
 
@@ -72,6 +74,7 @@ class ServerOptions:
     data_port: int = 0
     health_port: int | None = None
     access: Access = OPEN
+    snapshots: SnapshotPolicy = NO_SNAPSHOTS
 
 
 class Server:
@@ -86,6 +89,7 @@ class Server:
             memory_limit_bytes=options.memory_limit_bytes,
             submit=self._pool.submit,
         )
+        self._shard.snapshots.store = options.snapshots.store
         self._health = HealthServicer()
         self._stops: list[Callable[[], None]] = []
         self._status_changes: set[asyncio.Task[None]] = set()
@@ -182,7 +186,8 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._options.shard == 0:
             shards = Shards(self._shard, advertised, asyncio.get_running_loop())
-            coordinator = Coordinator(shards)
+            coordinator = Coordinator(shards, self._options.snapshots)
+            coordinator.begin()
             self._stops.append(coordinator.stop)
             coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)
             names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)

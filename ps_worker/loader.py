@@ -52,6 +52,7 @@ class Loader:
         options: Mapping[str, Any],
         current_epoch: Callable[[], int | None],
         deal: Callable[[int], tuple[int, int] | None] | None = None,
+        on_read: Callable[[], None] | None = None,
     ) -> None:
         """See `Worker.loader`.
 
@@ -70,6 +71,7 @@ class Loader:
             current_epoch: the one that the script is in, or None where it does not say.
             deal: epoch -> this worker's place among those that share it, and how many they are; None where
                 it has no part of it. Default: `rank` of `num_workers`, always.
+            on_read: called before a batch is read in this process.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
@@ -138,7 +140,14 @@ class Loader:
                 even=even,
                 drop_last=drop_last,
             )
-            self._share = ShareSampler(share, rank, shuffle=bool(self._made_with["shuffle"]), seed=seed)
+            in_process = not options.get("num_workers")  # else batches are read ahead
+            self._share = ShareSampler(
+                share,
+                rank,
+                shuffle=bool(self._made_with["shuffle"]),
+                seed=seed,
+                on_read=on_read if in_process else None,
+            )
             self._sizes = self._share.sizes
             self._length = len(self._sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)

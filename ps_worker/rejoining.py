@@ -15,11 +15,13 @@ from ps_wire.errors import Evicted, JobUnknown, PsError
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
+from ps_worker.capture import Capture
 from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.exchange import Exchange
 from ps_worker.exchanges import Exchanges
 from ps_worker.incarnation import Incarnation
 from ps_worker.outside import Outside
+from ps_worker.random_state import RandomState
 from ps_worker.reach import reach
 from ps_worker.registered import Registered
 from ps_worker.settings import Settings
@@ -34,6 +36,10 @@ class Rejoining(Exchanges):
     Attributes:
         rank: the worker's number.
         registered: what goes along with the state outside tables.
+        own: what only this worker goes on with, from a snapshot.
+        random: generators without a name.
+        clocks: table -> the step that is under way or comes next.
+        capture: of all of this for snapshots.
         on_reentry: called when the worker has joined again, with its first step by table.
         resumed: the job has its weights and steps, which this worker takes up.
     """
@@ -43,6 +49,12 @@ class Rejoining(Exchanges):
     ) -> None:
         super().__init__()
         self.registered = Registered(say)
+        self.own = Registered(say)
+        self.random = RandomState()
+        self.own.add("@random", self.random)
+        self.clocks: Callable[[], Mapping[int, int]] = dict
+        self.capture = Capture(self._clocks, self._captured)
+        self.capture.before = self.random.apply
         self.on_reentry: Callable[[dict[int, int]], None] = lambda _: None
         self._settings = settings
         self._progress = progress
@@ -58,6 +70,7 @@ class Rejoining(Exchanges):
     def _enter(self, evicted: pb.Joined | None) -> None:
         """Joins as a new incarnation."""
         now = Incarnation(self._settings, self._service, peer=self, progress=self._progress, say=self._say)
+        now.membership.capture, self.capture.put = self.capture, now.membership.put_cut
         try:
             joined = now.membership.join(evicted)
         except BaseException:  # in a notebook the process lives on, and nobody could leave for it
@@ -122,6 +135,12 @@ class Rejoining(Exchanges):
         self.registered.load(live)
         self.on_reentry(steps)
         self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
+
+    def _clocks(self) -> Mapping[int, int]:
+        return self.clocks()
+
+    def _captured(self) -> bytes:
+        raise NotImplementedError
 
     def _live_or_kept(self, live: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
         prefix = f"{number}/"

@@ -20,6 +20,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec, terminal
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
+from ps_worker.loader import Loader
 from ps_worker.metric import name_of, number_of
 from ps_worker.outside import Outside
 from ps_worker.reason import reason_of
@@ -28,7 +29,7 @@ from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
-from ps_worker.worker_data import WorkerData
+from ps_worker.worker_data import LoaderPosition, WorkerData
 from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
 from ps_worker.wrapped import WrappedOptimizer
 
@@ -60,6 +61,7 @@ class Worker(WorkerData, WorkerState):
         self._tables: list[Table] = []
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
+        self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
         self._metrics: dict[str, float] = {}
         self._leaving = False
         self._left = False  # only once all of it is done: what was interrupted is done again
@@ -68,6 +70,8 @@ class Worker(WorkerData, WorkerState):
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
+        self._link.clocks = self._clocks
+        self._link.own.add("@worker", self._counts)
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
@@ -167,6 +171,7 @@ class Worker(WorkerData, WorkerState):
             rejoin=self._link.rejoin,
             waits=self._link.say_wait,
         )
+        self._at_forwards.append(model.register_forward_pre_hook(self._at_forward))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
@@ -286,6 +291,8 @@ class Worker(WorkerData, WorkerState):
         self._leaving = True
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
+            for handle in self._at_forwards:
+                last_first.callback(handle.remove)
             for optimizer in self._optimizers:
                 last_first.callback(optimizer.detach)
                 last_first.callback(self._let_go, optimizer)
@@ -319,6 +326,22 @@ class Worker(WorkerData, WorkerState):
 
     def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
         return self._link.share(loader, epoch)
+
+    def _at_forward(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._begin_step()
+
+    def _clocks(self) -> dict[int, int]:
+        clocks = {table.number: table.step for table in self._tables}
+        for optimizer in self._optimizers:
+            clocks |= optimizer.clocks
+        return clocks
+
+    def _begin_step(self) -> None:
+        self._link.capture.begin()
+
+    def _keep_position(self, number: int, loader: Loader) -> None:
+        self._link.own.add(f"@loader {number}", LoaderPosition(loader))
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -13,6 +13,40 @@ from ps_wire.consistency import BSP, Consistency
 from ps_wire.errors import UsageError
 from ps_worker import torch_loader
 from ps_worker.loader import Loader
+
+
+class Counts:
+    """How far a worker has come with its data, as something that can be registered."""
+
+    def __init__(self, worker: WorkerData) -> None:
+        self._worker = worker
+
+    def state_dict(self) -> dict[str, Any]:
+        """Samples and epoch; the epoch is None where the script does not say."""
+        return {"samples": self._worker._samples, "epoch": self._worker._epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """`epochs` then begins with that epoch."""
+        self._worker._samples = state["samples"]
+        self._worker._first_epoch = state["epoch"] or 0
+
+
+class LoaderPosition:
+    """A loader's position, as something that can be registered for as long as the loader lives."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = ref(loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the loader; empty once it is gone."""
+        loader = self._loader()
+        return dict(loader.state_dict()) if loader is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Loader.load_state_dict`."""
+        loader = self._loader()
+        if loader is not None and state:
+            loader.load_state_dict(state)
 
 
 class WorkerData:
@@ -35,6 +69,8 @@ class WorkerData:
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
         self._num_loaders = 0
+        self._counts = Counts(self)
+        self._first_epoch = 0  # that a snapshot was taken in
 
     def loader(
         self,
@@ -106,13 +142,23 @@ class WorkerData:
             on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
             deal=partial(self._deal, self._num_loaders),
+            on_read=self._begin_step,
         )
+        self._keep_position(self._num_loaders, made)
         self._num_loaders += 1
         self._loaders.add(made)
         return made
 
     def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
         """See `Loader`."""
+        raise NotImplementedError
+
+    def _begin_step(self) -> None:
+        """See `Capture.begin`."""
+        raise NotImplementedError
+
+    def _keep_position(self, number: int, loader: Loader) -> None:
+        """Snapshots have it, and it goes on where one has it."""
         raise NotImplementedError
 
     def _end_loaders(self) -> None:
@@ -136,6 +182,7 @@ class WorkerData:
         """
         if count < 0 or start < 0:
             raise UsageError(f"epochs({count}, start={start}): both must be >= 0")
+        start, self._first_epoch = max(start, self._first_epoch), 0
         return self._count_epochs(range(start, count))
 
     def _count_epochs(self, numbers: range) -> Iterator[int]:
@@ -147,6 +194,7 @@ class WorkerData:
             self._epoch = None
 
     def _count_samples(self, loader: object, samples: int) -> None:
+        self._begin_step()
         self._samples += samples
         for counts in self._unweighed:
             counts[loader] = counts.pop(loader, 0) + samples

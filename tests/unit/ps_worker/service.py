@@ -18,6 +18,7 @@ import torch
 import ps_worker as ps
 from ps_server.coordinator import Coordinator
 from ps_server.process import Server, ServerOptions
+from ps_server.snapshots import NO_SNAPSHOTS, SnapshotPolicy
 from ps_wire.access import OPEN, Access
 
 Result = TypeVar("Result")
@@ -77,7 +78,14 @@ class QuietServer(Server):
 class Cluster:
     """Shards on free loopback ports; `settings` are what their workers need to be let in."""
 
-    def __init__(self, loop: LoopThread, num_shards: int, access: Access = OPEN, **settings: object) -> None:
+    def __init__(
+        self,
+        loop: LoopThread,
+        num_shards: int,
+        access: Access = OPEN,
+        snapshots: SnapshotPolicy = NO_SNAPSHOTS,
+        **settings: object,
+    ) -> None:
         self._loop = loop
         self.settings = settings
         self.shards: list[QuietServer] = []
@@ -92,6 +100,7 @@ class Cluster:
                 advertise="127.0.0.1",
                 memory_limit_bytes=None,
                 access=access,
+                snapshots=snapshots,
             )
             server = QuietServer(options)
             self.shards.append(server)
