@@ -21,6 +21,7 @@
     │   ├── WorkerNumberTaken
     │   ├── JobFull
     │   ├── MemoryLimitExceeded
+    │   ├── Fenced
     │   ├── TlsRefused             (retryable: files are replaced while processes run)
     │   └── TokenRefused
     ├── FrameRefused (1)               bytes that are no frame, or a frame out of place
@@ -32,6 +33,7 @@
     │   └── StaleIncarnation
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
     ├── Evicted (75)                   a worker that was silent for longer than its lease
+    │   └── RolledBack                 a job that went back to a snapshot
     ├── GradientChanged (1)            a gradient was touched after it had left
     ├── WeightsChanged (1)             a script wrote into weights that the servers hold
     ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
@@ -159,6 +161,10 @@ class MemoryLimitExceeded(ConfigurationRefused):
     """The job does not fit into the server's memory limit."""
 
 
+class Fenced(ConfigurationRefused):
+    """A newer process has this server's place; this one writes nothing any more."""
+
+
 class TlsRefused(ConfigurationRefused):
     """A certificate is missing, wrong or expired, or one end speaks TLS and the other does not."""
 
@@ -207,6 +213,17 @@ class Evicted(PsError):
     exit_code = 75
 
 
+class RolledBack(Evicted):
+    """Servers lost what they held and the job went back to a snapshot; raised after this worker has, too.
+
+    """
+
+    @property
+    def step(self) -> int:
+        """That this worker takes next."""
+        return int(self.facts.get("step") or 0)
+
+
 class GradientChanged(PsError):
     """A gradient, or what its step needs, changed after the push had left."""
 
@@ -248,6 +265,7 @@ STATUS: dict[type[PsError], str] = {
     WorkerNumberTaken: "ALREADY_EXISTS",
     JobFull: "FAILED_PRECONDITION",
     MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
+    Fenced: "FAILED_PRECONDITION",
     TlsRefused: "UNAUTHENTICATED",
     TokenRefused: "UNAUTHENTICATED",
     FrameRefused: "INVALID_ARGUMENT",
@@ -259,6 +277,7 @@ STATUS: dict[type[PsError], str] = {
     StaleIncarnation: "ABORTED",
     JobUnknown: "NOT_FOUND",
     Evicted: "ABORTED",
+    RolledBack: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
     WeightsChanged: "FAILED_PRECONDITION",
     NonFiniteGradient: "FAILED_PRECONDITION",
