@@ -19,13 +19,16 @@ from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
 from ps_server.orders import Shards, norm_from_proto
 from ps_server.readers import Readers
+from ps_server.recovery import Recovery
 from ps_server.room import Room
+from ps_server.saved_job import Snapshots
 from ps_server.state_store import StateStore
 from ps_wire.errors import (
     FrameMalformed,
     JobFull,
     JobUnknown,
     MemoryLimitExceeded,
+    PsError,
     ServerNotReady,
     TokenRefused,
 )
@@ -42,19 +45,27 @@ STATE_CHUNK_BYTES = 1 << 20
 class Coordinator(rpc.CoordinatorServicer):
     """See the module's docstring. Everything happens on the event loop."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Shards, snapshots: Snapshots | None = None) -> None:
+        """Takes `snapshots`, which jobs go back to where servers lose state; None: they are lost."""
         self._shards = shards
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
         self._readers = Readers(shards, self._rooms, self._states)
         self._members = MemberStreams(shards, self._rooms, self._readers, self._room)
-        shards.on_lost_state = self._lost_state
+        self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
+        self._members.recovery = self._recovery
+        shards.on_lost_state = self._recovery.lost
+
+    def begin(self) -> None:
+        """To be called once, on the event loop: jobs go on from their snapshots."""
+        self._recovery.begin()
 
     def stop(self) -> None:
         """Tells all members that the server stops, and ends the streams of followers."""
         error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
         for room in self._rooms.values():
             room.do(room.job.tell_all(error))
+        self._recovery.stop()
         self._members.stop()
         self._shards.close()
 
@@ -87,15 +98,6 @@ class Coordinator(rpc.CoordinatorServicer):
             del self._rooms[room.job.name]
             self._states.drop(room.job.name)
 
-    async def _lost_state(self, shard: int) -> None:
-        """A shard came back without its state: every job had a slice of its weights there."""
-        for room in list(self._rooms.values()):
-            error = JobUnknown(
-                f"shard {shard} was started again without its state: its part of job {room.job.name} is lost",
-                shard=shard,
-            )
-            room.do([*room.job.tell_all(error), *room.job.drop()])
-
     async def Read(
         self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ReadReply]:
@@ -119,7 +121,10 @@ class Coordinator(rpc.CoordinatorServicer):
             refused = error if isinstance(error, TokenRefused) else silent
             await context.abort(code_of(refused), refused.message, metadata_of(refused))
         register = first.register
-        outbox = await self._shards.register(register)
+        try:
+            outbox = self._shards.register(register)
+        except PsError as error:
+            await context.abort(code_of(error), error.message, metadata_of(error))
         await context.send_initial_metadata(())  # tells the shard that it is registered
         reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))
         try:

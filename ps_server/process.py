@@ -39,7 +39,6 @@ from ps_wire.errors import Unavailable
 from ps_wire.token import TokenCheck
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 
-GENERATION = 1
 GRACE_S = 3.0  # calls that are answering may finish; streams of members and data do not end by themselves
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -160,12 +159,11 @@ class Server:
             self._shard,
             host=options.host,
             port=options.data_port,
-            generation=GENERATION,
             tls=options.access.tls,
         )
         grpc_carrier = shard_pb2.Carrier(name=Carrier.GRPC)
         self._service = ShardService(
-            self._shard, generation=GENERATION, carriers=[*sockets.offers, grpc_carrier]
+            self._shard, carriers=[*sockets.offers, grpc_carrier]
         )
         return sockets
 
@@ -176,7 +174,7 @@ class Server:
             reflection.SERVICE_NAME,
         ]
         shard_pb2_grpc.add_ShardServicer_to_server(self._service, server)
-        streams = DataStreams(self._shard, generation=GENERATION)
+        streams = DataStreams(self._shard)
         self._stops.append(streams.close)
         server.add_generic_rpc_handlers((streams.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

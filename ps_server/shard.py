@@ -35,6 +35,7 @@ class Shard(ShardMembers):
     """See the module's docstring. Thread-safe.
 
     Attributes:
+        generation: that its connections and frames are of; older ones are refused.
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
     """
 
@@ -52,6 +53,7 @@ class Shard(ShardMembers):
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
         self.refused_frames = 0
+        self.generation = 1
         self.on_norm: Callable[[Norm], None] = _lose
         self._jobs: dict[str, ShardJob] = {}
         self._lock = threading.Lock()
@@ -113,9 +115,11 @@ class Shard(ShardMembers):
         self.table(job, number).started = True
 
     def drop(self, job: str) -> None:
-        """Forgets a job and frees its memory."""
+        """Forgets a job, ends its connections and frees its memory."""
         with self._lock:
-            self._jobs.pop(job, None)
+            entry = self._jobs.pop(job, None)
+        for session in entry.connections() if entry is not None else ():
+            session.retire()
 
     def decide(self, job: str, number: int, *, opening: int, step: int, scale: float) -> None:
         """A clipped step closes with this scale; one of a table that is gone is not news."""
@@ -124,6 +128,13 @@ class Shard(ShardMembers):
             table = entry.tables.get(number) if entry is not None else None
         if table is not None and table.opening == opening:
             table.decide(step, scale)
+
+    def begin(self, generation: int, *, keep: bool) -> None:
+        """From now on the shard is of this generation; `keep`: it was before, and what it holds counts."""
+        self.generation = generation
+        for job in [] if keep else [entry.name for entry in self.jobs()]:
+            logger.warning("job %s: dropped, for the service has gone on without this shard's part", job)
+            self.drop(job)
 
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""
@@ -151,6 +162,18 @@ class Shard(ShardMembers):
             kept.append(token)
             del kept[:-MAX_TOKENS]
             return token
+
+    def check_generation(self, generation: int) -> None:
+        """Refuses who means another process or time of this shard; 0: whichever this is.
+
+        Raises:
+            ServerNotReady: it is to connect anew.
+        """
+        if generation not in (0, self.generation):
+            raise ServerNotReady(
+                f"shard {self.index} is of generation {self.generation}, not {generation}: connect again",
+                generation=self.generation,
+            )
 
     def use_token(self, job: str, worker: int, incarnation: int, token: bytes) -> None:
         """Takes a token back; it is good once.

@@ -57,6 +57,10 @@ class ShardJob:
     fenced: dict[int, int] = field(default_factory=dict)
     expelled: dict[int, Retirable | None] = field(default_factory=dict)
 
+    def connections(self) -> list[Retirable]:
+        """All that are live, or wait for a verdict."""
+        return [*self.sessions.values(), *(it for it in self.expelled.values() if it is not None)]
+
     def check_known(self, worker: int, incarnation: int) -> None:
         """Refuses who has not joined.
 
