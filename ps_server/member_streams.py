@@ -179,8 +179,9 @@ class MemberStreams:
                 "it again, and servers with --snapshot-dir, --snapshot-every and --state-dir"
             )
         known = room.job.roster.members.get(resume.worker)
-        if known is not None and known.state is MemberState.RETURNING and known.pid == 0:
-            known.host, known.pid = "?", -1  # one of those that the coordinator before this one knew
+        unheard = known is not None and (known.worker, known.incarnation) not in room.mailboxes
+        if known is not None and known.state is MemberState.RETURNING and unheard:
+            # one of those that the coordinator before this one knew
             mailbox = room.take_back(known, resume)
             return room, known, mailbox, self._attached(mailbox)
         mailbox = room.mailboxes.get((resume.worker, resume.incarnation))

@@ -198,17 +198,25 @@ class Shards:
         """All shards are about to hold something else: one new generation, which the order for it names."""
         return self.standings.raise_all()
 
-    async def order(self, order: pb.Order, *, absent_ok: bool = False, least: bool = False) -> dict[int, int]:
+    async def order(
+        self,
+        order: pb.Order,
+        *,
+        absent_ok: bool = False,
+        least: bool = False,
+        limit_s: float = ORDER_LIMIT_S,
+    ) -> dict[int, int]:
         """Sends an order to every shard and waits for all; returns the largest figures that they answer.
 
         Args:
             order: its number is set here.
             absent_ok: also if a shard is not registered.
             least: the smallest figures instead.
+            limit_s: for each shard to answer.
 
         Raises:
             PsError: what the first shard that refused has said; the others may have carried it out.
-            ServerNotReady: a shard is not registered, or did not answer within `ORDER_LIMIT_S`.
+            ServerNotReady: a shard is not registered, or did not answer within the limit.
         """
         if not absent_ok:
             self.check_ready()
@@ -217,7 +225,7 @@ class Shards:
         message.number = next(self._numbers)
         self._note(message)
         own = asyncio.to_thread(carry_out, self._own, message)
-        others = [self._send(index, entry, message) for index, entry in sorted(self._registered.items())]
+        others = [self._send(index, entry, message, limit_s) for index, entry in sorted(self._registered.items())]
         outcomes = await asyncio.gather(own, *others)
         clocks: dict[int, int] = {}
         extreme = min if least else max
@@ -235,19 +243,28 @@ class Shards:
                 self._decisions.reopened(order.open_table.job, table.number)
                 if table.HasField("clip_grad_norm"):
                     self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
+            case "restore":
+                for table in order.restore.tables:
+                    self._decisions.reopened(order.restore.job.name, table.number)
+                    if table.HasField("clip_grad_norm"):
+                        self._decisions.opened(
+                            order.restore.job.name, table_from_proto(table), order.number
+                        )
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
 
-    async def _send(self, shard: int, entry: _Registered, order: pb.Order) -> pb.OrderDone:
+    async def _send(
+        self, shard: int, entry: _Registered, order: pb.Order, limit_s: float
+    ) -> pb.OrderDone:
         future: asyncio.Future[pb.OrderDone] = asyncio.get_running_loop().create_future()
         entry.waiting[order.number] = future
         entry.outbox.put_nowait(order)
         try:
-            async with asyncio.timeout(ORDER_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 return await future
         except TimeoutError:
             entry.waiting.pop(order.number, None)
-            error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {ORDER_LIMIT_S:g} s")
+            error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {limit_s:g} s")
             return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
 
     @staticmethod

@@ -23,6 +23,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 AGAIN_S = 0.2
+LOAD_LIMIT_S = 600.0  # for a shard to read its part
 
 
 class Recovery:
@@ -80,7 +81,13 @@ class Recovery:
             if first:
                 self._pending |= set(await asyncio.to_thread(self._known))
             while self._pending:
-                await self._recover(self._pending.pop())
+                name = self._pending.pop()
+                try:
+                    await self._recover(name)
+                except Exception:
+                    logger.exception("job %s: bug while it goes back to its snapshot", name)
+                    if name in self._rooms:
+                        self._give_up(self._rooms[name])
         finally:
             self._task = None
             self._lost.clear()
@@ -124,7 +131,7 @@ class Recovery:
             incarnation=floor,
             step=saved.step,
         )
-        await self._shards.order(pb.Order(restore=order))
+        await self._shards.order(pb.Order(restore=order), limit_s=LOAD_LIMIT_S)
         return floor
 
     def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:

@@ -22,6 +22,7 @@
     │   ├── JobFull
     │   ├── MemoryLimitExceeded
     │   ├── Fenced
+    │   ├── SnapshotMismatch       (a snapshot of another model, job or way of training)
     │   ├── TlsRefused             (retryable: files are replaced while processes run)
     │   └── TokenRefused
     ├── FrameRefused (1)               bytes that are no frame, or a frame out of place
@@ -31,6 +32,11 @@
     │   ├── PushOutOfOrder
     │   ├── StrangerRefused
     │   └── StaleIncarnation
+    ├── SnapshotUnusable (65)
+    │   ├── SnapshotMissing            there is none, or not that one
+    │   ├── SnapshotCorrupt            a file is missing, truncated or not what was written
+    │   └── SnapshotFormatUnsupported  written by an older or newer release
+    ├── SnapshotFailed (1)             one could not be written; the job goes on
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
     ├── Evicted (75)                   a worker that was silent for longer than its lease
     │   └── RolledBack                 a job that went back to a snapshot
@@ -165,6 +171,10 @@ class Fenced(ConfigurationRefused):
     """A newer process has this server's place; this one writes nothing any more."""
 
 
+class SnapshotMismatch(ConfigurationRefused):
+    """A snapshot of another model, or of a job that trains otherwise; the first difference is named."""
+
+
 class TlsRefused(ConfigurationRefused):
     """A certificate is missing, wrong or expired, or one end speaks TLS and the other does not."""
 
@@ -201,6 +211,28 @@ class StrangerRefused(FrameRefused):
 
 class StaleIncarnation(FrameRefused):
     """A frame of an incarnation that is not its worker's live one."""
+
+
+class SnapshotUnusable(PsError):
+    """A snapshot that cannot be restored; where there is an older one that can, it is named."""
+
+    exit_code = 65
+
+
+class SnapshotMissing(SnapshotUnusable):
+    """There is no snapshot, or not the one that was asked for."""
+
+
+class SnapshotCorrupt(SnapshotUnusable):
+    """A file of a snapshot is missing, truncated, or not what was written."""
+
+
+class SnapshotFormatUnsupported(SnapshotUnusable):
+    """A snapshot that an older or a newer release has written."""
+
+
+class SnapshotFailed(PsError):
+    """A snapshot could not be taken or written; the job goes on, and older snapshots stay."""
 
 
 class JobUnknown(PsError):
@@ -266,6 +298,7 @@ STATUS: dict[type[PsError], str] = {
     JobFull: "FAILED_PRECONDITION",
     MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
     Fenced: "FAILED_PRECONDITION",
+    SnapshotMismatch: "FAILED_PRECONDITION",
     TlsRefused: "UNAUTHENTICATED",
     TokenRefused: "UNAUTHENTICATED",
     FrameRefused: "INVALID_ARGUMENT",
@@ -275,6 +308,11 @@ STATUS: dict[type[PsError], str] = {
     PushOutOfOrder: "ABORTED",
     StrangerRefused: "PERMISSION_DENIED",
     StaleIncarnation: "ABORTED",
+    SnapshotUnusable: "DATA_LOSS",
+    SnapshotMissing: "NOT_FOUND",
+    SnapshotCorrupt: "DATA_LOSS",
+    SnapshotFormatUnsupported: "FAILED_PRECONDITION",
+    SnapshotFailed: "ABORTED",
     JobUnknown: "NOT_FOUND",
     Evicted: "ABORTED",
     RolledBack: "ABORTED",
