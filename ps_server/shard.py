@@ -124,11 +124,9 @@ class Shard(ShardMembers):
         self.table(job, number).started = True
 
     def drop(self, job: str) -> None:
-        """Forgets a job, ends its connections and frees its memory."""
+        """Forgets a job and frees its memory."""
         with self._lock:
-            entry = self._jobs.pop(job, None)
-        for session in entry.connections() if entry is not None else ():
-            session.retire()
+            self._jobs.pop(job, None)
 
     def restore(
         self,
@@ -187,9 +185,11 @@ class Shard(ShardMembers):
     def begin(self, generation: int, *, keep: bool) -> None:
         """From now on the shard is of this generation; `keep`: it was before, and what it holds counts."""
         self.generation = generation
-        for job in [] if keep else [entry.name for entry in self.jobs()]:
-            logger.warning("job %s: dropped, for the service has gone on without this shard's part", job)
-            self.drop(job)
+        for entry in () if keep else self.jobs():
+            logger.warning("job %s: dropped: the service has gone on without this shard's part", entry.name)
+            self.drop(entry.name)
+            for session in entry.connections():
+                session.retire()
 
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""

@@ -75,7 +75,7 @@ class ShardJob:
         """
         if self.known.get(worker) == incarnation:
             return
-        if incarnation <= self.floor:
+        if self.floor and incarnation <= self.floor:
             raise rolled_back(self.name, self.floor_step)
         if incarnation <= self.fenced.get(worker, -1):
             if worker in self.expelled:
