@@ -18,6 +18,7 @@ from ps_wire.errors import UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec, terminal
+from ps_worker.dealing import Dealing
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
@@ -317,8 +318,8 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
-    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        return self._link.share(loader, epoch)
+    def _dealer(self, loader: int) -> Dealing:
+        return Dealing(loader, self._link)
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from ps_wire.consistency import BSP, Consistency
 from ps_wire.errors import UsageError
 from ps_worker import torch_loader
-from ps_worker.loader import Loader
+from ps_worker.loader import Dealer, Loader
 
 
 class WorkerData:
@@ -105,14 +105,14 @@ class WorkerData:
             ended=self.ended,
             on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
-            deal=partial(self._deal, self._num_loaders),
+            dealer=self._dealer(self._num_loaders),
         )
         self._num_loaders += 1
         self._loaders.add(made)
         return made
 
-    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        """See `Loader`."""
+    def _dealer(self, loader: int) -> Dealer:
+        """Of the loader with this number."""
         raise NotImplementedError
 
     def _end_loaders(self) -> None:
