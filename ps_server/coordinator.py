@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc.aio
 
 from ps_server import gatekeeper
 from ps_server import member as members
+from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
@@ -24,6 +25,7 @@ from ps_server.room import Room
 from ps_server.saved_job import Snapshots
 from ps_server.state_store import StateStore
 from ps_wire.errors import (
+    Fenced,
     FrameMalformed,
     JobFull,
     JobUnknown,
@@ -39,14 +41,29 @@ from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
 REGISTER_LIMIT_S = 10.0
+LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 STATE_CHUNK_BYTES = 1 << 20
 
 
 class Coordinator(rpc.CoordinatorServicer):
     """See the module's docstring. Everything happens on the event loop."""
 
-    def __init__(self, shards: Shards, snapshots: Snapshots | None = None) -> None:
-        """Takes `snapshots`, which jobs go back to where servers lose state; None: they are lost."""
+    def __init__(
+        self,
+        shards: Shards,
+        snapshots: Snapshots | None = None,
+        *,
+        on_fenced: Callable[[Fenced], None] = lambda _: None,
+    ) -> None:
+        """Begins with no jobs.
+
+        Args:
+            shards: all of them.
+            snapshots: which jobs go back to where servers lose state; None: they are lost.
+            on_fenced: a newer coordinator was started: this one is to stop.
+        """
+        self._on_fenced = on_fenced
+        self._looking: asyncio.Task[None] | None = None
         self._shards = shards
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
@@ -58,13 +75,27 @@ class Coordinator(rpc.CoordinatorServicer):
 
     def begin(self) -> None:
         """To be called once, on the event loop: jobs go on from their snapshots."""
-        self._recovery.begin()
+        generations = self._shards.standings.generations
+        if generations.lasting:
+            self._looking = asyncio.get_running_loop().create_task(self._look(generations))
+            self._recovery.begin()
+
+    async def _look(self, generations: Generations) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.to_thread(generations.check)
+            except Fenced as error:
+                self._on_fenced(error)
+                return
 
     def stop(self) -> None:
         """Tells all members that the server stops, and ends the streams of followers."""
         error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
         for room in self._rooms.values():
             room.do(room.job.tell_all(error))
+        if self._looking is not None:
+            self._looking.cancel()
         self._recovery.stop()
         self._members.stop()
         self._shards.close()
@@ -124,6 +155,8 @@ class Coordinator(rpc.CoordinatorServicer):
         try:
             outbox = self._shards.register(register)
         except PsError as error:
+            if isinstance(error, Fenced) and error.facts.get("coordinator"):
+                self._on_fenced(error)
             await context.abort(code_of(error), error.message, metadata_of(error))
         await context.send_initial_metadata(())  # tells the shard that it is registered
         reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))

@@ -60,7 +60,7 @@ class JobLife:
     _awaited: set[int] = field(default_factory=set)  # gone with a job that was suspended
     _any_finished: bool = False
     _broken: PsError | None = None
-    _first_steps: dict[tuple[int, int], int] = field(default_factory=dict)  # (table, worker), after a rollback
+    _first_steps: dict[tuple[int, int], int] = field(default_factory=dict)  # (table, worker)
     _restored: bool = False  # from a snapshot, and nobody has begun to train yet
 
     def __post_init__(self) -> None:

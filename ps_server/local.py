@@ -71,7 +71,11 @@ class LocalService:
     def _accept(self, outlet: Outlet) -> Receiver:
         if self._shard is None:
             raise ServerNotReady("the server in this process has stopped")
-        return Session(self._shard, outlet, generation=GENERATION, token_bytes=TOKEN_BYTES)
+        return Session(self._shard, outlet, token_bytes=TOKEN_BYTES)
+
+    def move(self, shard: int, address: str) -> None:
+        """See `Service.move`: it is in this process."""
+        raise AssertionError((shard, address))
 
     def close(self) -> None:
         """See `Service.close`: its thread has ended then, and its memory is free."""

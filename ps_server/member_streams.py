@@ -182,8 +182,8 @@ class MemberStreams:
         unheard = known is not None and (known.worker, known.incarnation) not in room.mailboxes
         if known is not None and known.state is MemberState.RETURNING and unheard:
             # one of those that the coordinator before this one knew
-            mailbox = room.take_back(known, resume)
-            return room, known, mailbox, self._attached(mailbox)
+            taken_back = room.take_back(known, resume)
+            return room, known, taken_back, self._attached(taken_back)
         mailbox = room.mailboxes.get((resume.worker, resume.incarnation))
         if mailbox is None or known is None or known.incarnation != resume.incarnation:
             if known is not None and resume.incarnation <= known.incarnation:
@@ -289,7 +289,7 @@ def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
 
 
 def _leaves(message: pb.MemberRequest) -> bool:
-    return message.WhichOneof("kind") == "leave"
+    return bool(message.WhichOneof("kind") == "leave")
 
 
 def _bounded(progress: pb.Progress) -> pb.Progress:

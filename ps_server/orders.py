@@ -21,7 +21,7 @@ from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 
-RESTART_LIMIT_S = 30.0  # for a shard to come back; workers, too, try a connection for so long (PS_RETRY_LIMIT)
+RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_RETRY_LIMIT)
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
@@ -225,7 +225,9 @@ class Shards:
         message.number = next(self._numbers)
         self._note(message)
         own = asyncio.to_thread(carry_out, self._own, message)
-        others = [self._send(index, entry, message, limit_s) for index, entry in sorted(self._registered.items())]
+        others = [
+            self._send(index, entry, message, limit_s) for index, entry in sorted(self._registered.items())
+        ]
         outcomes = await asyncio.gather(own, *others)
         clocks: dict[int, int] = {}
         extreme = min if least else max
@@ -247,15 +249,11 @@ class Shards:
                 for table in order.restore.tables:
                     self._decisions.reopened(order.restore.job.name, table.number)
                     if table.HasField("clip_grad_norm"):
-                        self._decisions.opened(
-                            order.restore.job.name, table_from_proto(table), order.number
-                        )
+                        self._decisions.opened(order.restore.job.name, table_from_proto(table), order.number)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
 
-    async def _send(
-        self, shard: int, entry: _Registered, order: pb.Order, limit_s: float
-    ) -> pb.OrderDone:
+    async def _send(self, shard: int, entry: _Registered, order: pb.Order, limit_s: float) -> pb.OrderDone:
         future: asyncio.Future[pb.OrderDone] = asyncio.get_running_loop().create_future()
         entry.waiting[order.number] = future
         entry.outbox.put_nowait(order)

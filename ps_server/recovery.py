@@ -57,7 +57,7 @@ class Recovery:
             raise ServerNotReady("servers have come back, and jobs are going back to their snapshots")
 
     def begin(self) -> None:
-        """The coordinator has started: jobs that have snapshots go on from them, once all shards are there."""
+        """The coordinator has started: jobs go on from their snapshots, once all shards are there."""
         if self._snapshots is not None:
             self._start()
 
@@ -84,7 +84,7 @@ class Recovery:
                 name = self._pending.pop()
                 try:
                     await self._recover(name)
-                except Exception:
+                except Exception:  # noqa: BLE001 - the other jobs are not to wait for ever
                     logger.exception("job %s: bug while it goes back to its snapshot", name)
                     if name in self._rooms:
                         self._give_up(self._rooms[name])

@@ -23,7 +23,7 @@ from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
 
 ALL_TAKEN = 1 << 62  # more than anybody says
-RETURN_S = 10.0  # for workers whose lease is not known to come back: as long as leases are, unless told otherwise
+RETURN_S = 10.0  # for workers whose lease is not known to come back
 
 
 class Room:
@@ -160,6 +160,7 @@ class Room:
             return
         if kind == "joined":
             action.reply.joined.session = mailbox.session
+            action.reply.joined.shards.extend(self._shards.places)
             member = self.job.roster.members[action.worker]
             if member.incarnation == action.incarnation and member.state is MemberState.JOINED:
                 self.leases.grant(*key, member.lease_s, time.monotonic())

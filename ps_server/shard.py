@@ -23,7 +23,13 @@ from ps_server.shard_table import ShardTable
 from ps_server.table_state import TableState
 from ps_wire import consistency
 from ps_wire.carrier import Outlet
-from ps_wire.errors import ConfigurationRefused, JobUnknown, MemoryLimitExceeded, StrangerRefused
+from ps_wire.errors import (
+    ConfigurationRefused,
+    JobUnknown,
+    MemoryLimitExceeded,
+    ServerNotReady,
+    StrangerRefused,
+)
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec

@@ -46,9 +46,7 @@ class SocketConnection:
         self._shard = shard
         self._peer = peer
         self._outbox = Outbox()
-        self._session = Session(
-            shard, self._outbox, token_bytes=TOKEN_BYTES, carrier=carrier
-        )
+        self._session = Session(shard, self._outbox, token_bytes=TOKEN_BYTES, carrier=carrier)
         self._refusal = refusal
         self._on_greeted = on_greeted
         self._on_closed = on_closed

@@ -46,9 +46,7 @@ class SocketServer:
         offers: of a shard's `Open`: carriers with their addresses, best first.
     """
 
-    def __init__(
-        self, shard: Shard, *, host: str, port: int, tls: TlsFolder | None = None
-    ) -> None:
+    def __init__(self, shard: Shard, *, host: str, port: int, tls: TlsFolder | None = None) -> None:
         """Listens, and starts to accept.
 
         Args:

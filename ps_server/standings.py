@@ -1,4 +1,4 @@
-"""Which process is the live one of each shard above 0, as the coordinator knows: the last that it let in. Pure.
+"""Which process is the live one of each shard above 0: the last that the coordinator has let in. Pure.
 
 A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot has it
 still, be it a process that follows again or one that took up what its predecessor handed off. Who comes with

@@ -246,9 +246,7 @@ class Evicted(PsError):
 
 
 class RolledBack(Evicted):
-    """Servers lost what they held and the job went back to a snapshot; raised after this worker has, too.
-
-    """
+    """Servers lost what they held; the job went back to a snapshot, and so has this worker."""
 
     @property
     def step(self) -> int:

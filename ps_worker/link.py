@@ -64,7 +64,7 @@ class Link(Rejoining):
         except BaseException:
             self._service.close()
             raise
-        self._now.connect(self._carriers)
+        self._now.connect(self._carriers, self._places)
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -276,6 +276,7 @@ class Link(Rejoining):
                 break
             except Evicted as error:
                 self._refused(error)
+                self.announce()  # there is more to train
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
             if outside := self._outside.get(number):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
@@ -14,7 +14,7 @@ import torch
 
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
-from ps_wire.errors import UsageError
+from ps_wire.errors import RolledBack, UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec, terminal
@@ -47,8 +47,8 @@ class Worker(WorkerData, WorkerState):
         ended: the job had already ended: loaders are empty and the final weights are loaded.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Checks the servers and joins.
+    def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None = None) -> None:
+        """Checks the servers and joins; `on_rollback`: see `connect`.
 
         Raises:
             ServerUnreachable: a server does not answer; its address is named.
@@ -57,6 +57,7 @@ class Worker(WorkerData, WorkerState):
         keep_large_blocks(one_arena=False)
         super().__init__(settings.consistency)
         self._settings = settings
+        self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
@@ -69,6 +70,7 @@ class Worker(WorkerData, WorkerState):
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
+        self._link.on_restored = self._restored
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
@@ -166,6 +168,7 @@ class Worker(WorkerData, WorkerState):
             log=self._say,
             at_step=self._link.at_step_boundary,
             rejoin=self._link.rejoin,
+            announce=self._announce,
             waits=self._link.say_wait,
         )
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
@@ -203,7 +206,9 @@ class Worker(WorkerData, WorkerState):
         )
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary, self._link.rejoin)
+        made = Table(
+            exchange, tuple(tensors), step, self._link.at_step_boundary, self._link.rejoin, self._announce
+        )
         self._tables.append(made)
         return made
 
@@ -254,6 +259,7 @@ class Worker(WorkerData, WorkerState):
         Where Ctrl-C ended it, a second call waits again; no step comes between.
 
         Raises:
+            RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
             PsError: the job cannot go on.
         """
@@ -266,7 +272,11 @@ class Worker(WorkerData, WorkerState):
         if self.ended:
             self._say(self._ended_text())
         self._finishing = True
-        self._link.finish()
+        try:
+            self._link.finish()
+        except RolledBack:
+            self._finishing = False  # there is more to train
+            raise
         for optimizer in self._optimizers:
             optimizer.refresh()
         self._finished = True

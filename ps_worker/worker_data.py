@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -13,6 +13,7 @@ from ps_wire.consistency import BSP, Consistency
 from ps_wire.errors import UsageError
 from ps_worker import torch_loader
 from ps_worker.loader import Dealer, Loader
+from ps_worker.position import Position, Positions
 
 
 class WorkerData:
@@ -34,7 +35,10 @@ class WorkerData:
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
+        self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
+        self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
+        self._back_to: int | None = None  # an epoch that the script's loop is to go to
 
     def loader(
         self,
@@ -107,6 +111,9 @@ class WorkerData:
             current_epoch=lambda: self._epoch,
             dealer=self._dealer(self._num_loaders),
         )
+        if self._num_loaders < len(self._saved_positions):
+            made.position = self._saved_positions[self._num_loaders]
+        self._numbers[made] = self._num_loaders
         self._num_loaders += 1
         self._loaders.add(made)
         return made
@@ -115,6 +122,20 @@ class WorkerData:
         """Of the loader with this number."""
         raise NotImplementedError
 
+    def _positions(self) -> Positions:
+        """Where this script is in its data."""
+        at = {self._numbers[loader]: loader.position for loader in self._loaders}
+        known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
+        return Positions(epoch=self._epoch, loaders=tuple(known))
+
+    def _rewind(self, saved: Positions) -> None:
+        """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self._saved_positions = list(saved.loaders)
+        self._back_to = saved.epoch
+        for loader in self._loaders:
+            if self._numbers[loader] < len(saved.loaders):
+                loader.position = saved.loaders[self._numbers[loader]]
+
     def _end_loaders(self) -> None:
         for loader in self._loaders:
             loader.end()
@@ -122,7 +143,9 @@ class WorkerData:
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
 
-        So a run that goes on at `start` sees the orders that an uninterrupted one would.
+        So a run that goes on at `start` sees the orders that an uninterrupted one would. Where the job goes
+        on from a snapshot, so does this: it begins at the epoch of then, or goes back to it once the body of
+        the loop is left, by `continue`, too.
 
         Args:
             count: of the whole run.
@@ -139,15 +162,22 @@ class WorkerData:
         return self._count_epochs(range(start, count))
 
     def _count_epochs(self, numbers: range) -> Iterator[int]:
+        epoch = numbers.start
         try:
-            for epoch in numbers:
+            while True:
+                epoch, self._back_to = epoch if self._back_to is None else self._back_to, None
+                if epoch >= numbers.stop:
+                    return
                 self._epoch = epoch
                 yield epoch
+                epoch += 1
         finally:
             self._epoch = None
 
     def _count_samples(self, loader: object, samples: int) -> None:
         self._samples += samples
+        if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
+            self._back_to = None
         for counts in self._unweighed:
             counts[loader] = counts.pop(loader, 0) + samples
 
