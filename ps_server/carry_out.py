@@ -88,6 +88,19 @@ def _open_table(shard: Shard, order: pb.OpenTable, number: int) -> Figures:
     return {}
 
 
+def _restore(shard: Shard, order: pb.Restore, number: int) -> Figures:
+    shard.restore(
+        job=order.job,
+        tables=[table_from_proto(table) for table in order.tables],
+        snapshot=order.snapshot,
+        generation=order.generation,
+        incarnation=order.incarnation,
+        step=order.step,
+        opening=number,
+    )
+    return {}
+
+
 def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
     shard.start_table(order.job, order.table)
     return {}
@@ -145,6 +158,7 @@ _ORDERS: Mapping[str, Callable[[Shard, Any, int], Figures | pb.Saved]] = {
     "enter": _enter,
     "open_table": _open_table,
     "start_table": _start_table,
+    "restore": _restore,
     "drop_job": _drop_job,
     "decide": _decide,
     "hold_cut": _hold_cut,

@@ -18,6 +18,7 @@ class Event(StrEnum):
     LEAVE = "leave"
     FINISH = "finish"
     EVICT = "evict"
+    ROLL_BACK = "rollback"
 
 
 class Events:

@@ -14,7 +14,9 @@ from ps_server.orders import norm_to_proto
 from ps_server.shard import Shard
 from ps_wire.access import OPEN, Access
 from ps_wire.channel import dial_async
+from ps_wire.errors import Fenced
 from ps_wire.frame import PROTOCOL
+from ps_wire.status import error_of
 from ps_wire.tls_diagnosis import diagnose
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
@@ -37,12 +39,14 @@ class Follower:
         advertise: str,
         boot: bytes,
         on_ready: Callable[[bool], None],
+        on_fenced: Callable[[Fenced], None],
         access: Access = OPEN,
     ) -> None:
         self.address = address
         self._access = access
         self._shard = shard
         self._on_ready = on_ready
+        self._on_fenced = on_fenced
         self._register = pb.Register(
             protocol=PROTOCOL,
             shard=shard.index,
@@ -67,11 +71,24 @@ class Follower:
         try:
             await self._follow(rpc.CoordinatorStub(channel))
             reason = "the coordinator ended the stream"
+        except Fenced as error:
+            reason = error.message
         except grpc.aio.AioRpcError as error:
+            if isinstance(fenced := error_of(error, self.address), Fenced):
+                self._on_fenced(fenced)
             refused = await asyncio.to_thread(diagnose, self.address, self._access.tls)
             reason = refused.message if refused is not None else f"{error.code().name}: {error.details()}"
         self._on_ready(False)
         return reason
+
+    def _begin(self, granted: pb.Granted) -> None:
+        if granted.coordinator < self._register.coordinator:
+            raise Fenced(
+                f"this coordinator is of generation {granted.coordinator}; shard {self._shard.index} has "
+                f"followed one of {self._register.coordinator}"
+            )
+        self._shard.begin(granted.generation, keep=self._register.generation == granted.generation)
+        self._register.generation, self._register.coordinator = granted.generation, granted.coordinator
 
     async def _follow(self, stub: rpc.CoordinatorStub) -> None:
         answers: asyncio.Queue[pb.FollowRequest] = asyncio.Queue()
@@ -90,10 +107,13 @@ class Follower:
             loop.call_soon_threadsafe(answers.put_nowait, pb.FollowRequest(norm=norm_to_proto(norm)))
 
         self._shard.on_norm = report
-        for norm in self._shard.undecided():  # or what became of them was lost with the stream before
-            report(norm)
-        self._on_ready(True)
         async for order in call:
+            if order.WhichOneof("kind") == "granted":  # the first one
+                self._begin(order.granted)
+                for norm in self._shard.undecided():  # or what became of them was lost with the stream before
+                    report(norm)
+                self._on_ready(True)
+                continue
             if order.WhichOneof("kind") == "decide":  # waits for no other order, and nobody for its answer
                 loop.run_in_executor(None, carry_out, self._shard, order)
                 continue

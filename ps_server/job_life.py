@@ -61,6 +61,8 @@ class JobLife:
     _awaited: set[int] = field(default_factory=set)  # gone with a job that was suspended
     _any_finished: bool = False
     _broken: PsError | None = None
+    _first_steps: dict[tuple[int, int], int] = field(default_factory=dict)  # (table, worker)
+    _restored: bool = False  # from a snapshot, and nobody has begun to train yet
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.name, self.num_workers)
@@ -101,7 +103,7 @@ class JobLife:
 
     @property
     def _has_state(self) -> bool:
-        return self.state is not JobState.WAITING
+        return self.state is not JobState.WAITING or self._restored
 
     def share(self, member: Member, loader: int, epoch: int) -> list[int]:
         """The workers that share an epoch of a loader with this one; none where it has no part of it."""
@@ -168,6 +170,8 @@ class JobLife:
         self.state = JobState.WAITING
         self._any_finished = self.has_final_state = False
         self._tables.records.clear()
+        self._restored = False
+        self._first_steps.clear()
         self.clocks.clear()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
@@ -205,11 +209,23 @@ class JobLife:
             return [tell(uploader, upload_final=pb.UploadFinal())]
         if self._any_finished:
             return self._end()
+        started = self._start_restored()
         self.state = JobState.SUSPENDED
         self._tables.suspend()
         self.shares.clear()
         self._awaited = set(range(self.num_workers))
-        return []
+        return started
+
+    def _start_restored(self) -> list[Action]:
+        """Nobody has come back to a job that was restored: whoever comes later goes on with it."""
+        if not self._restored:
+            return []
+        self._restored = False
+        orders: list[Action] = []
+        for number, record in enumerate(self._tables.records):
+            record.started = True
+            orders.append(ToShards(pb.Order(start_table=pb.StartTable(job=self.name, table=number))))
+        return orders
 
     def _go_on_without(self) -> list[Action]:
         """Those who wait for a table to start may have waited for the one who went."""

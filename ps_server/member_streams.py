@@ -21,8 +21,9 @@ from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
 from ps_server.member import JobState, Member, MemberState, evicted
 from ps_server.orders import Shards
 from ps_server.readers import Readers
+from ps_server.recovery import Recovery
 from ps_server.room import Room
-from ps_server.snapshots import Snapshots
+from ps_server.takings import Takings
 from ps_wire import consistency, nonfinite
 from ps_wire.address import check_job_name
 from ps_wire.errors import (
@@ -56,16 +57,17 @@ class MemberStreams:
         shards: Shards,
         rooms: dict[str, Room],
         readers: Readers,
-        snapshots: Snapshots,
+        takings: Takings,
         room_of: Callable[[spec_pb2.Job], Room],
     ) -> None:
         """Takes `room_of`, which gives the room of a job, a new one if need be."""
         self._shards = shards
         self._rooms = rooms
         self._readers = readers
-        self._snapshots = snapshots
+        self._takings = takings
         self._room_of = room_of
         self._looking: asyncio.Task[None] | None = None
+        self.recovery: Recovery | None = None
 
     def stop(self) -> None:
         """Evicts nobody any more."""
@@ -114,6 +116,7 @@ class MemberStreams:
     async def _join(self, join: pb.Join) -> tuple[Room, Member, Mailbox, Stream]:
         check_protocol(join.protocol)
         gatekeeper.check_job(join.job.name)
+        self._check_recovered()
         self._shards.check_ready()
         wanted = spec_pb2.Job(
             name=check_job_name(join.job.name),
@@ -136,12 +139,13 @@ class MemberStreams:
                     host=one_line(join.host, MAX_HOST),
                     pid=join.pid,
                     lease_s=join.lease_s,
+                    before=join.evicted,
                 )
                 break
             except (WorkerNumberTaken, JobFull):
                 if not await self._gives_way(room, worker):
                     raise
-        self._snapshots.joins(room.job.name)
+        self._takings.joins(room.job.name)
         mailbox = room.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
         room.events.record(event, member, epoch=room.job.epoch)
@@ -173,8 +177,17 @@ class MemberStreams:
         gatekeeper.check_job(resume.job)
         room = self._rooms.get(resume.job)
         if room is None:
-            raise JobUnknown(f"no job {resume.job[:64]!r} here")
+            self._check_recovered()
+            raise JobUnknown(
+                f"no job {resume.job[:64]!r} here: shard 0 was started again, and keeps nothing of it; start "
+                "it again, and servers with --snapshot-dir, --snapshot-every and --state-dir"
+            )
         known = room.job.roster.members.get(resume.worker)
+        unheard = known is not None and (known.worker, known.incarnation) not in room.mailboxes
+        if known is not None and known.state is MemberState.RETURNING and unheard:
+            # one of those that the coordinator before this one knew
+            taken_back = room.take_back(known, resume)
+            return room, known, taken_back, self._attached(taken_back)
         mailbox = room.mailboxes.get((resume.worker, resume.incarnation))
         if mailbox is None or known is None or known.incarnation != resume.incarnation:
             if known is not None and resume.incarnation <= known.incarnation:
@@ -183,11 +196,20 @@ class MemberStreams:
         if not hmac.compare_digest(mailbox.session, resume.session):
             raise StrangerRefused(f"this is not the session of worker {resume.worker}", worker=resume.worker)
         mailbox.heard(resume.heard)
-        stream = mailbox.attach()
-        mailbox.ask(pb.MemberReply(resumed=pb.Resumed(taken=mailbox.taken)))
+        stream = self._attached(mailbox)
         room.heard(known)
         room.events.record(Event.RESUME, known, epoch=room.job.epoch)
         return room, known, mailbox, stream
+
+    @staticmethod
+    def _attached(mailbox: Mailbox) -> Stream:
+        stream = mailbox.attach()
+        mailbox.ask(pb.MemberReply(resumed=pb.Resumed(taken=mailbox.taken)))
+        return stream
+
+    def _check_recovered(self) -> None:
+        if self.recovery is not None:
+            self.recovery.check()
 
     # -- what workers say ------------------------------------------------------------------------------
 
@@ -199,7 +221,9 @@ class MemberStreams:
                 if not member.present:  # it has not heard yet that it was evicted
                     continue
                 room.heard(member)
-                if mailbox.takes(message):
+                # what one says who is to come back, but that it goes, is of steps that are no more
+                void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
+                if mailbox.takes(message) and not void:
                     self._take(message, room, member, mailbox)
         except PsError as error:
             logger.warning("job %s worker %d refused: %s", room.job.name, member.worker, error)
@@ -222,9 +246,9 @@ class MemberStreams:
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
             case "cut_ready":
-                self._snapshots.ready(job.name, member, message.cut_ready)
+                self._takings.ready(job.name, member, message.cut_ready)
             case "cut_captured":
-                self._snapshots.captured(job.name, member, message.cut_captured)
+                self._takings.captured(job.name, member, message.cut_captured)
             case "finish":
                 room.progress[member.worker] = _bounded(message.finish.progress)
                 room.do(job.finish(member))
@@ -248,7 +272,7 @@ class MemberStreams:
     def _no_more(self, job: str, member: Member) -> None:
         """A member takes no more steps."""
         self._readers.gone(job, member)
-        self._snapshots.gone(job, member)
+        self._takings.gone(job, member)
 
     # -- leases ----------------------------------------------------------------------------------------
 
@@ -275,6 +299,10 @@ def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
         heartbeat_age_s=now_s - room.heard_s.get(member.worker, now_s),
         lease_left_s=-1.0 if left_s is None else max(left_s, 0.0),
     )
+
+
+def _leaves(message: pb.MemberRequest) -> bool:
+    return bool(message.WhichOneof("kind") == "leave")
 
 
 def _bounded(progress: pb.Progress) -> pb.Progress:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ps_server.member import evicted
+from ps_server.member import evicted, rolled_back
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.errors import PsError, ServerNotReady, StrangerRefused
@@ -42,6 +42,7 @@ class ShardJob:
         sessions: worker -> its live connection.
         fenced: worker -> the newest incarnation that was fenced; it and older ones may do nothing any more.
         expelled: worker -> the connection that its fence has ended, until the verdict.
+        floor: incarnations up to this one were before the rollback to `floor_step`; 0: there was none.
     """
 
     name: str
@@ -56,17 +57,26 @@ class ShardJob:
     memory_bytes: int = 0
     fenced: dict[int, int] = field(default_factory=dict)
     expelled: dict[int, Retirable | None] = field(default_factory=dict)
+    floor: int = 0
+    floor_step: int = 0
+
+    def connections(self) -> list[Retirable]:
+        """All that are live, or wait for a verdict."""
+        return [*self.sessions.values(), *(it for it in self.expelled.values() if it is not None)]
 
     def check_known(self, worker: int, incarnation: int) -> None:
         """Refuses who has not joined.
 
         Raises:
+            RolledBack: it is of a time that is undone.
             Evicted: it was silent for longer than its lease.
             ServerNotReady: it is about to be evicted.
             StrangerRefused: the worker has not joined, or another incarnation of it has.
         """
         if self.known.get(worker) == incarnation:
             return
+        if self.floor and incarnation <= self.floor:
+            raise rolled_back(self.name, self.floor_step)
         if incarnation <= self.fenced.get(worker, -1):
             if worker in self.expelled:
                 raise ServerNotReady(f"worker {worker} of job {self.name} is being evicted", worker=worker)

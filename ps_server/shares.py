@@ -36,6 +36,10 @@ class Shares:
             shares[worker] = incarnation
         return sorted(shares) if shares.get(worker) == incarnation else []
 
+    def reopen(self) -> None:
+        """Workers begin their epochs again as other incarnations, and get the shares that they had."""
+        self._fixed = {key: dict.fromkeys(shares, ANY) for key, shares in self._fixed.items()}
+
     def clear(self) -> None:
         """All workers are gone: who goes on with the job begins its epochs anew."""
         self._fixed.clear()

@@ -21,6 +21,7 @@
     │   ├── WorkerNumberTaken
     │   ├── JobFull
     │   ├── MemoryLimitExceeded
+    │   ├── Fenced
     │   ├── SnapshotMismatch       (a snapshot of another model, job or way of training)
     │   ├── TlsRefused             (retryable: files are replaced while processes run)
     │   └── TokenRefused
@@ -38,6 +39,7 @@
     ├── SnapshotFailed (1)             one could not be written; the job goes on
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
     ├── Evicted (75)                   a worker that was silent for longer than its lease
+    │   └── RolledBack                 a job that went back to a snapshot
     ├── GradientChanged (1)            a gradient was touched after it had left
     ├── WeightsChanged (1)             a script wrote into weights that the servers hold
     ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
@@ -165,6 +167,10 @@ class MemoryLimitExceeded(ConfigurationRefused):
     """The job does not fit into the server's memory limit."""
 
 
+class Fenced(ConfigurationRefused):
+    """A newer process has this server's place; this one writes nothing any more."""
+
+
 class SnapshotMismatch(ConfigurationRefused):
     """A snapshot of another model, or of a job that trains otherwise; the first difference is named."""
 
@@ -239,6 +245,15 @@ class Evicted(PsError):
     exit_code = 75
 
 
+class RolledBack(Evicted):
+    """Servers lost what they held; the job went back to a snapshot, and so has this worker."""
+
+    @property
+    def step(self) -> int:
+        """That this worker takes next."""
+        return int(self.facts.get("step") or 0)
+
+
 class GradientChanged(PsError):
     """A gradient, or what its step needs, changed after the push had left."""
 
@@ -280,6 +295,7 @@ STATUS: dict[type[PsError], str] = {
     WorkerNumberTaken: "ALREADY_EXISTS",
     JobFull: "FAILED_PRECONDITION",
     MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
+    Fenced: "FAILED_PRECONDITION",
     SnapshotMismatch: "FAILED_PRECONDITION",
     TlsRefused: "UNAUTHENTICATED",
     TokenRefused: "UNAUTHENTICATED",
@@ -297,6 +313,7 @@ STATUS: dict[type[PsError], str] = {
     SnapshotFailed: "ABORTED",
     JobUnknown: "NOT_FOUND",
     Evicted: "ABORTED",
+    RolledBack: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
     WeightsChanged: "FAILED_PRECONDITION",
     NonFiniteGradient: "FAILED_PRECONDITION",

@@ -64,7 +64,7 @@ class Link(Rejoining):
         except BaseException:
             self._service.close()
             raise
-        self._now.connect(self._carriers)
+        self._now.connect(self._carriers, self._places)
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -277,6 +277,7 @@ class Link(Rejoining):
                 break
             except Evicted as error:
                 self._refused(error)
+                self.announce()  # there is more to train
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
             if outside := self._outside.get(number):
@@ -289,7 +290,9 @@ class Link(Rejoining):
         return model_spec.pack(self._outside_tensors() | self.registered.tensors())
 
     def _captured(self) -> bytes:
-        return model_spec.pack(self._outside_tensors() | self.registered.tensors() | self.own.tensors())
+        return model_spec.pack(
+            self._outside_tensors() | self.registered.tensors() | self.own.tensors() | self.positions().pack()
+        )
 
     def _outside_tensors(self) -> dict[str, torch.Tensor]:
         return {

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ps_wire.errors import PsError, ServerNotReady, StartLimitExceeded
+from ps_wire.errors import PsError, RolledBack, ServerNotReady, StartLimitExceeded
 from ps_wire.frame import PROTOCOL
 from ps_wire.messages import table_to_proto
 from ps_wire.service import Service
@@ -217,6 +217,8 @@ class Membership(CoordinatorCalls):
                     self._log(reply.notice.text)
                 case "upload_live":
                     self.live_wanted = True
+                case "rolled_back":
+                    self._fail(RolledBack(reply.rolled_back.why, step=reply.rolled_back.step))
                 case "joined" | "upload_final" | "ended" | "left":
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()

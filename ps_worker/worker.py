@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
@@ -14,13 +14,13 @@ import torch
 
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
-from ps_wire.errors import UsageError
+from ps_wire.errors import RolledBack, UsageError
 from ps_wire.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec, terminal
+from ps_worker.dealing import Dealing
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
-from ps_worker.loader import Loader
 from ps_worker.metric import name_of, number_of
 from ps_worker.outside import Outside
 from ps_worker.reason import reason_of
@@ -29,7 +29,7 @@ from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
-from ps_worker.worker_data import LoaderPosition, WorkerData
+from ps_worker.worker_data import WorkerData
 from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
 from ps_worker.wrapped import WrappedOptimizer
 
@@ -47,8 +47,8 @@ class Worker(WorkerData, WorkerState):
         ended: the job had already ended: loaders are empty and the final weights are loaded.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Checks the servers and joins.
+    def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None = None) -> None:
+        """Checks the servers and joins; `on_rollback`: see `connect`.
 
         Raises:
             ServerUnreachable: a server does not answer; its address is named.
@@ -57,6 +57,7 @@ class Worker(WorkerData, WorkerState):
         keep_large_blocks(one_arena=False)
         super().__init__(settings.consistency)
         self._settings = settings
+        self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
@@ -70,8 +71,10 @@ class Worker(WorkerData, WorkerState):
         self._finished = False
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
+        self._link.on_restored = self._restored
         self._link.clocks = self._clocks
         self._link.own.add("@worker", self._counts)
+        self._link.positions = self._positions
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
@@ -169,6 +172,7 @@ class Worker(WorkerData, WorkerState):
             log=self._say,
             at_step=self._link.at_step_boundary,
             rejoin=self._link.rejoin,
+            announce=self._announce,
             waits=self._link.say_wait,
         )
         self._at_forwards.append(model.register_forward_pre_hook(self._at_forward))
@@ -207,7 +211,9 @@ class Worker(WorkerData, WorkerState):
         )
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary, self._link.rejoin)
+        made = Table(
+            exchange, tuple(tensors), step, self._link.at_step_boundary, self._link.rejoin, self._announce
+        )
         self._tables.append(made)
         return made
 
@@ -258,6 +264,7 @@ class Worker(WorkerData, WorkerState):
         Where Ctrl-C ended it, a second call waits again; no step comes between.
 
         Raises:
+            RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
             PsError: the job cannot go on.
         """
@@ -270,7 +277,11 @@ class Worker(WorkerData, WorkerState):
         if self.ended:
             self._say(self._ended_text())
         self._finishing = True
-        self._link.finish()
+        try:
+            self._link.finish()
+        except RolledBack:
+            self._finishing = False  # there is more to train
+            raise
         for optimizer in self._optimizers:
             optimizer.refresh()
         self._finished = True
@@ -324,8 +335,8 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
-    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        return self._link.share(loader, epoch)
+    def _dealer(self, loader: int) -> Dealing:
+        return Dealing(loader, self._link)
 
     def _at_forward(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -339,9 +350,6 @@ class Worker(WorkerData, WorkerState):
 
     def _begin_step(self) -> None:
         self._link.capture.begin()
-
-    def _keep_position(self, number: int, loader: Loader) -> None:
-        self._link.own.add(f"@loader {number}", LoaderPosition(loader))
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader, Dataset
 
 from ps_wire.consistency import BSP, Consistency
 from ps_wire.errors import UsageError
 from ps_worker import torch_loader
-from ps_worker.loader import Loader
+from ps_worker.loader import Dealer, Loader
+from ps_worker.position import Position, Positions
 
 
 class Counts:
@@ -22,31 +23,12 @@ class Counts:
         self._worker = worker
 
     def state_dict(self) -> dict[str, Any]:
-        """Samples and epoch; the epoch is None where the script does not say."""
-        return {"samples": self._worker._samples, "epoch": self._worker._epoch}
+        """Samples that were handed out."""
+        return {"samples": self._worker._samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """`epochs` then begins with that epoch."""
+        """Counts on from there."""
         self._worker._samples = state["samples"]
-        self._worker._first_epoch = state["epoch"] or 0
-
-
-class LoaderPosition:
-    """A loader's position, as something that can be registered for as long as the loader lives."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = ref(loader)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Of the loader; empty once it is gone."""
-        loader = self._loader()
-        return dict(loader.state_dict()) if loader is not None else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Loader.load_state_dict`."""
-        loader = self._loader()
-        if loader is not None and state:
-            loader.load_state_dict(state)
 
 
 class WorkerData:
@@ -68,9 +50,11 @@ class WorkerData:
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
+        self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
         self._counts = Counts(self)
-        self._first_epoch = 0  # that a snapshot was taken in
+        self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
+        self._back_to: int | None = None  # an epoch that the script's loop is to go to
 
     def loader(
         self,
@@ -141,25 +125,37 @@ class WorkerData:
             ended=self.ended,
             on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
-            deal=partial(self._deal, self._num_loaders),
+            dealer=self._dealer(self._num_loaders),
             on_read=self._begin_step,
         )
-        self._keep_position(self._num_loaders, made)
+        if self._num_loaders < len(self._saved_positions):
+            made.position = self._saved_positions[self._num_loaders]
+        self._numbers[made] = self._num_loaders
         self._num_loaders += 1
         self._loaders.add(made)
         return made
 
-    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        """See `Loader`."""
+    def _dealer(self, loader: int) -> Dealer:
+        """Of the loader with this number."""
         raise NotImplementedError
 
     def _begin_step(self) -> None:
         """See `Capture.begin`."""
         raise NotImplementedError
 
-    def _keep_position(self, number: int, loader: Loader) -> None:
-        """Snapshots have it, and it goes on where one has it."""
-        raise NotImplementedError
+    def _positions(self) -> Positions:
+        """Where this script is in its data."""
+        at = {self._numbers[loader]: loader.position for loader in self._loaders}
+        known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
+        return Positions(epoch=self._epoch, loaders=tuple(known))
+
+    def _rewind(self, saved: Positions) -> None:
+        """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self._saved_positions = list(saved.loaders)
+        self._back_to = saved.epoch
+        for loader in self._loaders:
+            if self._numbers[loader] < len(saved.loaders):
+                loader.position = saved.loaders[self._numbers[loader]]
 
     def _end_loaders(self) -> None:
         for loader in self._loaders:
@@ -168,7 +164,9 @@ class WorkerData:
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
 
-        So a run that goes on at `start` sees the orders that an uninterrupted one would.
+        So a run that goes on at `start` sees the orders that an uninterrupted one would. Where the job goes
+        on from a snapshot, so does this: it begins at the epoch of then, or goes back to it once the body of
+        the loop is left, by `continue`, too.
 
         Args:
             count: of the whole run.
@@ -182,20 +180,26 @@ class WorkerData:
         """
         if count < 0 or start < 0:
             raise UsageError(f"epochs({count}, start={start}): both must be >= 0")
-        start, self._first_epoch = max(start, self._first_epoch), 0
         return self._count_epochs(range(start, count))
 
     def _count_epochs(self, numbers: range) -> Iterator[int]:
+        epoch = numbers.start
         try:
-            for epoch in numbers:
+            while True:
+                epoch, self._back_to = epoch if self._back_to is None else self._back_to, None
+                if epoch >= numbers.stop:
+                    return
                 self._epoch = epoch
                 yield epoch
+                epoch += 1
         finally:
             self._epoch = None
 
     def _count_samples(self, loader: object, samples: int) -> None:
         self._begin_step()
         self._samples += samples
+        if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
+            self._back_to = None
         for counts in self._unweighed:
             counts[loader] = counts.pop(loader, 0) + samples
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ps_wire.errors import PsError, UsageError
+import torch
+
+from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_worker.link import Link
+from ps_worker.position import Positions
 from ps_worker.table import Table
 from ps_worker.wrapped import WrappedOptimizer
 
@@ -21,7 +25,12 @@ class WorkerState:
     _optimizers: list[WrappedOptimizer]
     _tables: list[Table]
 
+    _on_rollback: Callable[[int], None] | None
+
     def _end_loaders(self) -> None:
+        raise NotImplementedError
+
+    def _rewind(self, saved: Positions) -> None:
         raise NotImplementedError
 
     def register_state(self, name: str, kept: Any) -> None:
@@ -61,6 +70,27 @@ class WorkerState:
             optimizer.reenter(steps)
         for table in self._tables:
             table.reenter(steps[table.number])
+
+    def _restored(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """This worker goes on from a snapshot, in which it had saved this."""
+        positions = Positions.unpack(saved)
+        if positions is not None:
+            self._rewind(positions)
+
+    def _announce(self) -> bool:
+        """Whether steps are undone that the script has not heard of; an error unless it can be called.
+
+        Raises:
+            RolledBack: there is no `on_rollback`.
+        """
+        try:
+            self._link.announce()
+        except RolledBack as undone:
+            if self._on_rollback is None:
+                raise
+            self._on_rollback(undone.step)
+            return True
+        return False
 
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer) -> None:

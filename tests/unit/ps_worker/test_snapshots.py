@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.snapshots import SnapshotPolicy
 from ps_wire.snapshot import Manifest
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
@@ -20,8 +19,7 @@ SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, parti
 
 @pytest.fixture(params=[1, 2], ids=["1 shard", "2 shards"])
 def cluster(request, loop_thread, tmp_path):
-    policy = SnapshotPolicy(store=SnapshotStore(str(tmp_path / "snapshots")))
-    made = Cluster(loop_thread, request.param, snapshots=policy)
+    made = Cluster(loop_thread, request.param, options={"snapshot_dir": str(tmp_path / "snapshots")})
     yield made
     made.close()
 
@@ -47,10 +45,7 @@ class History:
 
 
 def take(worker: ps.Worker, job: str) -> pb.SnapshotProgress:
-    progress = None
-    for progress in worker._link._service.coordinator.Snapshot(pb.SnapshotRequest(job=job)):
-        pass
-    return progress
+    return list(worker._link._service.coordinator.Snapshot(pb.SnapshotRequest(job=job)))[-1]
 
 
 def saved_weights(store: SnapshotStore, job: str, name: str, manifest: Manifest) -> dict[str, torch.Tensor]:

@@ -1,23 +1,22 @@
-"""Snapshots of all jobs, on the coordinator: when they are taken, who waits for one, what jobs go back to.
+"""Snapshots of all jobs that are taken, on the coordinator: when they are due, and who waits for one.
 
-Used on the event loop only, but for what says that it blocks.
+Used on the event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from ps_server.log import logger
 from ps_server.member import JobState, Member
 from ps_server.orders import Shards
 from ps_server.room import Room
+from ps_server.snapshot_policy import SnapshotPolicy
 from ps_server.snapshot_taking import Taking
 from ps_server.state_store import StateStore
 from ps_wire.errors import (
@@ -27,7 +26,6 @@ from ps_wire.errors import (
     JobUnknown,
     PsError,
     SnapshotFailed,
-    UsageError,
 )
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -37,42 +35,7 @@ SAY_S = 0.2  # between two words of how one gets on
 TRIES = 3  # of a cut that was disturbed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotPolicy:
-    """When snapshots are taken, and how many are kept.
-
-    Attributes:
-        store: where; None: nowhere.
-        every_steps: of a job, by the fastest of its workers; 0: not by steps.
-        every_s: seconds; 0: not by time.
-        keep: of each job, the last ones.
-    """
-
-    store: SnapshotStore | None = None
-    every_steps: int = 0
-    every_s: float = 0.0
-    keep: int = 3
-
-
-NO_SNAPSHOTS = SnapshotPolicy()
-
-
-def parse_every(text: str) -> tuple[int, float]:
-    """`500steps`, `30s`, `5m` or `1h` as (steps, seconds), one of which is 0.
-
-    Raises:
-        UsageError: it is anything else, or 0.
-    """
-    match = re.fullmatch(r"(\d{1,9})\s*(steps|s|m|h)", text.strip())
-    if match is None or int(match[1]) == 0:
-        raise UsageError(f"--snapshot-every {text!r}: write 500steps, 30s, 5m or 1h")
-    count = int(match[1])
-    if match[2] == "steps":
-        return count, 0.0
-    return 0, count * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
-
-
-class Snapshots:
+class Takings:
     """See the module's docstring."""
 
     def __init__(
@@ -81,13 +44,15 @@ class Snapshots:
         rooms: Mapping[str, Room],
         states: StateStore,
         *,
+        store: SnapshotStore | None,
         policy: SnapshotPolicy,
         lock_of: Callable[[Room], asyncio.Lock],
     ) -> None:
-        """Takes `lock_of`, which gives what is held while a job is cut."""
+        """Takes `lock_of`, which gives what is held while a job is cut; `store`: None where there is none."""
         self._shards = shards
         self._rooms = rooms
         self._states = states
+        self._store = store
         self._policy = policy
         self._lock_of = lock_of
         self._numbers = itertools.count(secrets.randbits(32))
@@ -99,7 +64,7 @@ class Snapshots:
 
     def begin(self) -> None:
         """Takes snapshots when they are due, from now on."""
-        if self._policy.store is not None and (self._policy.every_steps or self._policy.every_s):
+        if self._store is not None and (self._policy.every_steps or self._policy.every_s):
             self._periodic = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
@@ -165,7 +130,7 @@ class Snapshots:
         return self._takings[name]
 
     def _make(self, room: Room) -> Taking:
-        if self._policy.store is None:
+        if self._store is None:
             raise ConfigurationRefused(
                 "the servers have no place for snapshots: start them with --snapshot-dir"
             )
@@ -173,7 +138,7 @@ class Snapshots:
             room,
             self._shards,
             self._states,
-            self._policy.store,
+            self._store,
             number=next(self._numbers),
             keep=self._policy.keep,
         )
