@@ -110,6 +110,10 @@ class Coordinator(rpc.CoordinatorServicer):
         error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
         for room in self._rooms.values():
             room.do(room.job.tell_all(error))
+        self.halt()
+
+    def halt(self) -> None:
+        """Does nothing any more; says nothing to anybody."""
         if self._looking is not None:
             self._looking.cancel()
         self._recovery.stop()

@@ -62,7 +62,6 @@ class JobTables:
         here = roster.here()
         numbers = {member.worker for member in here}
         missing = [f"worker {number} to join" for number in needed if number not in numbers]
-        missing += [f"{member.holder} to come back" for member in roster.returning()]
         if len(here) < at_least:
             missing.append(f"{at_least - len(here)} more workers to join")
         table = self.waiting()

@@ -64,6 +64,8 @@ class Member:
     @property
     def holder(self) -> str:
         """How people are told who it is."""
+        if not self.host and not self.pid:
+            return f"worker {self.worker}"
         return f"worker {self.worker} (host {self.host}, pid {self.pid})"
 
     @property
@@ -72,8 +74,9 @@ class Member:
         return self.state not in (MemberState.LEFT, MemberState.LOST)
 
     def returns_from(self, incarnation: int) -> bool:
-        """Whether it is told to come back, and this is the incarnation that it had."""
-        return self.state is MemberState.RETURNING and self.incarnation == incarnation > 0
+        """Whether it is told to come back, and this is the incarnation that it had, or nobody knows."""
+        known = self.host or self.pid
+        return self.state is MemberState.RETURNING and (not known or self.incarnation == incarnation)
 
     @property
     def trains(self) -> bool:

@@ -188,7 +188,7 @@ class Job(JobLife):
                 member.state, member.num_tables = MemberState.RETURNING, 0
                 actions.append(self.go_back(member))
         for worker in sorted(saved.workers) if not known and not saved.ended else ():
-            self.roster.add(worker, host="?", pid=0, reader=False, lease_s=lease_s)
+            self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s)
             self.roster.members[worker].state = MemberState.RETURNING
         return actions + self._check_end()
 
@@ -286,7 +286,9 @@ class Job(JobLife):
     def _missing(self) -> list[str]:
         waits = self.state is not JobState.RUNNING
         if self._restored:  # those who trained are returning, or were given up
-            return self._tables.missing(self.roster, range(0))
+            coming = (MemberState.JOINING, MemberState.RETURNING)
+            back = [f"{it.holder} to come back" for it in self.roster.members.values() if it.state in coming]
+            return back + self._tables.missing(self.roster, range(0))
         needed = range(self.num_workers if waits and not self.min_workers else 0)
         return self._tables.missing(self.roster, needed, self.min_workers if waits else 0)
 

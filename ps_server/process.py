@@ -114,6 +114,7 @@ class Server:
             self._saved = SavedJobs(self._store)
             self._shard.read_part = partial(self._saved.read_part, shard=options.shard)
         self._stopped: asyncio.Future[int] | None = None
+        self._grace_s = GRACE_S
         self._health = HealthServicer()
         self._stops: list[Callable[[], None]] = []
         self._status_changes: set[asyncio.Task[None]] = set()
@@ -146,7 +147,7 @@ class Server:
             following.cancel()
         for stop in self._stops:
             stop()
-        await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(GRACE_S))
+        await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(self._grace_s))
         if probed is not None:
             await probed.stop(None)
         await asyncio.to_thread(self._pool.close)

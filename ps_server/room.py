@@ -22,6 +22,7 @@ from ps_server.saved_job import SavedJob
 from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
 
+UNKNOWN_HOST = "?"  # a worker says it when it joins
 ALL_TAKEN = 1 << 62  # more than anybody says
 RETURN_S = 10.0  # for workers whose lease is not known to come back
 
@@ -62,7 +63,7 @@ class Room:
         Nothing that it has said to that one is to be said again.
         """
         self.leases.end(member.worker, member.incarnation)
-        member.incarnation = resume.incarnation
+        member.incarnation, member.host = resume.incarnation, UNKNOWN_HOST
         mailbox = Mailbox(session=resume.session, number=resume.heard, taken=ALL_TAKEN)
         self.mailboxes[member.worker, member.incarnation] = mailbox
         self.leases.grant(member.worker, member.incarnation, member.lease_s, time.monotonic())
