@@ -36,8 +36,8 @@ from ps_wire.errors import (
     ServerNotReady,
     TokenRefused,
 )
-from ps_wire.status import code_of, metadata_of
 from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2

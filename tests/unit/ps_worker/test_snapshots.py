@@ -99,7 +99,8 @@ def test_a_snapshot_holds_one_cut_of_a_job_that_goes_on(cluster, consistency):
     assert results[0].snapshot == store.where(job, name)
     clocks = manifest.clocks[0]
     assert set(clocks) == {0, 1}
-    assert all(2 <= clock <= count for clock, count in zip(clocks.values(), steps, strict=True))
+    assert clocks[0] >= 2
+    assert all(clocks[worker] <= steps[worker] for worker in (0, 1))
     assert manifest.counters[0]["unequal"] == 0
     assert manifest.counters[0]["applied"] == manifest.counters[0]["partitions"] * sum(clocks.values())
     for worker in (0, 1):
