@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 from ps_server.log import logger
 from ps_server.shard_table import ShardTable
-from ps_server.snapshot_saving import FACTS, Saving
-from ps_server.table_state import TableState
-from ps_server.table_state_codec import TableReader
+from ps_server.snapshot_saving import Saving
 from ps_wire.errors import (
     ConfigurationRefused,
-    SnapshotCorrupt,
     SnapshotFailed,
-    SnapshotMismatch,
     SnapshotMissing,
-    TableMismatch,
 )
-from ps_wire.plan import Plan
-from ps_wire.snapshot import MANIFEST, FileRecord, Manifest, parse, shard_file, table_from_json
+from ps_wire.snapshot import MANIFEST, FileRecord, parse
 from ps_wire.snapshot_store import SnapshotStore
-from ps_wire.snapshot_tensors import TensorFile
-from ps_wire.table import TableSpec, check_same
 
 
 class ShardSnapshots:
@@ -91,69 +79,9 @@ class ShardSnapshots:
             for name in self.store.keep_last(job, keep):
                 logger.info("job %s: snapshot %s deleted", job, name)
 
-    def read_part(self, job: str, snapshot: str, plan: Plan, spec: TableSpec) -> TableState:
-        """This shard's part of a table, from what all shards of then have written.
-
-        Raises:
-            SnapshotUnusable: a file is missing, or not what was written.
-            SnapshotMismatch: it is a snapshot of another table; the first difference is named.
-        """
-        store = self._places()
-        manifest = self._checked(store, job, snapshot)
-        _check_table(manifest, spec)
-        shards = range(manifest.num_shards)
-        if manifest.num_shards == plan.num_shards:
-            shards = range(self._shard, self._shard + 1)
-        with ExitStack() as opened:
-            sources = []
-            for shard in shards:
-                name = shard_file(shard, manifest.num_shards)
-                path = opened.enter_context(store.local(job, snapshot, name))
-                sources.append(_source(path, store.where(job, snapshot, name), spec.number))
-            cells = dict(TableReader(spec, sources).shard(plan, self._shard))
-        return TableState(cells=cells)
-
-    def _checked(self, store: SnapshotStore, job: str, snapshot: str) -> Manifest:
-        """Its manifest, once the files that this shard reads were found to be what was written."""
-        manifest = store.manifest(job, snapshot)
-        mine = {shard_file(shard, manifest.num_shards) for shard in range(manifest.num_shards)}
-        if manifest.num_shards == self._num_shards:
-            mine = {shard_file(self._shard, manifest.num_shards)}
-        if (job, snapshot) != self._found_whole:
-            for record in manifest.files:
-                if record.name in mine:
-                    store.check(job, snapshot, record)
-            self._found_whole = job, snapshot
-        return manifest
-
     def _places(self) -> SnapshotStore:
         if self.store is None:
             raise ConfigurationRefused(
                 f"shard {self._shard} has no place for snapshots: start it with --snapshot-dir"
             )
         return self.store
-
-
-def _source(path: Path, where: str, table: int) -> tuple[TensorFile, Mapping[str, Any]]:
-    file = TensorFile(path, where)
-    try:
-        tables = json.loads(file.facts[FACTS])["tables"]
-        return file, next(facts for facts in tables if facts["table"] == table)
-    except (KeyError, ValueError, StopIteration):
-        raise SnapshotCorrupt(f"{where} says nothing of table {table}", file=path.name) from None
-
-
-def _check_table(manifest: Manifest, spec: TableSpec) -> None:
-    """Whether the snapshot is of this table."""
-    if spec.number >= len(manifest.tables):
-        raise SnapshotMismatch(f"the snapshot has {len(manifest.tables)} tables, not {spec.number + 1}")
-    saved = table_from_json(manifest.tables[spec.number])
-    try:
-        check_same(saved, spec)
-    except TableMismatch as error:
-        facts = error.facts
-        raise SnapshotMismatch(
-            f"this snapshot is of another model: {facts['what']} of table {spec.number}: it has "
-            f"{facts['expected']}, the job has {facts['got']}",
-            **facts,
-        ) from None
