@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ps_server.snapshot_policy import policy_of
 from ps_wire import trace
 from ps_wire.access import read
 from ps_wire.address import is_loopback, parse_address, parse_servers
@@ -58,6 +59,23 @@ def serve(
             help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
         ),
     ] = None,
+    snapshot_dir: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_DIR",
+            metavar="URL",
+            help="Where jobs' snapshots are, the same for all shards: a folder, or s3://..., gs://...",
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_EVERY", metavar="500steps|5m", help="How often shard 0 has them taken."
+        ),
+    ] = None,
+    snapshot_keep: Annotated[
+        int, typer.Option(envvar="PS_SNAPSHOT_KEEP", min=1, help="Of each job, the last ones.")
+    ] = 3,
     token_file: Annotated[
         Path | None,
         typer.Option(envvar="PS_TOKEN_FILE", help="Holds the token that every call must carry."),
@@ -78,9 +96,11 @@ def serve(
 ) -> None:
     """Starts one shard of the parameter server; shard 0 is also the coordinator."""
     from ps_server import log, optimizers  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
-    from ps_server.process import Server, ServerOptions  # noqa: PLC0415
+    from ps_server.process import Durability, Server, ServerOptions  # noqa: PLC0415
 
     index, num_shards = parse_shard(shard)
+    if snapshot_every is not None and snapshot_dir is None:
+        raise UsageError("--snapshot-every needs --snapshot-dir")
     check_host(host, guarded=token_file is not None or tls_dir is not None, insecure=insecure)
     options = ServerOptions(
         shard=index,
@@ -92,6 +112,9 @@ def serve(
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         data_port=data_port,
         health_port=health_port,
+        snapshot_dir=snapshot_dir,
+        snapshots=policy_of(snapshot_every, snapshot_keep),
+        durability=Durability.NONE if snapshot_dir is None else Durability.SNAPSHOT,
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards)
