@@ -117,32 +117,42 @@ class Follower:
         self._register.generation, self._register.coordinator = granted.generation, granted.coordinator
 
     async def _follow(self, stub: rpc.CoordinatorStub) -> None:
-        answers: asyncio.Queue[pb.FollowRequest] = asyncio.Queue()
+        answers: asyncio.Queue[pb.FollowRequest | None] = asyncio.Queue()
         answers.put_nowait(pb.FollowRequest(register=self._register))
 
         async def outgoing() -> AsyncIterator[pb.FollowRequest]:
-            while True:
-                yield await answers.get()
+            while (answer := await answers.get()) is not None:
+                yield answer
 
         call = stub.Follow(outgoing(), metadata=self._access.metadata)
-        await call.wait_for_connection()
-        await call.initial_metadata()
+        try:
+            await call.wait_for_connection()
+            await call.initial_metadata()
+            self._report_to(answers)
+            async for order in call:
+                await self._take(order, answers)
+        finally:
+            answers.put_nowait(None)
+            call.cancel()
+
+    def _report_to(self, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
         loop = asyncio.get_running_loop()
 
         def report(norm: Norm) -> None:
             loop.call_soon_threadsafe(answers.put_nowait, pb.FollowRequest(norm=norm_to_proto(norm)))
 
         self._shard.on_norm = report
-        async for order in call:
-            if order.WhichOneof("kind") == "granted":  # the first one
+
+    async def _take(self, order: pb.Order, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
+        match order.WhichOneof("kind"):
+            case "granted":  # the first one
                 self._begin(order.granted)
                 for norm in self._shard.undecided():  # or what became of them was lost with the stream before
-                    report(norm)
+                    self._shard.on_norm(norm)
                 self._on_ready(True)
-                continue
-            if order.WhichOneof("kind") == "decide":  # waits for no other order, and nobody for its answer
-                loop.run_in_executor(None, carry_out, self._shard, order)
-                continue
-            async with self._busy:
-                answers.put_nowait(pb.FollowRequest(done=await self._carry_out(order)))
-                await asyncio.sleep(0)  # lets it leave
+            case "decide":  # waits for no other order, and nobody for its answer
+                asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
+            case _:
+                async with self._busy:
+                    answers.put_nowait(pb.FollowRequest(done=await self._carry_out(order)))
+                    await asyncio.sleep(0)  # lets it leave

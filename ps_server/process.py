@@ -162,7 +162,7 @@ class Server:
         return stopped.result()
 
     async def _drain(self, stopped: asyncio.Future[int]) -> bool:
-        """Takes nothing any more, and lets what is under way come to its end; whether it can be handed off."""
+        """Takes nothing any more; what is under way comes to its end. Whether all can be handed off."""
         if self._options.state_dir is None or stopped.exception() is not None or stopped.result() != 0:
             return False
         self._service.ready = False
