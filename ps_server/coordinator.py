@@ -25,7 +25,9 @@ from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room
 from ps_server.saved_job import Snapshots
+from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
+from ps_server.takings import Takings
 from ps_wire.errors import (
     Fenced,
     FrameMalformed,
@@ -36,6 +38,7 @@ from ps_wire.errors import (
     ServerNotReady,
     TokenRefused,
 )
+from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
@@ -56,6 +59,8 @@ class Coordinator(rpc.CoordinatorServicer):
         shards: Shards,
         snapshots: Snapshots | None = None,
         *,
+        store: SnapshotStore | None = None,
+        policy: SnapshotPolicy = NO_SNAPSHOTS,
         on_fenced: Callable[[Fenced], None] = lambda _: None,
     ) -> None:
         """Begins with no jobs.
@@ -63,6 +68,8 @@ class Coordinator(rpc.CoordinatorServicer):
         Args:
             shards: all of them.
             snapshots: which jobs go back to where servers lose state; None: they are lost.
+            store: where snapshots are written; None: none are taken.
+            policy: when they are taken.
             on_fenced: a newer coordinator was started: this one is to stop.
         """
         self._on_fenced = on_fenced
@@ -71,18 +78,27 @@ class Coordinator(rpc.CoordinatorServicer):
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
         self._readers = Readers(shards, self._rooms, self._states)
-        self._members = MemberStreams(shards, self._rooms, self._readers, self._room)
+        self._takings = Takings(
+            shards,
+            self._rooms,
+            self._states,
+            store=store,
+            policy=policy,
+            lock_of=self._readers.lock_of,
+        )
+        self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
         self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
         self._members.recovery = self._recovery
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
 
     def begin(self) -> None:
-        """To be called once, on the event loop: jobs go on from their snapshots."""
+        """To be called once, on the event loop: jobs go on from their snapshots, and others are taken."""
         generations = self._shards.standings.generations
         if generations.lasting:
             self._looking = asyncio.get_running_loop().create_task(self._look(generations))
             self._recovery.begin()
+        self._takings.begin()
 
     async def _look(self, generations: Generations) -> None:
         while True:
@@ -132,6 +148,7 @@ class Coordinator(rpc.CoordinatorServicer):
             self._looking.cancel()
         self._recovery.stop()
         self._members.stop()
+        self._takings.stop()
         self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------
@@ -289,6 +306,14 @@ class Coordinator(rpc.CoordinatorServicer):
         """Which workers share an epoch of a loader."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         return pb.ShareReply(workers=room.job.share(member, request.loader, request.epoch))
+
+    async def Snapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.SnapshotProgress]:
+        """Takes a snapshot; the last word says where it is."""
+        gatekeeper.check_job(request.job)
+        async for progress in self._takings.take(request.job):
+            yield progress
 
     # -- status ----------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from ps_server.member import (
 from ps_server.roster import Roster
 from ps_server.shares import ANY, Shares
 from ps_wire.errors import ConfigurationRefused, PsError
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
@@ -89,6 +90,11 @@ class JobLife:
     def num_tables(self) -> int:
         """Tables that its workers have made so far."""
         return len(self._tables)
+
+    @property
+    def specs(self) -> list[TableSpec]:
+        """Of these tables, by number."""
+        return [record.spec for record in self._tables.records]
 
     @property
     def forgotten(self) -> bool:

@@ -23,6 +23,7 @@ from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room
+from ps_server.takings import Takings
 from ps_wire import consistency, nonfinite
 from ps_wire.address import check_job_name
 from ps_wire.errors import (
@@ -57,12 +58,14 @@ class MemberStreams:
         shards: Shards,
         rooms: dict[str, Room],
         readers: Readers,
+        takings: Takings,
         room_of: Callable[[spec_pb2.Job], Room],
     ) -> None:
         """Takes `room_of`, which gives the room of a job, a new one if need be."""
         self._shards = shards
         self._rooms = rooms
         self._readers = readers
+        self._takings = takings
         self._room_of = room_of
         self._looking: asyncio.Task[None] | None = None
         self.recovery: Recovery | None = None
@@ -153,6 +156,7 @@ class MemberStreams:
             except (WorkerNumberTaken, JobFull):
                 if not await self._gives_way(room, worker):
                     raise
+        self._takings.joins(room.job.name)
         mailbox = room.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
         room.events.record(event, member, epoch=room.job.epoch)
@@ -256,17 +260,21 @@ class MemberStreams:
                 self._readers.uploaded(job.name, member, message.uploaded.step)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
+            case "cut_ready":
+                self._takings.ready(job.name, member, message.cut_ready)
+            case "cut_captured":
+                self._takings.captured(job.name, member, message.cut_captured)
             case "finish":
                 room.progress[member.worker] = _bounded(message.finish.progress)
                 room.do(job.finish(member))
                 room.events.record(Event.FINISH, member, epoch=job.epoch)
-                self._readers.gone(job.name, member)
+                self._no_more(job.name, member)
             case "leave":
                 room.progress[member.worker] = _bounded(message.leave.progress)
                 reason = one_line(message.leave.reason, MAX_REASON)
                 room.do(job.leave(member, reason))
                 room.events.record(Event.LEAVE, member, epoch=job.epoch, detail=reason or "done")
-                self._readers.gone(job.name, member)
+                self._no_more(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
@@ -274,7 +282,12 @@ class MemberStreams:
         """A member has heard its last word: if that was not its own wish, it is out at once."""
         if room.job.roster.members.get(member.worker) is member and member.present:
             room.do(room.job.lost(member))
-        self._readers.gone(room.job.name, member)
+        self._no_more(room.job.name, member)
+
+    def _no_more(self, job: str, member: Member) -> None:
+        """A member takes no more steps."""
+        self._readers.gone(job, member)
+        self._takings.gone(job, member)
 
     # -- leases ----------------------------------------------------------------------------------------
 
@@ -283,7 +296,7 @@ class MemberStreams:
             now_s = time.monotonic()
             for room in list(self._rooms.values()):
                 for member in room.evict_silent(now_s):
-                    self._readers.gone(room.job.name, member)
+                    self._no_more(room.job.name, member)
             await asyncio.sleep(LOOK_S)
 
 

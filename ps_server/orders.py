@@ -218,6 +218,17 @@ class Shards:
             PsError: what the first shard that refused has said; the others may have carried it out.
             ServerNotReady: a shard is not registered, or did not answer within the limit.
         """
+        clocks: dict[int, int] = {}
+        extreme = min if least else max
+        for outcome in await self.order_each(order, absent_ok=absent_ok, limit_s=limit_s):
+            for number, clock in outcome.clocks.items():
+                clocks[number] = extreme(clocks.get(number, clock), clock)
+        return clocks
+
+    async def order_each(
+        self, order: pb.Order, *, absent_ok: bool = False, limit_s: float = ORDER_LIMIT_S
+    ) -> list[pb.OrderDone]:
+        """As `order`, with the answer of each shard, by number."""
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -228,14 +239,10 @@ class Shards:
         above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
         others = [self._send(index, message, limit_s) for index in above]
         outcomes = await asyncio.gather(own, *others)
-        clocks: dict[int, int] = {}
-        extreme = min if least else max
         for outcome in outcomes:
             if outcome.HasField("refused"):
                 raise refused_from_proto(outcome.refused)
-            for number, clock in outcome.clocks.items():
-                clocks[number] = extreme(clocks.get(number, clock), clock)
-        return clocks
+        return outcomes
 
     def _note(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):

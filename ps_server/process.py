@@ -37,6 +37,7 @@ from ps_server.rpc_errors import ErrorInterceptor
 from ps_server.saved_jobs import SavedJobs
 from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
+from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.socket_server import SocketServer
 from ps_wire.access import OPEN, Access
 from ps_wire.allocator import keep_large_blocks
@@ -75,6 +76,7 @@ class ServerOptions:
         health_port: of the health service alone, without TLS; None: it is on the control port only.
         state_dir: where generations, and what is handed off, are kept; None: nowhere.
         snapshot_dir: URL of the jobs' snapshots, the same for all shards; None: there are none.
+        snapshots: when they are taken, and how many are kept.
         durability: what becomes of jobs when a shard loses what it held.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
     """
@@ -92,6 +94,7 @@ class ServerOptions:
     snapshot_dir: str | None = None
     durability: Durability = Durability.NONE
     access: Access = OPEN
+    snapshots: SnapshotPolicy = NO_SNAPSHOTS
 
 
 class Server:
@@ -107,8 +110,10 @@ class Server:
             submit=self._pool.submit,
         )
         self._saved: SavedJobs | None = None
+        self._store: SnapshotStore | None = None
         if options.snapshot_dir is not None:
-            self._saved = SavedJobs(SnapshotStore(options.snapshot_dir))
+            self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
+            self._saved = SavedJobs(self._store)
             self._shard.read_part = partial(self._saved.read_part, shard=options.shard)
         self._inherited = Inherited(boot=secrets.token_bytes(16), generation=0)
         self._coordinator: Coordinator | None = None
@@ -255,7 +260,13 @@ class Server:
             generations = Generations(self._options.state_dir)
             shards = Shards(self._shard, advertised, asyncio.get_running_loop(), generations)
             durable = self._options.durability is Durability.SNAPSHOT
-            coordinator = Coordinator(shards, self._saved if durable else None, on_fenced=self._fence)
+            coordinator = Coordinator(
+                shards,
+                self._saved if durable else None,
+                store=self._store,
+                policy=self._options.snapshots,
+                on_fenced=self._fence,
+            )
             if self._inherited.more:
                 coordinator.take_over(self._inherited.more, self._inherited.tensors)
             coordinator.begin()

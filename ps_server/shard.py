@@ -19,6 +19,7 @@ from ps_server.log import logger
 from ps_server.member import rolled_back
 from ps_server.shard_job import Retirable, ShardJob
 from ps_server.shard_members import ShardMembers
+from ps_server.shard_snapshots import ShardSnapshots
 from ps_server.shard_table import ShardTable
 from ps_server.table_state import TableState
 from ps_wire import consistency
@@ -48,6 +49,7 @@ class Shard(ShardMembers):
     """See the module's docstring. Thread-safe.
 
     Attributes:
+        snapshots: of its jobs.
         generation: that its connections and frames are of; older ones are refused.
         read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, shard) -> state.
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
@@ -69,6 +71,7 @@ class Shard(ShardMembers):
         self.refused_frames = 0
         self.generation = 1
         self.on_norm: Callable[[Norm], None] = _lose
+        self.snapshots = ShardSnapshots(index, num_shards, self.table)
         self.read_part: ReadPart = _no_snapshots
         self._jobs: dict[str, ShardJob] = {}
         self._lock = threading.Lock()

@@ -43,3 +43,10 @@ class Shares:
     def clear(self) -> None:
         """All workers are gone: who goes on with the job begins its epochs anew."""
         self._fixed.clear()
+
+    def capture(self, _clocks: Mapping[int, int]) -> list[dict[str, object]]:
+        """For JSON."""
+        return [
+            {"loader": loader, "epoch": epoch, "workers": sorted(shares)}
+            for (loader, epoch), shares in self._fixed.items()
+        ]

@@ -19,7 +19,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from google.protobuf import json_format
+
 from ps_wire.errors import SnapshotCorrupt, SnapshotFormatUnsupported
+from ps_wire.messages import table_from_proto, table_to_proto
+from ps_wire.table import TableSpec
+from ps_wire.v1 import spec_pb2
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -84,6 +89,26 @@ class Manifest:
         """As it is written."""
         body = json.loads(json.dumps(asdict(self)))  # with texts for keys, as whoever reads it has them
         return json.dumps({"format": FORMAT, "sha256": _digest(body), "manifest": body}, indent=1) + "\n"
+
+
+def table_to_json(table: TableSpec) -> Json:
+    """A table, for a manifest."""
+    return json_format.MessageToDict(table_to_proto(table), preserving_proto_field_name=True)
+
+
+def table_from_json(given: Json) -> TableSpec:
+    """A table that a manifest has."""
+    return table_from_proto(json_format.ParseDict(dict(given), spec_pb2.Table()))
+
+
+def job_to_json(job: spec_pb2.Job) -> Json:
+    """A job, for a manifest."""
+    return json_format.MessageToDict(job, preserving_proto_field_name=True)
+
+
+def job_from_json(given: Json) -> spec_pb2.Job:
+    """A job that a manifest has."""
+    return json_format.ParseDict(dict(given), spec_pb2.Job())
 
 
 def shard_file(shard: int, num_shards: int) -> str:

@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -65,11 +66,12 @@ class TensorFile(Mapping[str, torch.Tensor]):
             SnapshotCorrupt: it is no such file.
         """
         try:
-            self._file = safetensors.safe_open(path, framework="pt")
+            opened: Any = safetensors.safe_open(path, framework="pt")
         except (safetensors.SafetensorError, OSError) as error:
             raise SnapshotCorrupt(f"{where} is no safetensors file: {error}", file=path.name) from None
-        self.facts: dict[str, str] = dict(self._file.metadata() or {})
-        self._names = frozenset(self._file.keys())
+        self._file = opened
+        self.facts: dict[str, str] = dict(opened.metadata() or {})
+        self._names = frozenset(opened.keys())
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:

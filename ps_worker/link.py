@@ -131,6 +131,7 @@ class Link(Rejoining):
                 sharing=self._sharing(plan, pulls=pulls),
                 wire_dtype=self._settings.wire_dtype,
             )
+            exchange.begins = self.capture.begin
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
@@ -287,6 +288,11 @@ class Link(Rejoining):
 
     def _live_state(self) -> bytes:
         return model_spec.pack(self._outside_tensors() | self.registered.tensors())
+
+    def _captured(self) -> bytes:
+        return model_spec.pack(
+            self._outside_tensors() | self.registered.tensors() | self.own.tensors() | self.positions().pack()
+        )
 
     def _outside_tensors(self) -> dict[str, torch.Tensor]:
         return {

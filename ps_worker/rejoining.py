@@ -15,12 +15,15 @@ from ps_wire.errors import ConfigurationRefused, Evicted, JobUnknown, PsError, R
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
+from ps_worker.capture import Capture
 from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.exchange import Exchange
 from ps_worker.exchanges import Exchanges
 from ps_worker.incarnation import Incarnation
 from ps_worker.outside import Outside
 from ps_worker.places import Places
+from ps_worker.position import Positions
+from ps_worker.random_state import RandomState
 from ps_worker.reach import reach
 from ps_worker.registered import Registered
 from ps_worker.settings import Settings
@@ -35,6 +38,11 @@ class Rejoining(Exchanges):
     Attributes:
         rank: the worker's number.
         registered: what goes along with the state outside tables.
+        own: what only this worker goes on with, from a snapshot.
+        random: generators without a name.
+        positions: where the script is in its data.
+        clocks: table -> the step that is under way or comes next.
+        capture: of all of this for snapshots.
         on_reentry: called when the worker has joined again, with its first step by table.
         on_restored: called when it goes on from a snapshot, with what it had saved.
         resumed: the job has its weights and steps, which this worker takes up.
@@ -45,6 +53,13 @@ class Rejoining(Exchanges):
     ) -> None:
         super().__init__()
         self.registered = Registered(say)
+        self.own = Registered(say)
+        self.random = RandomState()
+        self.own.add("@random", self.random)
+        self.clocks: Callable[[], Mapping[int, int]] = dict
+        self.positions: Callable[[], Positions] = lambda: Positions(epoch=None, loaders=())
+        self.capture = Capture(self._clocks, self._captured)
+        self.capture.before = self.random.apply
         self.on_reentry: Callable[[dict[int, int]], None] = lambda _: None
         self.on_restored: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
         self._settings = settings
@@ -63,6 +78,7 @@ class Rejoining(Exchanges):
     def _enter(self, evicted: pb.Joined | None) -> None:
         """Joins as a new incarnation."""
         now = Incarnation(self._settings, self._service, peer=self, progress=self._progress, say=self._say)
+        now.membership.capture, self.capture.put = self.capture, now.membership.put_cut
         try:
             joined = now.membership.join(evicted)
         except BaseException:  # in a notebook the process lives on, and nobody could leave for it
@@ -148,8 +164,15 @@ class Rejoining(Exchanges):
             step = max(steps.values(), default=0)
             self._undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
         if restored:
+            self.own.load(live, own=True)
             self.on_restored(live)
         self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
+
+    def _clocks(self) -> Mapping[int, int]:
+        return self.clocks()
+
+    def _captured(self) -> bytes:
+        raise NotImplementedError
 
     def _saved(self) -> dict[str, torch.Tensor]:
         """What this worker had beside its tables at the snapshot that the job goes on from."""
@@ -214,6 +237,7 @@ class Rejoining(Exchanges):
             self._live = self._saved() if self._now.joined.rolled_back else self._membership.live_state()
             self.registered.load(self._live, own=self._now.joined.rolled_back)
             if self._now.joined.rolled_back:
+                self.own.load(self._live, own=True)
                 self.on_restored(self._live)
         return self._live
 

@@ -62,6 +62,7 @@ class Worker(WorkerData, WorkerState):
         self._tables: list[Table] = []
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
+        self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
         self._metrics: dict[str, float] = {}
         self._leaving = False
         self._left = False  # only once all of it is done: what was interrupted is done again
@@ -71,6 +72,9 @@ class Worker(WorkerData, WorkerState):
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
         self._link.on_restored = self._restored
+        self._link.clocks = self._clocks
+        self._link.own.add("@worker", self._counts)
+        self._link.positions = self._positions
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
@@ -171,6 +175,7 @@ class Worker(WorkerData, WorkerState):
             announce=self._announce,
             waits=self._link.say_wait,
         )
+        self._at_forwards.append(model.register_forward_pre_hook(self._at_forward))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
@@ -297,6 +302,8 @@ class Worker(WorkerData, WorkerState):
         self._leaving = True
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
+            for handle in self._at_forwards:
+                last_first.callback(handle.remove)
             for optimizer in self._optimizers:
                 last_first.callback(optimizer.detach)
                 last_first.callback(self._let_go, optimizer)
@@ -330,6 +337,19 @@ class Worker(WorkerData, WorkerState):
 
     def _dealer(self, loader: int) -> Dealing:
         return Dealing(loader, self._link)
+
+    def _at_forward(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._begin_step()
+
+    def _clocks(self) -> dict[int, int]:
+        clocks = {table.number: table.step for table in self._tables}
+        for optimizer in self._optimizers:
+            clocks |= optimizer.clocks
+        return clocks
+
+    def _begin_step(self) -> None:
+        self._link.capture.begin()
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""

@@ -16,6 +16,21 @@ from ps_worker.loader import Dealer, Loader
 from ps_worker.position import Position, Positions
 
 
+class Counts:
+    """How far a worker has come with its data, as something that can be registered."""
+
+    def __init__(self, worker: WorkerData) -> None:
+        self._worker = worker
+
+    def state_dict(self) -> dict[str, Any]:
+        """Samples that were handed out."""
+        return {"samples": self._worker._samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Counts on from there."""
+        self._worker._samples = state["samples"]
+
+
 class WorkerData:
     """Base of `Worker`.
 
@@ -37,6 +52,7 @@ class WorkerData:
         self._loaders: WeakSet[Loader] = WeakSet()
         self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
+        self._counts = Counts(self)
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
 
@@ -110,6 +126,7 @@ class WorkerData:
             on_batch=partial(self._count_samples, object()),
             current_epoch=lambda: self._epoch,
             dealer=self._dealer(self._num_loaders),
+            on_read=self._begin_step,
         )
         if self._num_loaders < len(self._saved_positions):
             made.position = self._saved_positions[self._num_loaders]
@@ -120,6 +137,10 @@ class WorkerData:
 
     def _dealer(self, loader: int) -> Dealer:
         """Of the loader with this number."""
+        raise NotImplementedError
+
+    def _begin_step(self) -> None:
+        """See `Capture.begin`."""
         raise NotImplementedError
 
     def _positions(self) -> Positions:
@@ -175,6 +196,7 @@ class WorkerData:
             self._epoch = None
 
     def _count_samples(self, loader: object, samples: int) -> None:
+        self._begin_step()
         self._samples += samples
         if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
             self._back_to = None

@@ -258,6 +258,11 @@ class WrappedOptimizer(Sending):
 
     # -- what a worker calls ---------------------------------------------------------------------------
 
+    @property
+    def clocks(self) -> dict[int, int]:
+        """Table -> the step that is under way or comes next."""
+        return {started.number: table.step for started, table in zip(self._started, self._tables)}  # noqa: B905 - a table may be on its way
+
     def refresh(self) -> None:
         """Makes autograd, other devices and smaller dtypes see that the weights are new."""
         for weights in self._weights:
