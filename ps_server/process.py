@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from grpc_reflection.v1alpha import reflection
 from ps_server import hand_off, optimizers
 from ps_server.coordinator import Coordinator
 from ps_server.data_stream import DataStreams
+from ps_server.durability import Durability
 from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
 from ps_server.generations import Generations
@@ -51,13 +51,6 @@ from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_p
 GRACE_S = 3.0  # calls that are answering may finish; streams of members and data do not end by themselves
 LIVENESS = "liveness"
 READINESS = "readiness"
-
-
-class Durability(StrEnum):
-    """What becomes of jobs when a shard loses what it held: they end, or all go back to their snapshots."""
-
-    NONE = "none"
-    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,6 @@ import torch
 
 import ps_worker as ps
 
-from .models import Mlp, loss_of
-from .reference import seeded
 from .service import Cluster, fresh_name, together
 
 LIMIT_S = 30.0
