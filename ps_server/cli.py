@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ps_server.durability import Durability
+from ps_server.snapshot_policy import policy_of
 from ps_wire import trace
 from ps_wire.access import read
 from ps_wire.address import is_loopback, parse_address, parse_servers
@@ -59,6 +60,23 @@ def serve(
             help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
         ),
     ] = None,
+    snapshot_dir: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_DIR",
+            metavar="URL",
+            help="Where jobs' snapshots are, the same for all shards: a folder, or s3://..., gs://...",
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_EVERY", metavar="500steps|5m", help="How often shard 0 has them taken."
+        ),
+    ] = None,
+    snapshot_keep: Annotated[
+        int, typer.Option(envvar="PS_SNAPSHOT_KEEP", min=1, help="Of each job, the last ones.")
+    ] = 3,
     token_file: Annotated[
         Path | None,
         typer.Option(envvar="PS_TOKEN_FILE", help="Holds the token that every call must carry."),
@@ -99,6 +117,8 @@ def serve(
     from ps_server.process import Server, ServerOptions  # noqa: PLC0415
 
     index, num_shards = parse_shard(shard)
+    if snapshot_every is not None and snapshot_dir is None:
+        raise UsageError("--snapshot-every needs --snapshot-dir")
     check_host(host, guarded=token_file is not None or tls_dir is not None, insecure=insecure)
     options = ServerOptions(
         shard=index,
@@ -110,6 +130,8 @@ def serve(
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         data_port=data_port,
         health_port=health_port,
+        snapshot_dir=snapshot_dir,
+        snapshots=policy_of(snapshot_every, snapshot_keep),
         state_dir=find_state_dir(state_dir, snapshot_dir, index),
         durability=parse_durability(durability, snapshot_dir),
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
@@ -184,7 +206,9 @@ def parse_durability(text: str | None, snapshot_dir: str | None) -> Durability:
     if text not in list(Durability):
         raise UsageError(f"--durability {text!r}: it is one of {', '.join(Durability)}")
     if text == Durability.SNAPSHOT and snapshot_dir is None:
-        raise UsageError("--durability snapshot needs --snapshot-dir, and --snapshot-every or snapshots on demand")
+        raise UsageError(
+            "--durability snapshot needs --snapshot-dir, and --snapshot-every or snapshots on demand"
+        )
     return Durability(text)
 
 

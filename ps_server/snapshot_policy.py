@@ -39,3 +39,9 @@ def parse_every(text: str) -> tuple[int, float]:
     if match[2] == "steps":
         return count, 0.0
     return 0, count * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def policy_of(every: str | None, keep: int) -> SnapshotPolicy:
+    """What the options say. Raises UsageError: see `parse_every`."""
+    steps, seconds = parse_every(every) if every is not None else (0, 0.0)
+    return SnapshotPolicy(every_steps=steps, every_s=seconds, keep=keep)

@@ -207,7 +207,7 @@ class Taking:
         return Manifest(
             number=int(self._name.partition("-")[0]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            generation=1,
+            generation=self._shards.own.generation,
             job=job_to_json(job.spec),
             num_shards=self._shards.num_shards,
             tables=tuple(table_to_json(spec) for spec in job.specs),

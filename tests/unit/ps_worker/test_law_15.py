@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.process import Durability
+from ps_server.durability import Durability
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers
 
