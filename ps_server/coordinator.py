@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
 
 import grpc.aio
+import torch
 
-from ps_server import gatekeeper
+from ps_server import coordinator_state, gatekeeper
 from ps_server import member as members
 from ps_server.generations import Generations
 from ps_server.log import logger
@@ -44,6 +46,7 @@ from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
 REGISTER_LIMIT_S = 10.0
+DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 STATE_CHUNK_BYTES = 1 << 20
 
@@ -86,6 +89,7 @@ class Coordinator(rpc.CoordinatorServicer):
         self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
         self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
         self._members.recovery = self._recovery
+        self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
 
     def begin(self) -> None:
@@ -111,6 +115,32 @@ class Coordinator(rpc.CoordinatorServicer):
         for room in self._rooms.values():
             room.do(room.job.tell_all(error))
         self.halt()
+
+    async def drain(self) -> bool:
+        """Before `capture`: members' streams end, and what is under way goes on to its end.
+
+        Returns:
+            Whether it did, in time: else there is nothing to hand off.
+        """
+        self._members.close()
+        if not self._recovery.idle:
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_LIMIT_S):
+                for room in self._rooms.values():
+                    await room.settle()
+        return all(room.idle for room in self._rooms.values())
+
+    def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What a successor goes on with: see `coordinator_state`."""
+        return coordinator_state.capture(self._rooms, self._states, self._shards.standings)
+
+    def take_over(self, facts: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Goes on with what a predecessor has captured, before anybody comes."""
+        coordinator_state.restore(
+            facts, tensors, room_of=self._room, states=self._states, standings=self._shards.standings
+        )
+        self._members.look()
 
     def halt(self) -> None:
         """Does nothing any more; says nothing to anybody."""

@@ -79,6 +79,11 @@ class Mailbox:
             self._stream.put_nowait(reply)
         return self._stream
 
+    def end_stream(self) -> None:
+        """The stream ends; what was said is kept for another one."""
+        if self._stream is not None:
+            self._stream.put_nowait(None)
+
     def detach(self, stream: Stream) -> None:
         """A stream has ended."""
         if self._stream is stream:

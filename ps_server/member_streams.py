@@ -31,6 +31,7 @@ from ps_wire.errors import (
     JobFull,
     JobUnknown,
     PsError,
+    ServerNotReady,
     StrangerRefused,
     UsageError,
     WorkerNumberTaken,
@@ -68,6 +69,14 @@ class MemberStreams:
         self._room_of = room_of
         self._looking: asyncio.Task[None] | None = None
         self.recovery: Recovery | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends all streams; who comes is to come again, to this coordinator's successor."""
+        self._closed = True
+        for room in self._rooms.values():
+            for mailbox in room.mailboxes.values():
+                mailbox.end_stream()
 
     def stop(self) -> None:
         """Evicts nobody any more."""
@@ -95,12 +104,14 @@ class MemberStreams:
         finally:
             reading.cancel()
             mailbox.detach(stream)
-            if member.lease_s == 0:  # nothing else says that it is gone
+            if member.lease_s == 0 and not self._closed:  # nothing else says that it is gone
                 self._gone(room, member)
-            if mailbox.over or not member.present:
+            if (mailbox.over or not member.present) and not self._closed:
                 room.close(member)
 
     async def _begin(self, messages: AsyncIterator[pb.MemberRequest]) -> tuple[Room, Member, Mailbox, Stream]:
+        if self._closed:
+            raise ServerNotReady("the coordinator stops, and its successor goes on")
         try:
             async with asyncio.timeout(JOIN_LIMIT_S):
                 first = await anext(aiter(messages))
@@ -149,9 +160,13 @@ class MemberStreams:
         mailbox = room.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
         room.events.record(event, member, epoch=room.job.epoch)
+        self.look()
+        return room, member, mailbox, mailbox.attach()
+
+    def look(self) -> None:
+        """Looks at leases from now on, as long as there are jobs."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
-        return room, member, mailbox, mailbox.attach()
 
     async def _gives_way(self, room: Room, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
@@ -218,7 +233,7 @@ class MemberStreams:
     ) -> None:
         try:
             async for message in messages:
-                if not member.present:  # it has not heard yet that it was evicted
+                if not member.present or self._closed:  # it has not heard yet that it was evicted
                     continue
                 room.heard(member)
                 # what one says who is to come back, but that it goes, is of steps that are no more

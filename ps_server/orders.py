@@ -55,7 +55,7 @@ class _Registered:
 
     address: str
     outbox: asyncio.Queue[pb.Order | None]
-    waiting: dict[int, asyncio.Future[pb.OrderDone]] = field(default_factory=dict)
+    waiting: dict[int, asyncio.Future[pb.OrderDone | None]] = field(default_factory=dict)
 
 
 class Shards:
@@ -145,7 +145,7 @@ class Shards:
         granted = pb.Granted(generation=generation, coordinator=self.standings.generations.own)
         before = self._registered.pop(message.shard, None)
         if before is not None:
-            self._give_up(message.shard, before)
+            self._give_up(before)
         if lost and self.on_lost_state is not None:
             self.on_lost_state(message.shard)
         entry = _Registered(message.address, asyncio.Queue())
@@ -158,8 +158,8 @@ class Shards:
 
     def close(self) -> None:
         """Ends the streams of all followers."""
-        for shard, entry in self._registered.items():
-            self._give_up(shard, entry)
+        for entry in self._registered.values():
+            self._give_up(entry)
 
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
         """A follower's stream ended."""
@@ -167,7 +167,7 @@ class Shards:
         if entry is not None and entry.outbox is outbox:
             del self._registered[shard]
             self._complete.clear()
-            self._give_up(shard, entry)
+            self._give_up(entry)
             logger.warning("shard %d at %s no longer follows", shard, entry.address)
 
     def answered(self, shard: int, done: pb.OrderDone) -> None:
@@ -236,9 +236,8 @@ class Shards:
         message.number = next(self._numbers)
         self._note(message)
         own = asyncio.to_thread(carry_out, self._own, message)
-        others = [
-            self._send(index, entry, message, limit_s) for index, entry in sorted(self._registered.items())
-        ]
+        above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
+        others = [self._send(index, message, limit_s) for index in above]
         outcomes = await asyncio.gather(own, *others)
         for outcome in outcomes:
             if outcome.HasField("refused"):
@@ -260,8 +259,25 @@ class Shards:
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
 
-    async def _send(self, shard: int, entry: _Registered, order: pb.Order, limit_s: float) -> pb.OrderDone:
-        future: asyncio.Future[pb.OrderDone] = asyncio.get_running_loop().create_future()
+    async def _send(self, shard: int, order: pb.Order, limit_s: float) -> pb.OrderDone:
+        """Until it is answered: a shard that follows again gets it again, and does nothing twice."""
+        boot, _ = self.standings.known[shard]
+        while True:
+            entry = self._registered.get(shard)
+            if entry is None or self.standings.known[shard][0] != boot:
+                break
+            done = await self._send_once(shard, entry, order, limit_s)
+            if done is not None:
+                return done
+            with suppress(ServerNotReady):
+                await self.wait_complete()
+        error = ServerNotReady(f"shard {shard} is gone (it was awaited for {RESTART_LIMIT_S:g} s)")
+        return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
+
+    async def _send_once(
+        self, shard: int, entry: _Registered, order: pb.Order, limit_s: float
+    ) -> pb.OrderDone | None:
+        future: asyncio.Future[pb.OrderDone | None] = asyncio.get_running_loop().create_future()
         entry.waiting[order.number] = future
         entry.outbox.put_nowait(order)
         try:
@@ -273,9 +289,8 @@ class Shards:
             return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
 
     @staticmethod
-    def _give_up(shard: int, entry: _Registered) -> None:
-        error = ServerNotReady(f"shard {shard} at {entry.address} is gone")
-        for number, future in entry.waiting.items():
+    def _give_up(entry: _Registered) -> None:
+        for future in entry.waiting.values():
             if not future.done():
-                future.set_result(pb.OrderDone(number=number, refused=refused_to_proto(error)))
+                future.set_result(None)
         entry.outbox.put_nowait(None)

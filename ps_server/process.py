@@ -11,9 +11,9 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -22,12 +22,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from ps_server import optimizers
+from ps_server import hand_off, optimizers
 from ps_server.coordinator import Coordinator
 from ps_server.data_stream import DataStreams
+from ps_server.durability import Durability
 from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
 from ps_server.generations import Generations
+from ps_server.hand_off import Inherited
 from ps_server.log import logger
 from ps_server.orders import Shards
 from ps_server.pool import Pool
@@ -41,7 +43,7 @@ from ps_wire.access import OPEN, Access
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.carrier import Carrier
 from ps_wire.channel import SERVER, bind
-from ps_wire.errors import Fenced, Unavailable
+from ps_wire.errors import Fenced, PsError, Unavailable
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.token import TokenCheck
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
@@ -49,13 +51,6 @@ from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_p
 GRACE_S = 3.0  # calls that are answering may finish; streams of members and data do not end by themselves
 LIVENESS = "liveness"
 READINESS = "readiness"
-
-
-class Durability(StrEnum):
-    """What becomes of jobs when a shard loses what it held: they end, or all go back to their snapshots."""
-
-    NONE = "none"
-    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +108,9 @@ class Server:
             self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
             self._saved = SavedJobs(self._store)
             self._shard.read_part = partial(self._saved.read_part, shard=options.shard)
+        self._inherited = Inherited(boot=secrets.token_bytes(16), generation=0)
+        self._coordinator: Coordinator | None = None
+        self._follower: Follower | None = None
         self._stopped: asyncio.Future[int] | None = None
         self._grace_s = GRACE_S
         self._health = HealthServicer()
@@ -129,6 +127,10 @@ class Server:
         keep_large_blocks(one_arena=True)
         optimizers.warm_up()
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
+        if self._options.state_dir is not None:
+            inherited = await asyncio.to_thread(hand_off.take, self._options.state_dir, self._shard)
+            self._inherited = inherited or self._inherited
+            self._shard.generation = self._inherited.generation
         server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
         sockets = self._listen()
@@ -143,6 +145,7 @@ class Server:
         await asyncio.wait([stopped])
         logger.info("stopping")
         await self._health.enter_graceful_shutdown()
+        hands_off = await self._drain(stopped)
         if following is not None:
             following.cancel()
         for stop in self._stops:
@@ -151,8 +154,47 @@ class Server:
         if probed is not None:
             await probed.stop(None)
         await asyncio.to_thread(self._pool.close)
+        if hands_off:
+            await asyncio.to_thread(self._hand_off)
         logger.info("stopped")
         return stopped.result()
+
+    async def _drain(self, stopped: asyncio.Future[int]) -> bool:
+        """Takes nothing any more; what is under way comes to its end. Whether all can be handed off."""
+        if self._options.state_dir is None or stopped.exception() is not None or stopped.result() != 0:
+            return False
+        self._service.ready = False
+        if self._follower is not None:
+            await self._follower.drain()
+        drained = self._coordinator is None or await self._coordinator.drain()
+        if drained and self._coordinator is not None:
+            self._stops.remove(self._coordinator.stop)
+            self._stops.append(self._coordinator.halt)
+        await asyncio.to_thread(self._shard.retire)
+        return drained
+
+    def _hand_off(self) -> None:
+        """No thread works on the shard any more: writes what it holds for the process after this one."""
+        assert self._options.state_dir is not None
+        more: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        coordinator = self._inherited.coordinator
+        if self._coordinator is not None:
+            more, tensors = self._coordinator.capture()
+        if self._follower is not None:
+            more = {"done": [it.SerializeToString().hex() for it in self._follower.done.values()]}
+            coordinator = self._follower.coordinator
+        handed_on = Inherited(
+            boot=self._inherited.boot,
+            generation=self._shard.generation,
+            coordinator=coordinator,
+            more=more,
+            tensors=tensors,
+        )
+        try:
+            hand_off.write(self._options.state_dir, self._shard, handed_on)
+        except (PsError, OSError) as error:
+            logger.error("nothing is handed off, and what this shard held is lost: %s", error)
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         token = self._options.access.token
@@ -218,7 +260,10 @@ class Server:
                 policy=self._options.snapshots,
                 on_fenced=self._fence,
             )
+            if self._inherited.more:
+                coordinator.take_over(self._inherited.more, self._inherited.tensors)
             coordinator.begin()
+            self._coordinator = coordinator
             self._stops.append(coordinator.stop)
             coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)
             names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
@@ -229,11 +274,11 @@ class Server:
             self._set_ready(True)
             return None
         self._set_ready(False)
-        follower = Follower(
+        follower = self._follower = Follower(
             self._shard,
             address=self._options.coordinator,
             advertise=advertised,
-            boot=secrets.token_bytes(16),
+            inherited=self._inherited,
             on_ready=self._set_ready,
             on_fenced=self._fence,
             access=self._options.access,

@@ -43,9 +43,15 @@ class Recovery:
         self._states = states
         self._room_of = room_of
         self._snapshots = snapshots
+        self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
         self._lost: set[int] = set()
         self._pending: set[str] = set()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._task is None
 
     def check(self) -> None:
         """Refuses who comes while jobs go back to their snapshots.
@@ -79,7 +85,7 @@ class Recovery:
     async def _run(self, *, first: bool) -> None:
         try:
             if first:
-                self._pending |= set(await asyncio.to_thread(self._known))
+                self._pending |= set(await asyncio.to_thread(self._known)) - self._rooms.keys()
             while self._pending:
                 name = self._pending.pop()
                 try:
@@ -141,6 +147,7 @@ class Recovery:
         for key, blob in saved.states.items():
             self._states.put(name, key, blob)
         room.roll_back(saved, floor=floor)
+        self.on_restored()
 
     def _give_up(self, room: Room) -> None:
         job = room.job

@@ -70,6 +70,11 @@ class Room:
         mailbox.put(self.job.go_back(member).reply)
         return mailbox
 
+    async def settle(self) -> None:
+        """Returns once nothing is on its way to members or shards."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
     async def freeze(self) -> None:
         """Does nothing more, for shards have lost what it is about; returns once nothing is on its way."""
         self._frozen = True

@@ -200,6 +200,12 @@ class Shard(ShardMembers):
             for session in entry.connections():
                 session.retire()
 
+    def retire(self) -> None:
+        """Nothing more is taken of any worker; what was taken is finished."""
+        for entry in self.jobs():
+            for session in entry.connections():
+                session.retire()
+
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""
         with self._lock:

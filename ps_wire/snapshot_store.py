@@ -56,7 +56,7 @@ class SnapshotStore:
 
     def jobs(self) -> list[str]:
         """Jobs that have a folder."""
-        return sorted(self._folders(self._root))
+        return sorted(name for name in self._folders(self._root) if not name.startswith("."))
 
     def names(self, job: str) -> list[str]:
         """Names of a job's snapshots that have a manifest, the oldest first."""

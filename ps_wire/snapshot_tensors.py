@@ -19,6 +19,7 @@ from ps_wire.buffer import bytes_of
 from ps_wire.errors import SnapshotCorrupt
 
 DTYPES = {
+    torch.uint8: "U8",
     torch.float32: "F32",
     torch.float64: "F64",
     torch.float16: "F16",

@@ -27,7 +27,8 @@ from ps_worker.outbox import Outbox
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 ATTEMPT_LIMIT_S = 10.0  # of one attempt to connect again, of which several fit into a retry limit
-SEEK_AFTER = 2  # tries; then the shard may have another address
+FIRST_LIMIT_S = 0.5  # of the first one after a connection broke; each may take twice as long as before
+SEEK_AFTER = 1  # tries; then the shard may have another address
 MIN_ATTEMPT_LIMIT_S = 0.2  # for the last one, when the retry limit is all but over
 
 logger = logging.getLogger("ps_worker")
@@ -124,7 +125,7 @@ class Connection:
         attempt = 0
         while not self._closing.is_set():
             try:
-                for frame in self._connected(self._left_s(broken_s)):
+                for frame in self._connected(self._left_s(broken_s, attempt)):
                     broken_s, attempt, self._lived = None, 0, True
                     if frame.kind is wire.Kind.REFUSE:
                         self._peer.fail(refusal(frame))
@@ -180,10 +181,11 @@ class Connection:
         waits = error.retryable or (self._lived and isinstance(error, JobUnknown))
         return named and not waits and not self._closing.is_set()
 
-    def _left_s(self, broken_s: float | None) -> float:
-        """Seconds that the next try may take."""
+    def _left_s(self, broken_s: float | None, attempt: int) -> float:
+        """Seconds that the next try may take; the first ones are short, for the shard may be elsewhere."""
         gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
-        return min(ATTEMPT_LIMIT_S, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
+        longest_s = ATTEMPT_LIMIT_S if broken_s is None else FIRST_LIMIT_S * 2.0**attempt
+        return min(ATTEMPT_LIMIT_S, longest_s, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""

@@ -14,7 +14,7 @@ import torch
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
-from ps_server.process import Durability
+from ps_server.durability import Durability
 from ps_wire.access import OPEN
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.process import Durability
+from ps_server.durability import Durability
 from ps_worker.model_spec import pack
 
 from .saving import save
