@@ -5,6 +5,7 @@ one that comes back does.
 """
 
 import random
+import tempfile
 import threading
 from pathlib import Path
 
@@ -137,9 +138,10 @@ class Training:
 
 
 def start(loop_thread, num_shards: int, folder: Path) -> Cluster:
+    """Servers that find snapshots, and nothing that others have handed off."""
     options = {
         "snapshot_dir": str(folder / "snapshots"),
-        "state_dir": str(folder / "state-{shard}"),
+        "state_dir": tempfile.mkdtemp(dir=folder) + "/state-{shard}",
         "durability": Durability.SNAPSHOT,
     }
     return Cluster(loop_thread, num_shards, options=options)
