@@ -260,7 +260,6 @@ class Cell(CellMembers, CellScreening):
         if not any(isinstance(action, Apply) for action in actions):
             self.values.carry()
         self._carry_out(actions, now_s, scratch, average)
-        self.values.keep_only(self.machine.needs())
         self._give_back()
 
     def _give_back(self) -> None:

@@ -20,6 +20,7 @@ from ps_wire import trace
 from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
+    from ps_server.cell_values import CellValues
     from ps_server.cut_table import CutCell
 
 
@@ -29,6 +30,7 @@ class CellMembers:
     lock: threading.RLock
     machine: Partition
     cut: CutCell
+    values: CellValues
     _outlets: dict[int, Outlet]
     _lent: dict[int, Contribution]
     _held: int | None
@@ -82,9 +84,10 @@ class CellMembers:
             self._carry_out(actions, now_s, scratch)
 
     def _stands(self) -> None:
-        """With backup workers: what was done here may have changed who is there."""
+        """With backup workers: who is there may have changed, and which weights are needed."""
         if self._quorum is not None and isinstance(self.machine, BackupPartition):
             self._quorum.stands(self._index, self.machine.standing)
+            self.values.keep_only(self.machine.needs())
 
 
 def _own(contribution: Contribution) -> Contribution:

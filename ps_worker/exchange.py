@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ps_wire import frame as wire
@@ -48,6 +48,7 @@ class Exchange(Reentry, Waits):
 
     Attributes:
         missed: steps that this worker skipped, for it was late.
+        skips: it may do so: which step weights are of is known when all are here.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Exchange(Reentry, Waits):
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
-        self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
+        self.partitions: list[Partition] = self.memory.partitions
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
         self.missed = 0
-        self._backup = backup
+        self.skips = backup
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
+        self.begins: Callable[[], None] = lambda: None  # called before the first push of a step
+        self._begun = -1
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.number = self._table = table
@@ -90,6 +93,7 @@ class Exchange(Reentry, Waits):
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Callback] = []
+        self._awaited = frozenset()
 
     @property
     def weights(self) -> FlatBuckets:
@@ -106,7 +110,7 @@ class Exchange(Reentry, Waits):
 
         A later one where this worker was late and others went on, with backup workers.
         """
-        return max(clock, min(self.versions)) if self._backup and not self._pulls.flags else clock
+        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
 
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
@@ -183,6 +187,7 @@ class Exchange(Reentry, Waits):
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
         """
+        self._begin(step)
         frames = []
         for partition, there in zip(partitions, present, strict=True):
             payload = self._rounded.payload(partition.index) if any(there) else b""
@@ -205,11 +210,17 @@ class Exchange(Reentry, Waits):
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
+        self._begin(step)
         self._send_again()
         for partition in self.partitions:
             if self._pushes.steps.get(partition.index) != step:
                 place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
                 self._send_noted([self._frame(wire.Kind.ABSTAIN, **place)])
+
+    def _begin(self, step: int) -> None:
+        if step != self._begun:
+            self._begun = step
+            self.begins()
 
     @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
@@ -312,6 +323,7 @@ class Exchange(Reentry, Waits):
             except FrameMalformed as error:
                 self.fail(error)
                 return
+        self.memory.on_arrival(self.partitions[index])
         with self._changed:
             if frame.step != self._pulls.step:
                 return  # something else was asked for meanwhile
@@ -325,6 +337,8 @@ class Exchange(Reentry, Waits):
             if not self._pulls:
                 self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
+                self._changed.notify_all()
+            elif index in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
             callbacks = self._due(self._when_pulled, bool(self._pulls))
             callbacks += self._due(self._when_acked, not self._pushes.acked())
