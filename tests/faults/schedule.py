@@ -116,7 +116,7 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False, servers: bo
             Event(
                 process=f"server {shard}",
                 point=rng.choice(SERVER_POINTS),
-                step=rng.choice(spread),
+                step=rng.choice(range(steps // 2, spread.stop)),
                 act=Act.KILL,
             )
         )

@@ -109,7 +109,7 @@ def push(
 
 
 def applied(version: int, *pushes: list[Any]) -> list[Any]:
-    return ["apply", 0, version, 1.0, list(pushes), HYPER]
+    return ["apply", 0, version, 1.0, list(pushes), HYPER, 1]
 
 
 @pytest.mark.parametrize(
