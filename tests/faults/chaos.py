@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ps_wire.snapshot import MANIFEST
 from tests.integration.processes import LIMIT_S, Process, Start, Zygote
 from tests.integration.servers import until
 
@@ -149,7 +150,7 @@ class Chaos:
         self.happened.append(event)
         side, number = event.process.split()
         if side == "server":
-            self._kill_server(int(number))
+            self._kill_server(int(number), stop)
             return
         worker = int(number)
         process = self._workers[worker]
@@ -175,8 +176,12 @@ class Chaos:
                     self._wait_evicted(worker)
                 self._networks[worker].mend()
 
-    def _kill_server(self, shard: int) -> None:
-        """And starts it again, at the same address."""
+    def _kill_server(self, shard: int, stop: Stop) -> None:
+        """And starts it again, at the same address; not before there is a snapshot to go back to."""
+        assert self._snapshots is not None
+        if not any(self._snapshots.rglob(MANIFEST)):
+            stop.go()
+            return
         self._world.servers.processes[shard].signal(signal.SIGKILL)
         self._killed.append(self._world.begin_server_again(shard))
 
@@ -237,7 +242,6 @@ def run(
     numbers: Iterable[int],
     until_s: float,
     steps: int,
-    servers: bool = False,
 ) -> list[list[Event]]:
     """Rounds until it is past `until_s` of the monotonic clock; returns what happened in each."""
     inside = INSIDE in os.environ
@@ -245,16 +249,12 @@ def run(
     for number in numbers:
         if time.monotonic() > until_s:
             break
-        plan = draw(seed, number, steps=steps, links=inside, servers=servers)
+        plan = draw(seed, number, steps=steps, links=inside)
         place = folder / f"round-{number}"
         try:
             rounds.append(run_round(start, place, plan, networks=inside))
         except BaseException:
-            again = (
-                f"--seed {seed} --only {number} --steps {steps}"
-                + " --links" * inside
-                + " --servers" * servers
-            )
+            again = f"--seed {seed} --only {number} --steps {steps}" + " --links" * inside
             say(
                 f"chaos with seed {seed} failed in round {number} ({again}); logs and ledger: {place}\n{plan}"
             )
@@ -274,7 +274,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--only", type=int, help="this round alone")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--servers", action="store_true", help="shards are killed, too")
     parser.add_argument("--links", action="store_true", help="rounds with networks alone")
     given = parser.parse_args()
     both = not given.links and given.only is None
@@ -295,23 +294,14 @@ def main() -> None:
             numbers=numbers,
             until_s=until_s,
             steps=given.steps,
-            servers=given.servers,
         )
     finally:
         zygote.close()
     shutil.rmtree(folder)
     say(f"{len(rounds)} rounds{' with networks of their own' * given.links} held")
     if both:
-        words = [
-            "--seed",
-            str(given.seed),
-            "--steps",
-            str(given.steps),
-            "--minutes",
-            str(minutes),
-            "--links",
-        ] + ["--servers"] * given.servers
-        raise SystemExit(with_links(words))
+        words = f"--seed {given.seed} --steps {given.steps} --minutes {minutes} --links"
+        raise SystemExit(with_links(words.split()))
 
 
 def with_links(words: list[str]) -> int:
