@@ -44,6 +44,7 @@ def test_whatever_happens_every_push_is_accounted_for_and_the_weights_are_their_
 
 @pytest.mark.integration
 @pytest.mark.fault
+@pytest.mark.timeout(240)
 def test_the_same_holds_where_networks_are_slow_and_cut() -> None:
     """Workers in namespaces of their own, which are cut from the servers for longer than a lease."""
     if reason := links.refusal():
@@ -54,7 +55,7 @@ def test_the_same_holds_where_networks_are_slow_and_cut() -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -67,7 +68,7 @@ def links_round(number: int) -> Round:
 
 WITH_A_CUT = next(
     number
-    for number in range(100)
+    for number in range(0, 100, 2)  # without the death of a shard, which another round has
     if {Act.CUT, Act.BLINK} <= {event.act for event in links_round(number).events}
 )
 
