@@ -12,7 +12,8 @@ from ps_server.clipping import Clipping, Norm, coefficient, holders
 from ps_server.decisions import Decisions
 from ps_wire.plan import Plan
 
-from .tables import Local, Push, Servers, draw, group, same, table_spec
+from .local import Local
+from .tables import Push, Servers, draw, group, same, table_spec
 
 ONE_PAGE = {"shapes": ((7,),)}
 

@@ -14,7 +14,7 @@ import pytest
 
 from ps_wire.consistency import BSP, SSP
 
-from .search_world import Search
+from .search import Search
 
 thorough = pytest.mark.skipif(
     os.environ.get("HYPOTHESIS_PROFILE") != "thorough", reason="minutes: HYPOTHESIS_PROFILE=thorough"
