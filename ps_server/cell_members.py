@@ -16,6 +16,7 @@ from ps_server.average import Scratch
 from ps_server.backup_partition import BackupPartition
 from ps_server.partition import Action, Contribution, Partition
 from ps_server.quorum import Quorum
+from ps_wire import trace
 from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class CellMembers:
                 self._stands()
             return clock
 
+    @trace.traced("evict")
     def evict(self, worker: int, incarnation: int, limit: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.evict`; returns the newest clock seen here.
 

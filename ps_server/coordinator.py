@@ -15,12 +15,14 @@ import grpc.aio
 from ps_server import gatekeeper
 from ps_server import member as members
 from ps_server.choices import attendance_from_proto
+from ps_server.dealt import Mark
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
 from ps_server.orders import Shards, norm_from_proto
 from ps_server.readers import Readers
 from ps_server.room import Room
+from ps_server.shares import MAX_LOADERS, EpochUse
 from ps_server.state_store import StateStore
 from ps_wire.errors import (
     FrameMalformed,
@@ -29,6 +31,7 @@ from ps_wire.errors import (
     MemoryLimitExceeded,
     ServerNotReady,
     TokenRefused,
+    UsageError,
 )
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -36,8 +39,10 @@ from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
+MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
 STATE_CHUNK_BYTES = 1 << 20
+MAX_COUNT = (1 << 64) - 1
 
 
 class Coordinator(rpc.CoordinatorServicer):
@@ -217,9 +222,33 @@ class Coordinator(rpc.CoordinatorServicer):
         return room, room.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
-        """Which workers share an epoch of a loader."""
+        """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        return pb.ShareReply(workers=room.job.share(member, request.loader, request.epoch))
+        piece = room.job.shares.ask(
+            _loader(request.loader),
+            request.epoch,
+            member.worker,
+            member.incarnation,
+            room.job.sharing(),
+            begins=request.begins,
+            first=request.first,
+            samples=request.samples,
+            mark=_mark(request.mark),
+            rest=_mark(request.rest),
+        )
+        room.say_epochs()
+        if piece is None:
+            return pb.ShareReply()
+        return pb.ShareReply(
+            piece=pb.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+        )
+
+    async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
+        """How far a worker has come in what it hands out."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        loader = _loader(request.loader)
+        room.job.shares.mark(loader, member.worker, member.incarnation, _mark(request.mark))
+        return pb.UseReply()
 
     # -- status ----------------------------------------------------------------------------------------
 
@@ -235,11 +264,42 @@ class Coordinator(rpc.CoordinatorServicer):
     def _job_status(room: Room) -> pb.JobStatus:
         now_s = time.monotonic()
         job = room.job
+        clocks = {worker: progress.step for worker, progress in room.progress.items()}
         return pb.JobStatus(
             job=job.spec,
             state=job.state.value,
             num_tables=job.num_tables,
             epoch=job.epoch,
             events=room.events.counts,
+            happened=room.events.last,
+            epochs=[_epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )
+
+
+def _loader(number: int) -> int:
+    if number >= MAX_LOADERS:
+        raise UsageError(f"a worker has made over {MAX_LOADERS} loaders: make one, and iterate it again")
+    return number
+
+
+def _mark(mark: pb.Mark) -> Mark:
+    return Mark(
+        step=mark.step,
+        batches=mark.batches,
+        samples=mark.samples,
+        pace_batches=mark.pace_batches,
+        pace_samples=mark.pace_samples,
+    )
+
+
+def _epoch_use(use: EpochUse) -> pb.EpochUse:
+    """Numbers that a worker has made up are cut to what the message holds."""
+    return pb.EpochUse(
+        loader=use.loader,
+        epoch=use.epoch,
+        samples=use.samples,
+        used=min(use.used, MAX_COUNT),
+        handed_on=min(use.handed_on, MAX_COUNT),
+        over=use.over,
+    )

@@ -115,6 +115,8 @@ class Job(JobLife):
                 return self._admitted(order.admit)
             case "remove" | "evict" as kind:
                 gone = getattr(order, kind)
+                if kind == "evict":  # of its pushes, those of the steps before the limits count
+                    self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
                 return self._removed(gone.worker, gone.incarnation, clocks)
             case "enter":
                 return self._entered(order.enter)

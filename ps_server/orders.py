@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ps_server.attendance import TableAttendance
@@ -61,7 +61,10 @@ class _Registered:
 class Shards:
     """All shards, as the coordinator reaches them. Used on the event loop only."""
 
-    def __init__(self, own: Shard, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, own: Shard, address: str, loop: asyncio.AbstractEventLoop, lane: Executor | None = None
+    ) -> None:
+        """Takes shard 0, and what carries its orders out one by one; by default a thread of its own."""
         self.num_shards = own.num_shards
         self._own = own
         self._address = address
@@ -72,7 +75,7 @@ class Shards:
         self._choices = Choices(own.num_shards)
         self._loop = loop
         # one thread: shard 0, too, carries orders out in the order in which they are sent
-        self._lane = ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
+        self._lane = lane or ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
         own.on_norm = self._report_own
         own.on_attendance = self._attend_own
         self.on_lost_state: Callable[[int], Awaitable[None]] | None = None

@@ -230,8 +230,9 @@ class Shard(ShardMembers):
     def replace_session(self, job: str, worker: int, session: Retirable) -> Retirable | None:
         """Makes `session` the live one of this worker; returns the one before, which is to be retired."""
         with self._lock:
-            sessions = self._job(job).sessions
-            before, sessions[worker] = sessions.get(worker), session
+            entry = self._job(job)
+            entry.count_connection(worker)
+            before, entry.sessions[worker] = entry.sessions.get(worker), session
             return before
 
     def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet) -> None:

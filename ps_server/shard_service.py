@@ -89,6 +89,9 @@ class ShardService(rpc.ShardServicer):
                 if gatekeeper.sees(job.name)
                 for table in tuple(job.tables.values())
             ],
+            events=[
+                pb.JobEvents(job=job.name, counts=job.events) for job in jobs if gatekeeper.sees(job.name)
+            ],
         )
 
 

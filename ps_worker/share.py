@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.data import Sampler
 
+from ps_worker.position import Piece
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
@@ -73,17 +75,10 @@ class ShareSampler(Sampler[list[int]]):
         self._epoch = 0
         self._skipped = 0
 
-    def begin(self, epoch: int, skipped: int, place: int, count: int) -> None:
-        """Sets what the next iteration gives: the batches of `epoch` without the first `skipped`.
-
-        Args:
-            epoch: whose order it is.
-            skipped: batches to leave out.
-            place: of the worker among those that share this epoch.
-            count: how many they are.
-        """
-        self._epoch, self._skipped = epoch, skipped
-        self._deal(place, count)
+    def begin(self, piece: Piece) -> None:
+        """Sets what the next iteration gives."""
+        self._epoch, self._skipped = piece.epoch, piece.first
+        self._deal(piece.place, piece.count)
 
     def _deal(self, place: int, count: int) -> None:
         share = replace(self._share, num_workers=count)

@@ -55,11 +55,12 @@ class Table:
         exchange: Exchange,
         names: tuple[str, ...],
         step: int,
+        before_step: Callable[[int], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
     ) -> None:
         self.step = step
-        self._at_step = at_step
+        self._before_step, self._at_step = before_step, at_step
         self._rejoin = rejoin
         self.number = exchange.number
         self._exchange = exchange
@@ -135,6 +136,7 @@ class Table:
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
         self.step = self._exchange.step_of(self.step)
+        self._before_step(self.step + 1)
         try:
             push()
         except Evicted:

@@ -86,7 +86,7 @@ class Heartbeat(_message.Message):
     def __init__(self, heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "samples", "waited_s", "metrics")
+    __slots__ = ("step", "samples", "waited_s", "metrics", "waits")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,11 +98,13 @@ class Progress(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     step: int
     samples: int
     waited_s: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    waits: str
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("progress",)
@@ -111,12 +113,14 @@ class Finish(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason", "progress")
+    __slots__ = ("reason", "progress", "drained")
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     reason: str
     progress: Progress
-    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    drained: bool
+    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ...) -> None: ...
 
 class MemberReply(_message.Message):
     __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "number")
@@ -601,24 +605,78 @@ class GetStateRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "epoch")
+    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
     loader: int
     epoch: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    begins: bool
+    first: int
+    samples: int
+    mark: Mark
+    rest: Mark
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+
+class Mark(_message.Message):
+    __slots__ = ("step", "batches", "samples", "pace_batches", "pace_samples")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PACE_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PACE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    batches: int
+    samples: int
+    pace_batches: int
+    pace_samples: int
+    def __init__(self, step: _Optional[int] = ..., batches: _Optional[int] = ..., samples: _Optional[int] = ..., pace_batches: _Optional[int] = ..., pace_samples: _Optional[int] = ...) -> None: ...
 
 class ShareReply(_message.Message):
-    __slots__ = ("workers",)
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    workers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
+    __slots__ = ("piece",)
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    piece: Piece
+    def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("epoch", "place", "count", "first")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    place: int
+    count: int
+    first: int
+    def __init__(self, epoch: _Optional[int] = ..., place: _Optional[int] = ..., count: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+
+class UseRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "loader", "mark")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    loader: int
+    mark: Mark
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+
+class UseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -635,7 +693,7 @@ class StatusReply(_message.Message):
     def __init__(self, num_shards: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events")
+    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events", "epochs", "happened")
     class EventsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -649,13 +707,33 @@ class JobStatus(_message.Message):
     NUM_TABLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    HAPPENED_FIELD_NUMBER: _ClassVar[int]
     job: _spec_pb2.Job
     state: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     num_tables: int
     epoch: int
     events: _containers.ScalarMap[str, int]
-    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochUse]
+    happened: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ..., epochs: _Optional[_Iterable[_Union[EpochUse, _Mapping]]] = ..., happened: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EpochUse(_message.Message):
+    __slots__ = ("loader", "epoch", "samples", "used", "handed_on", "over")
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_ON_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    loader: int
+    epoch: int
+    samples: int
+    used: int
+    handed_on: int
+    over: bool
+    def __init__(self, loader: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., used: _Optional[int] = ..., handed_on: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "incarnation", "host", "pid", "state", "progress", "heartbeat_age_s", "lease_left_s")
