@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
-from ps_server.choices import Choices
+from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.log import logger
 from ps_server.shard import Shard
-from ps_wire.errors import ServerNotReady, ShardMismatch
+from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -171,7 +171,10 @@ class Shards:
 
     def attended(self, shard: int, report: TableAttendance) -> None:
         """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
-        for order, shards in self._choices.reported(shard, report):
+        self._send_choices(self._choices.reported(shard, report))
+
+    def _send_choices(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
+        for order, shards in choices:
             for index in shards:
                 entry = self._registered.get(index)
                 if index == self._own.index:
@@ -194,6 +197,20 @@ class Shards:
             PsError: what the first shard that refused has said; the others may have carried it out.
             ServerNotReady: a shard is not registered, or did not answer within `ORDER_LIMIT_S`.
         """
+        kind = order.WhichOneof("kind") or ""
+        if kind in FIRST_ROUNDS:
+            self._choices.hold(getattr(order, kind).job)
+        ends = kind in SECOND_ROUNDS
+        try:
+            return await self._order(order, absent_ok=absent_ok, least=least)
+        except PsError:
+            ends = ends or kind in FIRST_ROUNDS  # there is no second one
+            raise
+        finally:
+            if ends:
+                self._send_choices(self._choices.release(getattr(order, kind).job))
+
+    async def _order(self, order: pb.Order, *, absent_ok: bool, least: bool) -> dict[int, int]:
         if not absent_ok:
             self.check_ready()
         message = pb.Order()

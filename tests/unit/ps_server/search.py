@@ -144,5 +144,5 @@ class Search(Moves):
         if world.losses:
             for shard in SHARDS:
                 under_way = {order[0] for order in (*world.down[shard], *world.up[shard])}
-                if under_way and under_way <= {"choose", "catch_up", "report"}:
+                if under_way & {"choose", "catch_up", "report"}:
                     yield Moves.lose, shard

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ps_server.attendance import Attendance, CatchUp, Choose
+from ps_server.attendance import CatchUp, Choose
 from ps_server.backup_partition import BackupPartition, machine_of
 from ps_server.chooser import Chooser
 from ps_server.cut import Cut
@@ -35,6 +35,7 @@ class Node:
     machine: Partition
     cut: Cut
     quorum: Quorum | None
+    kept: frozenset[int]  # versions that are older than the weights
     live: dict[int, tuple[int, int]]  # worker -> incarnation, clock; of those who are not fenced
     memo: dict[Input, tuple[Node, tuple[Output, ...]]] = field(default_factory=dict)
 
@@ -42,7 +43,7 @@ class Node:
 @dataclass(slots=True, eq=False)
 class ChooserNode:
     chooser: Chooser
-    memo: dict[tuple[int, Attendance], tuple[ChooserNode, tuple[Input, ...]]] = field(default_factory=dict)
+    memo: dict[Input, tuple[ChooserNode, tuple[Input, ...]]] = field(default_factory=dict)
     swapped: ChooserNode | None = None
 
 
@@ -64,14 +65,14 @@ class Nodes:
         if isinstance(machine, BackupPartition) and quorum is not None:
             quorum.stands(0, machine.standing)
             assert quorum.take() is None
-        return self._node(machine, Cut(machine), quorum)
+        return self._node(machine, Cut(machine), quorum, frozenset())
 
     def step(self, node: Node, given: Input) -> tuple[Node, tuple[Output, ...]]:
         found = node.memo.get(given)
         if found is None:
             machine = _copied(node.machine)
             cut = copy(node.cut)
-            visit = _Visit(machine, cut, self._quorum(node))
+            visit = _Visit(machine, cut, self._quorum(node), node.kept)
             cut.machine = machine
             cut._kept = [replace(kept, again=_Again(visit, kept.again.given)) for kept in cut._kept]
             before, version = _books(machine), machine.version
@@ -80,7 +81,10 @@ class Nodes:
             assert _books(machine) == before, ("law 12", given, node.machine)
             assert machine.version >= version
             self._check_gap(machine)
-            found = node.memo[given] = self._node(machine, cut, visit.quorum), tuple(visit.outputs)
+            found = node.memo[given] = (
+                self._node(machine, cut, visit.quorum, visit.kept),
+                tuple(visit.outputs),
+            )
         return found
 
     def _check_gap(self, machine: Partition) -> None:
@@ -102,7 +106,7 @@ class Nodes:
         made._reported = node.quorum._reported
         return made
 
-    def _node(self, machine: Partition, cut: Cut, quorum: Quorum | None) -> Node:
+    def _node(self, machine: Partition, cut: Cut, quorum: Quorum | None, kept: frozenset[int]) -> Node:
         members = tuple(
             (worker, it.incarnation, it.clock, it.prepared, it.fenced, it.late, it.asked)
             for worker, it in sorted(machine._members.items())
@@ -118,10 +122,11 @@ class Nodes:
             None if cut._limits is None else tuple(sorted(cut._limits.items())),
             tuple((kept.worker, kept.step, kept.pushes) for kept in cut._kept),
             None if quorum is None else quorum._reported,
+            kept,
         )
         if key not in self.known:
             live = {worker: (it[0], it[1]) for worker, *it in members if not it[3]}
-            self.known[key] = Node(len(self.known), machine, cut, quorum, live)
+            self.known[key] = Node(len(self.known), machine, cut, quorum, kept, live)
         return self.known[key]
 
     # -- the coordinator's chooser -------------------------------------------------------------------
@@ -129,16 +134,15 @@ class Nodes:
     def start_chooser(self) -> ChooserNode | None:
         return self._chooser_node(Chooser(self.gate.backup, (0, 1))) if self.gate.backup else None
 
-    def report(
-        self, node: ChooserNode, shard: int, report: Attendance
-    ) -> tuple[ChooserNode, tuple[Input, ...]]:
-        """What the chooser is then, and its orders: name, what it takes, shards."""
-        found = node.memo.get((shard, report))
+    def choose(self, node: ChooserNode, given: Input) -> tuple[ChooserNode, tuple[Input, ...]]:
+        """What the chooser is after reported, hold or release, and its orders, with their shards."""
+        found = node.memo.get(given)
         if found is None:
             chooser = copy(node.chooser)
             chooser._caught, chooser._reports = dict(chooser._caught), dict(chooser._reports)
-            sent = [(*_as_input(choice), shards) for choice, shards in chooser.reported(shard, report)]
-            found = node.memo[shard, report] = self._chooser_node(chooser), tuple(sent)
+            name, *what = given
+            sent = [(*_as_input(choice), shards) for choice, shards in getattr(chooser, name)(*what) or ()]
+            found = node.memo[given] = self._chooser_node(chooser), tuple(sent)
         return found
 
     def swap(self, node: ChooserNode | None) -> ChooserNode | None:
@@ -152,6 +156,7 @@ class Nodes:
     def _chooser_node(self, chooser: Chooser) -> ChooserNode:
         key = (
             chooser._chosen,
+            chooser._held,
             tuple(sorted((worker, it.late, it.step) for worker, it in chooser._caught.items())),
             tuple(chooser._reports.get(shard) for shard in (0, 1)),
         )
@@ -202,6 +207,7 @@ class _Visit:
     machine: Partition
     cut: Cut
     quorum: Quorum | None
+    kept: frozenset[int]
     outputs: list[Output] = field(default_factory=list)
     going: bool = False
 
@@ -242,6 +248,7 @@ class _Visit:
     def _on_prepare(self, _: Input, worker: int, incarnation: int) -> None:
         self.cut.leave(worker)
         self.outputs.append(("answer", self.machine.prepare(worker, incarnation)))
+        self.kept &= self.machine.needs()
 
     def _on_enter(self, _: Input, worker: int, incarnation: int, step: int) -> None:
         self.cut.leave(worker)
@@ -295,12 +302,15 @@ class _Visit:
                 case Ack(worker=worker, step=step):
                     self.outputs.append(("ack", worker, step))
                 case Answer(version=version):
+                    assert version == self.machine.version or version in self.kept, "it is not there any more"
                     self.outputs += [("pulled", it.worker, it.incarnation, version) for it in action.pulls]
                 case Complete(step=step):
                     workers = frozenset(item.worker for item in self.machine.staged)
                     self.outputs.append(("closed", step, workers))
+                    self.kept |= {step} & self.machine.needs()
                     self._carry_out(self.machine.decide(step, workers, 1.0, 0.0))
         self._go_on()
+        self.kept &= self.machine.needs()
 
     def _go_on(self) -> None:
         """As `CutCell.go_on`."""

@@ -7,8 +7,8 @@ arrives is one event; what goes from the coordinator to a shard, or back, stays 
 
 What may go wrong, each so many times: a worker dies, with what it has sent still under way; it is silent for
 too long (`pause`), is evicted and comes back; a connection breaks and what was not answered is sent again. A
-reader may want a cut. A shard may lose its stream to the coordinator, with choices and reports on their way
-(with changes on their way the job is told to end). Nothing here may get stuck without another fault.
+reader may want a cut. A shard may lose its stream to the coordinator, with all that is on its way: orders
+that are answered are said again, and so are answers. Nothing here may get stuck without another fault.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ps_server.choices import UNANSWERED
 from ps_server.cut import clocks_of_cut
 from ps_server.gate import Gate, gate_of
 from ps_wire.consistency import Consistency
@@ -155,10 +156,11 @@ class Moves:
     # -- the coordinator -----------------------------------------------------------------------------
 
     def lose(self, world: World, shard: int) -> World:
-        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.down))
-        world = world._replace(losses=world.losses - 1, down=(nothing[0], nothing[1]))
-        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.up))
-        return self._give(world._replace(up=(nothing[0], nothing[1])), shard, ("follow",))
+        down, up = list(world.down), list(world.up)
+        down[shard] = tuple(order for order in down[shard] if order[0] not in UNANSWERED)
+        up[shard] = tuple(answer for answer in up[shard] if answer[0] != "report")
+        world = world._replace(losses=world.losses - 1, down=(down[0], down[1]), up=(up[0], up[1]))
+        return self._give(world, shard, ("follow",))
 
     def _ordered(self, world: World, kind: str, number: int, incarnation: int) -> World:
         return self._begin(world._replace(queue=(*world.queue, (kind, number, incarnation))))
@@ -168,6 +170,8 @@ class Moves:
             return world
         kind, number, incarnation = world.queue[0]
         first = {"evict": "fence", "enter": "prepare", "leave": "leave"}[kind]
+        if kind != "leave":
+            world = self._choose(world, "hold")
         world = self._send(world, (first, number, incarnation))
         return world._replace(phase=2 if kind == "leave" else 1, answers=())
 
@@ -189,13 +193,17 @@ class Moves:
         if name == "answer":
             return self._answered(world, what[0])
         if name == "report":
-            assert world.chooser is not None
-            chooser, sent = self.nodes.report(world.chooser, shard, what[0])
-            world = world._replace(chooser=chooser)
-            for order, taken, shards in sent:
-                world = self._send(world, (order, *taken), shards)
-            return world
+            return self._choose(world, "reported", shard, what[0])
         return self._cut_goes_on(world, shard, name, what)
+
+    def _choose(self, world: World, *given: Any) -> World:
+        if world.chooser is None:
+            return world
+        chooser, sent = self.nodes.choose(world.chooser, given)
+        world = world._replace(chooser=chooser)
+        for order, taken, shards in sent:
+            world = self._send(world, (order, *taken), shards)
+        return world
 
     def _answered(self, world: World, answer: int) -> World:
         world = world._replace(answers=tuple(sorted((*world.answers, answer))))
@@ -210,6 +218,8 @@ class Moves:
 
     def _changed(self, world: World) -> World:
         (kind, number, incarnation), *rest = world.queue
+        if kind != "leave":
+            world = self._choose(world, "release")
         worker = world.workers[number]
         if kind == "enter":
             entered = {"step": world.named, "pushes": False, "at": (PULLING, PULLING)}
