@@ -81,8 +81,8 @@ def test_law_17_a_cut_blocks_nobody_and_comes_about(model, faults, states, ends)
     [
         ((2, 1), {"abstains": frozenset({(0, 0), (1, 0)})}, 8194, 4),
         ((2, 1), {"breaks": 1}, 25572, 8),
-        ((1,), {"late": (1,)}, 6044, 12),
-        ((1, 1), {"deaths": 1}, 29703, 68),
+        ((1,), {"late": (1,)}, 5736, 12),
+        ((1, 1), {"deaths": 1}, 22837, 68),
         ((2, 1), {"losses": 1}, 31530, 20),
         ((2, 1), {"late": (1,), "prompt": True}, 13505, 34),
         ((1, 2), {"pauses": 1, "losses": 1, "prompt": True}, 32542, 80),
