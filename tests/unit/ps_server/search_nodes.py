@@ -70,7 +70,7 @@ class Nodes:
     def step(self, node: Node, given: Input) -> tuple[Node, tuple[Output, ...]]:
         found = node.memo.get(given)
         if found is None:
-            machine = _copied(node.machine)
+            machine = copied(node.machine)
             cut = copy(node.cut)
             visit = _Visit(machine, cut, self._quorum(node), node.kept)
             cut.machine = machine
@@ -171,7 +171,8 @@ def _as_input(choice: Choose | CatchUp) -> Input:
     return "catch_up", (choice.late, choice.step)
 
 
-def _copied(machine: Partition) -> Partition:
+def copied(machine: Partition) -> Partition:
+    """A machine that can go another way."""
     made = copy(machine)
     made._members = {worker: copy(it) for worker, it in machine._members.items()}
     made.ledgers = {worker: copy(it) for worker, it in machine.ledgers.items()}
