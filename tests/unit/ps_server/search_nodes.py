@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -19,10 +20,22 @@ from ps_server.backup_partition import BackupPartition, machine_of
 from ps_server.chooser import Chooser
 from ps_server.cut import Cut
 from ps_server.gate import Gate
-from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.partition import (
+    Ack,
+    Action,
+    Answer,
+    Apply,
+    Complete,
+    Contribution,
+    Ledger,
+    Partition,
+    Pull,
+    _Member,
+)
 from ps_server.quorum import Quorum
 from ps_wire.errors import PsError, StaleIncarnation, StrangerRefused
 
+_of_member, _of_ledger = attrgetter(*_Member.__slots__), attrgetter(*Ledger.__slots__)
 CUT = (0, 1)
 NOBODY = -1  # trains: what a cut has then may lack a step that died with its worker
 Input = tuple[Any, ...]  # its name, then what it takes
@@ -174,8 +187,8 @@ def _as_input(choice: Choose | CatchUp) -> Input:
 def copied(machine: Partition) -> Partition:
     """A machine that can go another way."""
     made = copy(machine)
-    made._members = {worker: copy(it) for worker, it in machine._members.items()}
-    made.ledgers = {worker: copy(it) for worker, it in machine.ledgers.items()}
+    made._members = {worker: _Member(*_of_member(it)) for worker, it in machine._members.items()}
+    made.ledgers = {worker: Ledger(*_of_ledger(it)) for worker, it in machine.ledgers.items()}
     made._staged, made._waiting, made.tau = dict(machine._staged), dict(machine._waiting), machine.tau.copy()
     return made
 

@@ -64,7 +64,7 @@ class World:
         """A copy that can go another way; nothing is applied or read in it yet."""
         other = copy(self)
         for name in ("partitions", "weights", "links", "received", "copies", "complete", "verdicts"):
-            setattr(other, name, copy(getattr(self, name)))
+            setattr(other, name, getattr(self, name).copy())
         other.applies, other.reads = [], []
         return other
 
