@@ -29,6 +29,21 @@ def visits(search: Search, states: int, ends: int, *reached: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "steps", "breaks", "states", "ends"),
+    [
+        (BSP(), (1, 3, 2), 0, 1022, 1),
+        (SSP(1), (1, 3, 2), 0, 5892, 1),
+        (BSP(), (2, 3), 1, 571, 2),
+        (SSP(1), (2, 3), 1, 1376, 2),
+    ],
+    ids=str,
+)
+def test_law_17_shards_never_block_each_other(model, steps, breaks, states, ends):
+    """Workers with unequal batches on two shards that progress in any order, and lose connections."""
+    visits(Search(model=model, steps=steps, breaks=breaks), states, ends)
+
+
+@pytest.mark.parametrize(
     ("model", "steps", "states", "ends"),
     [
         (BSP(), (2, 1), 1671, 38),
