@@ -65,7 +65,7 @@ class Chooser:
         if self._held or len(known) < len(self.holders):
             return []
         choices: list[Choice] = []
-        step = 0 if self._chosen is None else self._chosen.step + 1
+        step = known[0].step if self._chosen is None else self._chosen.step + 1  # it may begin at a snapshot
         if all(report.step == step for report in known):
             ready = frozenset.intersection(*(report.ready for report in known))
             members = frozenset().union(*(report.members for report in known))
