@@ -48,6 +48,10 @@ class Decisions:
             shards = holders(Plan(spec, self.num_shards))
             self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)
 
+    def knows(self, job: str, table: int) -> bool:
+        """Whether steps of this table are decided here."""
+        return (job, table) in self._openings
+
     def dropped(self, job: str) -> None:
         """The shards are told to forget a job."""
         for key in [key for key in self._openings if key[0] == job]:

@@ -77,7 +77,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
     backup = [entry.name for entry in shard.jobs() if gate_of(entry.consistency).backup]
     if backup:
         raise ConfigurationRefused(
-            f"with backup workers nothing is handed on: jobs {', '.join(backup)} go back to their last snapshot"
+            f"with backup workers nothing is handed on: {', '.join(backup)} must go back to a snapshot"
         )
     tensors: dict[str, torch.Tensor] = {f"more/{name}": it for name, it in inherited.tensors.items()}
     jobs = [_job_facts(entry, tensors) for entry in shard.jobs()]

@@ -20,7 +20,7 @@ from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
-from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
+from ps_wire.errors import JobUnknown, PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -174,6 +174,7 @@ class Shards:
 
     def reported(self, shard: int, norm: Norm) -> None:
         """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
+        self._recall(norm)
         found = self._decisions.reported(shard, norm)
         if found is None:
             return
@@ -283,6 +284,13 @@ class Shards:
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
                 self._choices.dropped(order.drop_job.job)
+
+    def _recall(self, norm: Norm) -> None:
+        """A table that the coordinator before this one has opened, and that was handed on."""
+        if not self._decisions.knows(norm.job, norm.table):
+            with suppress(JobUnknown):
+                table = self._own.table(norm.job, norm.table)
+                self._decisions.opened(norm.job, table.spec, table.opening)
 
     def _opens(self, job: str, table: spec_pb2.Table, opening: int) -> None:
         spec = table_from_proto(table)
