@@ -61,6 +61,20 @@ def test_a_worker_has_one_live_connection():
     assert shard.replace_session("j", 0, first) is None
 
 
+def test_a_connection_in_place_of_another_is_a_retry(caplog):
+    """Of one incarnation: the first connection of the next one is not."""
+    shard = shard_with()
+    with caplog.at_level("INFO", logger="ps_server"):
+        shard.replace_session("j", 0, Connection())
+        shard.replace_session("j", 1, Connection())
+        shard.replace_session("j", 0, Connection())
+        admit(shard, 0, 2)
+        shard.replace_session("j", 0, Connection())
+    (job,) = shard.jobs()
+    assert job.events == {"retry": 1}
+    assert caplog.messages == ["job j: event=retry worker=0 incarnation=1"]
+
+
 def held(shard):
     return {job.name: job.memory_bytes for job in shard.jobs()}
 
