@@ -49,6 +49,7 @@ class Dealt:
         first: batches of the share that come before it.
         left_over: another worker had it before.
         open: its worker has not come to the end of it, nor to another one.
+        marks: of it, by step; the last `KEPT_MARKS`.
     """
 
     epoch: int
@@ -56,14 +57,14 @@ class Dealt:
     first: int = 0
     left_over: bool = False
     open: bool = True
-    _marks: list[Mark] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
 
     def mark(self, mark: Mark) -> None:
         """The worker says how far it has come; of what it says of one step the last counts."""
-        while self._marks and self._marks[-1].step >= mark.step:
-            self._marks.pop()
-        self._marks.append(mark)
-        del self._marks[:-KEPT_MARKS]
+        while self.marks and self.marks[-1].step >= mark.step:
+            self.marks.pop()
+        self.marks.append(mark)
+        del self.marks[:-KEPT_MARKS]
 
     def close(self, mark: Mark, rest: Mark) -> None:
         """The worker takes no more of it; `rest` is how far it comes with the step that follows `mark`."""
@@ -80,9 +81,9 @@ class Dealt:
     def used(self, clock: int | None = None) -> Used:
         """What is used when the worker's first `clock` steps are committed; None: all that it took."""
         if clock is None:
-            clock = self._marks[-1].step if self._marks else 0
+            clock = self.marks[-1].step if self.marks else 0
         used = Used(0, 0)
-        for mark, later in zip(self._marks, [*self._marks[1:], None], strict=True):
+        for mark, later in zip(self.marks, [*self.marks[1:], None], strict=True):
             if mark.step > clock:
                 break
             steps = clock - mark.step

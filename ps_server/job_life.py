@@ -28,6 +28,7 @@ from ps_server.member import (
 from ps_server.roster import Roster
 from ps_server.shares import ANY, Shares
 from ps_wire.errors import ConfigurationRefused, PsError
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
@@ -61,6 +62,8 @@ class JobLife:
     _any_finished: bool = False
     _uploaders: list[Member] = field(default_factory=list)  # who were asked for the final state
     _broken: PsError | None = None
+    _first_steps: dict[tuple[int, int], int] = field(default_factory=dict)  # (table, worker)
+    _restored: bool = False  # from a snapshot, and nobody has begun to train yet
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.name, self.num_workers)
@@ -90,13 +93,18 @@ class JobLife:
         return len(self._tables)
 
     @property
+    def specs(self) -> list[TableSpec]:
+        """Of these tables, by number."""
+        return [record.spec for record in self._tables.records]
+
+    @property
     def forgotten(self) -> bool:
         """Nobody is here and there is no state to keep."""
         return not self.roster.present() and not self._has_state
 
     @property
     def _has_state(self) -> bool:
-        return self.state is not JobState.WAITING
+        return self.state is not JobState.WAITING or self._restored
 
     def sharing(self) -> dict[int, int]:
         """Who shares what begins now: those here, and those whom a job that starts with all still awaits."""
@@ -160,6 +168,8 @@ class JobLife:
         self._any_finished = self.has_final_state = False
         self._uploaders.clear()
         self._tables.records.clear()
+        self._restored = False
+        self._first_steps.clear()
         self.clocks.clear()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
@@ -200,11 +210,23 @@ class JobLife:
             return [tell(uploader, upload_final=pb.UploadFinal())]
         if self._any_finished:
             return self._end()
+        started = self._start_restored()
         self.state = JobState.SUSPENDED
         self._tables.suspend()
         self.shares.clear()
         self._awaited = set(range(self.num_workers))
-        return []
+        return started
+
+    def _start_restored(self) -> list[Action]:
+        """Nobody has come back to a job that was restored: whoever comes later goes on with it."""
+        if not self._restored:
+            return []
+        self._restored = False
+        orders: list[Action] = []
+        for number, record in enumerate(self._tables.records):
+            record.started = True
+            orders.append(ToShards(pb.Order(start_table=pb.StartTable(job=self.name, table=number))))
+        return orders
 
     def _go_on_without(self) -> list[Action]:
         """Those who wait for a table to start may have waited for the one who went."""

@@ -47,7 +47,6 @@ class Session:
         shard: Shard,
         outlet: Outlet,
         *,
-        generation: int,
         token_bytes: int,
         carrier: str = MEMORY,
     ) -> None:
@@ -55,7 +54,6 @@ class Session:
         self._shard = shard
         self._regions: SharedRegions | None = None
         self._outlet = outlet
-        self._generation = generation
         self._token_bytes = token_bytes
         self._job: str | None = None
         self._worker = 0
@@ -121,6 +119,7 @@ class Session:
         meta = bytes(frame.meta)
         token, name = meta[: self._token_bytes], meta[self._token_bytes :]
         job = name.decode("ascii", errors="replace")
+        self._shard.check_generation(frame.generation)
         self._shard.use_token(job, frame.worker, frame.incarnation, token)
         self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
         if frame.flags & wire.SHARED:
@@ -133,7 +132,7 @@ class Session:
             kind=wire.Kind.HELLO,
             worker=frame.worker,
             incarnation=frame.incarnation,
-            generation=self._generation,
+            generation=self._shard.generation,
         )
         self._outlet.send(Message(hello))
 

@@ -58,7 +58,9 @@ class Piece:
 
 
 @dataclass(slots=True)
-class _Epoch:
+class Epoch:
+    """An epoch of a loader that was dealt; see the module's docstring."""
+
     owners: dict[int, int]  # worker -> incarnation, or ANY
     samples: int = 0
     used: int = 0  # in pieces that are closed
@@ -68,6 +70,7 @@ class _Epoch:
     left: list[tuple[int, int]] = field(default_factory=list)  # place, first batch
 
     def place(self, worker: int) -> int:
+        """Of a worker's share, in the order of numbers."""
         return sorted(self.owners).index(worker)
 
 
@@ -75,7 +78,7 @@ class _Epoch:
 class Shares:
     """See the module's docstring. Not thread-safe."""
 
-    _epochs: dict[tuple[int, int], _Epoch] = field(default_factory=dict)
+    _epochs: dict[tuple[int, int], Epoch] = field(default_factory=dict)
     _dealt: dict[tuple[int, int], tuple[int, list[Dealt]]] = field(default_factory=dict)  # loader, worker
     _training: set[int] = field(default_factory=set)  # loaders of whose batches steps were made
     _live: dict[tuple[int, int], None] = field(default_factory=dict)  # epochs that are not over
@@ -125,13 +128,13 @@ class Shares:
             self._take(loader, worker, incarnation, mark, Dealt(epoch=epoch, place=place, first=start))
         return Piece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
 
-    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> _Epoch:
+    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> Epoch:
         while len(self._epochs) >= MAX_EPOCHS:
             oldest = next(iter(self._epochs))
             del self._epochs[oldest]
             self._live.pop(oldest, None)
         self._live[loader, epoch] = None
-        begun = self._epochs[loader, epoch] = _Epoch(dict(sharing), samples=samples)
+        begun = self._epochs[loader, epoch] = Epoch(dict(sharing), samples=samples)
         return begun
 
     def _left_over(self, loader: int, epoch: int, worker: int, incarnation: int, mark: Mark) -> Piece | None:
@@ -203,7 +206,7 @@ class Shares:
         """
         return [self._capture(key, epoch, clocks) for key, epoch in self._epochs.items()]
 
-    def _capture(self, key: tuple[int, int], epoch: _Epoch, clocks: Mapping[int, int]) -> dict[str, Any]:
+    def _capture(self, key: tuple[int, int], epoch: Epoch, clocks: Mapping[int, int]) -> dict[str, Any]:
         starts = {n: epoch.starts.get(n, 0) for n in epoch.owners if n not in epoch.begun}
         left, used, handed_on = list(epoch.left), epoch.used, epoch.handed_on
         for (loader, worker), (_, pieces) in self._dealt.items():
@@ -239,7 +242,7 @@ class Shares:
             key = int(entry["loader"]), int(entry["epoch"])
             starts = {int(worker): int(first) for worker, first in entry["starts"].items()}
             workers = [int(worker) for worker in entry["workers"]]
-            self._epochs[key] = _Epoch(
+            self._epochs[key] = Epoch(
                 {worker: ANY if worker in starts else NOBODY for worker in workers},
                 samples=int(entry["samples"]),
                 used=int(entry["used"]),

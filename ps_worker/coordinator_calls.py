@@ -57,6 +57,15 @@ class CoordinatorCalls:
         self.put_state("live", blob)
         self._send(uploaded=pb.Uploaded(live=True, step=step))
 
+    def put_cut(self, number: int, blob: bytes) -> None:
+        """What a snapshot has of this worker beside its tables."""
+        try:
+            self.put_state(f"cut/{self.joined.worker}", blob)
+        except PsError as error:  # a snapshot's trouble: this worker trains on
+            self._log(f"a snapshot does not get this worker's state: {error}")
+            return
+        self._send(cut_captured=pb.CutCaptured(number=number))
+
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
 

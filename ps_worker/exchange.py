@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ps_wire import frame as wire
@@ -74,6 +74,8 @@ class Exchange(Reentry, Waits):
         self.missed = 0
         self.skips = backup
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
+        self.begins: Callable[[], None] = lambda: None  # called before the first push of a step
+        self._begun = -1
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.number = self._table = table
@@ -185,6 +187,7 @@ class Exchange(Reentry, Waits):
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
         """
+        self._begin(step)
         frames = []
         for partition, there in zip(partitions, present, strict=True):
             payload = self._rounded.payload(partition.index) if any(there) else b""
@@ -207,11 +210,17 @@ class Exchange(Reentry, Waits):
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
+        self._begin(step)
         self._send_again()
         for partition in self.partitions:
             if self._pushes.steps.get(partition.index) != step:
                 place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
                 self._send_noted([self._frame(wire.Kind.ABSTAIN, **place)])
+
+    def _begin(self, step: int) -> None:
+        if step != self._begun:
+            self._begun = step
+            self.begins()
 
     @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:

@@ -65,7 +65,7 @@ class Link(Rejoining):
         except BaseException:
             self._service.close()
             raise
-        self._now.connect(self._carriers)
+        self._now.connect(self._carriers, self._places)
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -122,6 +122,7 @@ class Link(Rejoining):
         if exchange is None:
             self._membership.make_table(spec)
             exchange = self._exchange(spec, strict=strict, pulls=pulls)  # while the shards open it
+            exchange.begins = self.capture.begin
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
@@ -291,6 +292,7 @@ class Link(Rejoining):
                 break
             except Evicted as error:
                 self._refused(error)
+                self.announce()  # there is more to train
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
             if outside := self._outside.get(number):
@@ -301,6 +303,11 @@ class Link(Rejoining):
 
     def _live_state(self) -> bytes:
         return model_spec.pack(self._outside_tensors() | self.registered.tensors())
+
+    def _captured(self) -> bytes:
+        return model_spec.pack(
+            self._outside_tensors() | self.registered.tensors() | self.own.tensors() | self.positions().pack()
+        )
 
     def _outside_tensors(self) -> dict[str, torch.Tensor]:
         return {

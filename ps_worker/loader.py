@@ -84,6 +84,7 @@ class Loader:
         options: Mapping[str, Any],
         current_epoch: Callable[[], int | None],
         dealer: Dealer | None = None,
+        on_read: Callable[[], None] | None = None,
     ) -> None:
         """See `Worker.loader`.
 
@@ -101,6 +102,7 @@ class Loader:
             on_batch: called with the number of samples of each batch that is handed out.
             current_epoch: the one that the script is in, or None where it does not say.
             dealer: says what of an epoch is this worker's. Default: the share `rank` of `num_workers`.
+            on_read: called before a batch is read in this process.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
@@ -169,7 +171,14 @@ class Loader:
                 even=even,
                 drop_last=drop_last,
             )
-            self._share = ShareSampler(share, rank, shuffle=bool(self._made_with["shuffle"]), seed=seed)
+            in_process = not options.get("num_workers")  # else batches are read ahead
+            self._share = ShareSampler(
+                share,
+                rank,
+                shuffle=bool(self._made_with["shuffle"]),
+                seed=seed,
+                on_read=on_read if in_process else None,
+            )
             self._length = len(self._share.sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ps_wire.errors import PsError, ServerNotReady, StartLimitExceeded
+from ps_wire.errors import PsError, RolledBack, ServerNotReady, StartLimitExceeded
 from ps_wire.frame import PROTOCOL
 from ps_wire.messages import table_to_proto
 from ps_wire.service import Service
@@ -23,6 +23,7 @@ from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_worker import stopping
+from ps_worker.capture import Capture
 from ps_worker.coordinator_calls import CoordinatorCalls
 from ps_worker.member_stream import MemberStream
 from ps_worker.reason import sendable
@@ -59,6 +60,7 @@ class Membership(CoordinatorCalls):
         self._waiting_call: Any = None
         self._leaving = False
         self.live_wanted = False  # a reader wants what lies outside tables, at the next step
+        self.capture: Capture | None = None
         self._stream: MemberStream | None = None
         self.joined = pb.Joined()
         self.again = False  # after an eviction
@@ -190,6 +192,8 @@ class Membership(CoordinatorCalls):
     def abandon(self) -> None:
         """This incarnation was evicted: its stream ends, without a word."""
         self._leaving = True
+        if self.capture is not None:
+            self.capture.end()
         if self._stream is not None:
             self._stream.close(cancel=True)
 
@@ -206,6 +210,9 @@ class Membership(CoordinatorCalls):
 
     def _take(self, reply: pb.MemberReply) -> None:
         kind = reply.WhichOneof("kind")
+        if kind in ("cut_prepare", "cut_armed", "cut_ended"):
+            self._take_cut(reply)
+            return
         with self._changed:
             match kind:
                 case "table_made":
@@ -219,11 +226,27 @@ class Membership(CoordinatorCalls):
                     self._log(reply.notice.text)
                 case "upload_live":
                     self.live_wanted = True
+                case "rolled_back":
+                    self._fail(RolledBack(reply.rolled_back.why, step=reply.rolled_back.step))
                 case "joined" | "upload_final" | "ended" | "left":
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()
 
+    def _take_cut(self, reply: pb.MemberReply) -> None:
+        capture = self.capture
+        match reply.WhichOneof("kind"):
+            case "cut_prepare":
+                number = reply.cut_prepare.number
+                steps = capture.prepare(number) if capture is not None else {}
+                self._send(cut_ready=pb.CutReady(number=number, steps=steps))
+            case "cut_armed" if capture is not None:
+                capture.arm(reply.cut_armed.number, reply.cut_armed.steps)
+            case "cut_ended" if capture is not None:
+                capture.end(reply.cut_ended.number)
+
     def _fail(self, error: PsError) -> None:
+        if self.capture is not None:
+            self.capture.end()
         with self._changed:
             if self._error is not None:
                 return

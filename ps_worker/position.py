@@ -5,10 +5,16 @@ Legend: an epoch of a loader is dealt in `count` shares; a piece is one of them,
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from ps_wire.errors import UsageError
+
+POSITIONS = "@positions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +65,35 @@ class Position:
             return cls(epoch=int(numbers["epoch"]), offset=int(numbers["offset"]), share=piece)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"this is no position of a loader: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """Where a script is in its data.
+
+    Attributes:
+        epoch: of its loop over `worker.epochs`; None where it has none.
+        loaders: by number, in the order in which it made them.
+    """
+
+    epoch: int | None
+    loaders: tuple[Position, ...]
+
+    def pack(self) -> dict[str, torch.Tensor]:
+        """As a tensor by name, to lie among others."""
+        numbers = {"epoch": self.epoch, "loaders": [loader.as_numbers() for loader in self.loaders]}
+        text = json.dumps(numbers).encode()
+        return {POSITIONS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, torch.Tensor]) -> Positions | None:
+        """What `pack` has packed, None where it is not there.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        if POSITIONS not in packed:
+            return None
+        numbers = json.loads(bytes(packed[POSITIONS].tolist()))
+        loaders = tuple(Position.from_numbers(loader) for loader in numbers["loaders"])
+        return cls(epoch=numbers["epoch"], loaders=loaders)

@@ -9,7 +9,7 @@ waits at the last barrier of an epoch; otherwise batches are full but for the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,7 +66,17 @@ class ShareSampler(Sampler[list[int]]):
         sizes: of the worker's batches in every epoch, in order.
     """
 
-    def __init__(self, share: Share, worker: int, *, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self,
+        share: Share,
+        worker: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        on_read: Callable[[], None] | None = None,
+    ) -> None:
+        """Takes `on_read`, called before a batch is given."""
+        self._on_read = on_read or (lambda: None)
         self._share = share
         self._deal(worker, share.num_workers)
         self._num_samples = share.num_samples
@@ -92,6 +102,7 @@ class ShareSampler(Sampler[list[int]]):
             order = torch.randperm(self._num_samples, generator=generator, device="cpu").tolist()
         at = self._start + sum(self.sizes[: self._skipped])
         for size in self.sizes[self._skipped :]:
+            self._on_read()
             yield list(order[at : at + size])
             at += size
 

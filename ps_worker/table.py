@@ -58,10 +58,11 @@ class Table:
         before_step: Callable[[int], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
+        announce: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step = step
         self._before_step, self._at_step = before_step, at_step
-        self._rejoin = rejoin
+        self._rejoin_only, self._announce = rejoin, announce
         self.number = exchange.number
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
@@ -128,6 +129,10 @@ class Table:
             self._exchange.pull(step=self.step)
         again = lambda: self._again(lambda: self.pull(out).result())  # noqa: E731
         return _future(self._exchange.when_pulled, lambda: self._pulled(out), again)
+
+    def _rejoin(self) -> None:
+        self._rejoin_only()
+        self._announce()
 
     def reenter(self, step: int) -> None:
         """The worker was evicted and has joined again: what it had pushed at its last step is void."""

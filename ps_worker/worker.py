@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -15,7 +15,7 @@ import torch
 
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
-from ps_wire.errors import UsageError
+from ps_wire.errors import RolledBack, UsageError
 from ps_wire.table import BucketOptions
 from ps_worker import model_spec, stopping, terminal
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
@@ -49,8 +49,8 @@ class Worker(WorkerData, WorkerState):
 
     _link: Link
 
-    def __init__(self, settings: Settings) -> None:
-        """Checks the servers and joins.
+    def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None = None) -> None:
+        """Checks the servers and joins; `on_rollback`: see `connect`.
 
         Raises:
             ServerUnreachable: a server does not answer; its address is named.
@@ -59,10 +59,12 @@ class Worker(WorkerData, WorkerState):
         keep_large_blocks(one_arena=False)
         super().__init__(settings.consistency)
         self._settings = settings
+        self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
+        self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
         self._metrics: dict[str, float] = {}
         self._leaving = False
         self._left = False  # only once all of it is done: what was interrupted is done again
@@ -72,6 +74,10 @@ class Worker(WorkerData, WorkerState):
         self._waits = LongWaits(self._counted, self._whom, self._say)
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
+        self._link.on_restored = self._restored
+        self._link.clocks = self._clocks
+        self._link.own.add("@worker", self._counts)
+        self._link.positions = self._positions
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
@@ -171,8 +177,10 @@ class Worker(WorkerData, WorkerState):
             log=self._say,
             at_step=self._stepped,
             rejoin=self._link.rejoin,
+            announce=self._announce,
             waits=self._link.say_wait,
         )
+        self._at_forwards.append(model.register_forward_pre_hook(self._at_forward))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
@@ -208,7 +216,9 @@ class Worker(WorkerData, WorkerState):
         )
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(exchange, tuple(tensors), step, self._steps, self._stepped, self._link.rejoin)
+        made = Table(
+            exchange, tuple(tensors), step, self._steps, self._stepped, self._link.rejoin, self._announce
+        )
         self._tables.append(made)
         return made
 
@@ -254,6 +264,7 @@ class Worker(WorkerData, WorkerState):
         Where Ctrl-C ended it, a second call waits again; no step comes between.
 
         Raises:
+            RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
             PsError: the job cannot go on.
         """
@@ -267,7 +278,11 @@ class Worker(WorkerData, WorkerState):
             self._say(self._ended_text())
         stopping.step_ended()
         self._finishing = True
-        self._link.finish()
+        try:
+            self._link.finish()
+        except RolledBack:
+            self._finishing = False  # there is more to train
+            raise
         for optimizer in self._optimizers:
             optimizer.refresh()
         self._finished = True
@@ -289,6 +304,8 @@ class Worker(WorkerData, WorkerState):
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
             last_first.callback(self._settle_pushes)
+            for handle in self._at_forwards:
+                last_first.callback(handle.remove)
             for optimizer in self._optimizers:
                 last_first.callback(optimizer.detach)
                 last_first.callback(self._let_go, optimizer)
@@ -319,6 +336,19 @@ class Worker(WorkerData, WorkerState):
             if other < number:
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
+
+    def _at_forward(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._begin_step()
+
+    def _clocks(self) -> dict[int, int]:
+        clocks = {table.number: table.step for table in self._tables}
+        for optimizer in self._optimizers:
+            clocks |= optimizer.clocks
+        return clocks
+
+    def _begin_step(self) -> None:
+        self._link.capture.begin()
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -14,6 +14,22 @@ from ps_wire.errors import UsageError
 from ps_worker import torch_loader
 from ps_worker.dealing import Dealing, Deals
 from ps_worker.loader import Loader
+from ps_worker.position import Position, Positions
+
+
+class Counts:
+    """How far a worker has come with its data, as something that can be registered."""
+
+    def __init__(self, worker: WorkerData) -> None:
+        self._worker = worker
+
+    def state_dict(self) -> dict[str, Any]:
+        """Samples that were handed out."""
+        return {"samples": self._worker._samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Counts on from there."""
+        self._worker._samples = state["samples"]
 
 
 class WorkerData:
@@ -36,8 +52,12 @@ class WorkerData:
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
+        self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
         self._dealings: list[Dealing] = []
+        self._counts = Counts(self)
+        self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
+        self._back_to: int | None = None  # an epoch that the script's loop is to go to
 
     def loader(
         self,
@@ -113,7 +133,11 @@ class WorkerData:
             on_batch=partial(self._count_samples, dealing),
             current_epoch=lambda: self._epoch,
             dealer=dealing,
+            on_read=self._begin_step,
         )
+        if self._num_loaders < len(self._saved_positions):
+            made.position = self._saved_positions[self._num_loaders]
+        self._numbers[made] = self._num_loaders
         self._dealings.append(dealing)
         self._num_loaders += 1
         self._loaders.add(made)
@@ -123,6 +147,24 @@ class WorkerData:
         """What loaders have handed out goes into the first `step` steps of this worker."""
         for dealing in self._dealings:
             dealing.take_step(step)
+
+    def _begin_step(self) -> None:
+        """See `Capture.begin`."""
+        raise NotImplementedError
+
+    def _positions(self) -> Positions:
+        """Where this script is in its data."""
+        at = {self._numbers[loader]: loader.position for loader in self._loaders}
+        known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
+        return Positions(epoch=self._epoch, loaders=tuple(known))
+
+    def _rewind(self, saved: Positions) -> None:
+        """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self._saved_positions = list(saved.loaders)
+        self._back_to = saved.epoch
+        for loader in self._loaders:
+            if self._numbers[loader] < len(saved.loaders):
+                loader.position = saved.loaders[self._numbers[loader]]
 
     def _end_loaders(self) -> None:
         for loader in self._loaders:
@@ -136,7 +178,9 @@ class WorkerData:
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
 
-        So a run that goes on at `start` sees the orders that an uninterrupted one would.
+        So a run that goes on at `start` sees the orders that an uninterrupted one would. Where the job goes
+        on from a snapshot, so does this: it begins at the epoch of then, or goes back to it once the body of
+        the loop is left, by `continue`, too.
 
         Args:
             count: of the whole run.
@@ -153,16 +197,24 @@ class WorkerData:
         return self._count_epochs(range(start, count))
 
     def _count_epochs(self, numbers: range) -> Iterator[int]:
+        epoch = numbers.start
         try:
-            for epoch in numbers:
+            while True:
+                epoch, self._back_to = epoch if self._back_to is None else self._back_to, None
+                if epoch >= numbers.stop:
+                    return
                 self._epoch = epoch
                 yield epoch
+                epoch += 1
         finally:
             self._epoch = None
 
     def _count_samples(self, loader: Dealing, samples: int) -> None:
+        self._begin_step()
         self._samples += samples
         loader.hand_out(samples)
+        if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
+            self._back_to = None
         for counts in self._unweighed:
             counts[loader] = counts.pop(loader, 0) + samples
 

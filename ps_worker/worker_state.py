@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ps_wire.errors import PsError, UsageError
+import torch
+
+from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import stopping
 from ps_worker.link import Link
+from ps_worker.position import Positions
 from ps_worker.table import Table
 from ps_worker.waiting import LongWaits
 from ps_worker.wrapped import WrappedOptimizer
@@ -32,6 +35,7 @@ class WorkerState:
     _finishing: bool
     _finished: bool
     _leaving: bool
+    _on_rollback: Callable[[int], None] | None
 
     def _end_loaders(self) -> None:
         raise NotImplementedError
@@ -47,6 +51,9 @@ class WorkerState:
         """Steps that this worker has taken, over its tables the largest."""
         clocks = [optimizer.step_number for optimizer in self._optimizers]
         return max(clocks + [table.step for table in self._tables], default=0)
+
+    def _rewind(self, saved: Positions) -> None:
+        raise NotImplementedError
 
     def register_state(self, name: str, kept: Any) -> None:
         """Keeps something with the job that each worker has for itself, such as a scheduler.
@@ -130,6 +137,27 @@ class WorkerState:
     @property
     def _waited_s(self) -> float:
         return sum(optimizer.waited_s for optimizer in self._optimizers)
+
+    def _restored(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """This worker goes on from a snapshot, in which it had saved this."""
+        positions = Positions.unpack(saved)
+        if positions is not None:
+            self._rewind(positions)
+
+    def _announce(self) -> bool:
+        """Whether steps are undone that the script has not heard of; an error unless it can be called.
+
+        Raises:
+            RolledBack: there is no `on_rollback`.
+        """
+        try:
+            self._link.announce()
+        except RolledBack as undone:
+            if self._on_rollback is None:
+                raise
+            self._on_rollback(undone.step)
+            return True
+        return False
 
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer) -> None:

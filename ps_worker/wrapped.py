@@ -56,6 +56,7 @@ class WrappedOptimizer(Stages):
         log: Callable[[str], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
+        announce: Callable[[], bool] = lambda: False,
         waits: Callable[[str], None] | None = None,
     ) -> None:
         """See `Worker.wrap`.
@@ -72,12 +73,14 @@ class WrappedOptimizer(Stages):
             closed: why no step can be taken any more, or None.
             log: says something to the person at the terminal.
             at_step: called at the end of each step, with the number of steps taken.
-            rejoin: joins again after an eviction; calls `reenter`.
+            rejoin: joins again after an eviction or a rollback; calls `reenter`.
+            announce: says that steps are undone, once after each rollback: True, or an error for the script.
             waits: says, now and then, what is waited for; default: `log`.
         """
         self._open = False
         self._at_step = at_step
         self._rejoin = rejoin
+        self._announce = announce
         self._entries = 0  # how often the worker has joined again
         self._void = False  # the gradients that are there were computed before that
         super().__init__(inner.param_groups, inner.defaults)
@@ -145,6 +148,9 @@ class WrappedOptimizer(Stages):
         Raises:
             GradientChanged: a gradient or hyper-parameter changed after its bucket had left.
             WeightsChanged: the script wrote into a parameter since the last step.
+            RolledBack: servers lost state, and this worker went back with the job to a snapshot: the weights
+                and what is registered are those of then, and so is the place in `worker.epochs` and loaders.
+                Not where `on_rollback` was given to `connect`: then this returns.
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
@@ -161,6 +167,8 @@ class WrappedOptimizer(Stages):
         self.settle()
         if arriving:
             self._check_read()
+        if self._announce():
+            return None
         check_sizes(self._sizes, self.param_groups)
         loss = None
         if closure is not None:
@@ -172,6 +180,8 @@ class WrappedOptimizer(Stages):
             self._take_step()
         except Evicted:
             self._rejoin()
+            if self._announce():
+                return loss
         self._void = False
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
         self._at_step(self.step_number)
@@ -247,6 +257,11 @@ class WrappedOptimizer(Stages):
             raise changed_error(f"{what} was called between backward and step()")
 
     # -- what a worker calls ---------------------------------------------------------------------------
+
+    @property
+    def clocks(self) -> dict[int, int]:
+        """Table -> the step that is under way or comes next."""
+        return {started.number: table.step for started, table in zip(self._started, self._tables)}  # noqa: B905 - a table may be on its way
 
     def reenter(self, steps: Mapping[int, int]) -> None:
         """The worker has joined again, and the weights are those of its first step there, by table.

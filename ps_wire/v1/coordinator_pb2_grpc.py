@@ -74,6 +74,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Snapshot = channel.unary_stream(
+                '/ps_wire.v1.Coordinator/Snapshot',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -133,6 +138,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Snapshot(self, request, context):
+        """Takes a snapshot of a job that runs, and says how it gets on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -175,6 +187,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusReply.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -393,6 +410,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/Status',
             ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Snapshot',
+            ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
             options,
             channel_credentials,
             insecure,
