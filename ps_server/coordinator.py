@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import torch
 
-from ps_server import coordinator_state, gatekeeper
+from ps_server import coordinator_state, gatekeeper, share_messages
 from ps_server import member as members
 from ps_server.choices import attendance_from_proto
 from ps_server.generations import Generations
