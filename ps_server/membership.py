@@ -310,6 +310,8 @@ class Job(JobLife):
         if number >= len(self._tables):
             return []
         table = self._tables.records[number]
+        if table.started:  # nobody came back to a job that was restored
+            return []
         table.starting, table.started = False, True
         self.state = JobState.RUNNING
         if all(record.started for record in self._tables.records):

@@ -143,7 +143,7 @@ class Recovery:
     def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
         logger.warning("job %s: goes on from its snapshot %s, step %d", name, saved.snapshot, saved.step)
-        self._states.drop(name)
+        self._states.drop(name, but="start/")
         for key, blob in saved.states.items():
             self._states.put(name, key, blob)
         room.roll_back(saved, floor=floor)

@@ -25,6 +25,7 @@ class WorkerState:
     _optimizers: list[WrappedOptimizer]
     _tables: list[Table]
 
+    _saved: Positions | None = None
     _on_rollback: Callable[[int], None] | None
 
     def _end_loaders(self) -> None:
@@ -73,9 +74,9 @@ class WorkerState:
 
     def _restored(self, saved: Mapping[str, torch.Tensor]) -> None:
         """This worker goes on from a snapshot, in which it had saved this."""
-        positions = Positions.unpack(saved)
-        if positions is not None:
-            self._rewind(positions)
+        self._saved = Positions.unpack(saved)
+        if self._saved is not None:
+            self._rewind(self._saved)
 
     def _announce(self) -> bool:
         """Whether steps are undone that the script has not heard of; an error unless it can be called.
@@ -86,6 +87,10 @@ class WorkerState:
         try:
             self._link.announce()
         except RolledBack as undone:
+            for optimizer in self._optimizers:
+                optimizer.abandon()  # what is there is of steps that are undone
+            if self._saved is not None:  # again, for a batch may have been handed out since
+                self._rewind(self._saved)
             if self._on_rollback is None:
                 raise
             self._on_rollback(undone.step)

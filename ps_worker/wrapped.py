@@ -63,8 +63,8 @@ class WrappedOptimizer(Sending):
         """See `Worker.wrap`.
 
         Args:
-            inner: the script's own.
-            model: whose parameters it holds.
+            inner: the script's own, of the model's parameters.
+            model: the script's.
             start_table: makes and starts a table of these param-groups.
             access: to the optimizer's state on the servers.
             overlap: as in `wrap`.
@@ -79,18 +79,13 @@ class WrappedOptimizer(Sending):
             waits: says, now and then, what is waited for; default: `log`.
         """
         self._open = False
-        self._at_step = at_step
-        self._rejoin = rejoin
-        self._announce = announce
+        self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
         self._entries = 0  # how often the worker has joined again
         self._void = False  # the gradients that are there were computed before that
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
-        self.abstained = 0
-        self.waited_s = 0.0
-        self._model = model
-        self._start_table = start_table
-        self._access = access
+        self.abstained, self.waited_s = 0, 0.0
+        self._model, self._start_table, self._access = model, start_table, access
         self._started = []
         self._clip = clip_grad_norm
         self._as_views = as_views
@@ -137,9 +132,7 @@ class WrappedOptimizer(Sending):
         Raises:
             GradientChanged: a gradient or hyper-parameter changed after its bucket had left.
             WeightsChanged: the script wrote into a parameter since the last step.
-            RolledBack: servers lost state, and this worker went back with the job to a snapshot: the weights
-                and what is registered are those of then, and so is the place in `worker.epochs` and loaders.
-                Not where `on_rollback` was given to `connect`: then this returns.
+            RolledBack: servers lost state, and this worker is back at a snapshot; see `connect`.
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
