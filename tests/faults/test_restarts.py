@@ -14,8 +14,8 @@ import torch
 import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_wire.access import OPEN
-from tests.integration.processes import LIMIT_S, Process, Zygote, free_ports
-from tests.integration.servers import SERVING, Servers, fresh_job, wait_health
+from tests.integration.processes import LIMIT_S, Process, Zygote
+from tests.integration.servers import SERVING, Servers, fresh_job, free_ports, wait_health
 from tests.integration.team import join, together
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
@@ -46,9 +46,10 @@ class Restarting(Servers):
         return time.monotonic()
 
 
-@pytest.fixture
-def restarting(zygote: Zygote, tmp_path: Path) -> Iterator[Restarting]:
-    servers = Restarting(zygote.start, tmp_path)
+@pytest.fixture(scope="module")
+def restarting(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarting]:
+    """The same servers for all tests here, as far as they are the same."""
+    servers = Restarting(zygote.start, tmp_path_factory.mktemp("snapshots"))
     yield servers
     assert servers.close() == [0, 0], "\n".join(process.text for process in servers.processes)
 
@@ -118,7 +119,7 @@ def test_after_kill_9_of_a_server_all_go_back_to_the_snapshot_and_end_with_the_s
 
 
 def test_a_rolling_restart_loses_nothing(restarting: Restarting) -> None:
-    """SIGTERM ends each server with 0, one after the other; nobody is rolled back, and the bits are the same."""
+    """SIGTERM ends each server with 0, one after the other; nobody is rolled back, the bits are the same."""
     stops = {3: 1, 6: 0, 9: 1}
 
     def at_step(_job: str, step: int) -> None:
