@@ -15,7 +15,7 @@ import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_wire.access import OPEN
 from tests.integration.processes import LIMIT_S, Process, Zygote
-from tests.integration.servers import SERVING, Servers, fresh_job, free_ports, wait_health
+from tests.integration.servers import SERVING, Servers, free_ports, fresh_job, wait_health
 from tests.integration.team import join, together
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
