@@ -180,7 +180,7 @@ class Taking:
         self.progress.phase = "writing"
         saved = await self._look()
         while not all(item.file for item in saved):
-            await asyncio.sleep(LOOK_S)
+            self._check()
             saved = await self._look()
         records = [FileRecord(name=item.file, bytes=item.bytes, sha256=item.sha256) for item in saved]
         workers = sorted(worker for worker in self._members if worker in self._writes)

@@ -14,7 +14,7 @@ import torch
 import ps_worker as ps
 from ps_lab import snapshot_calls, snapshots
 from ps_server.snapshot_policy import SnapshotPolicy
-from ps_wire import snapshot_store
+from ps_wire import snapshot_writing
 from ps_wire.access import OPEN
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError
 from ps_wire.snapshot_tensors import TensorFile
@@ -165,15 +165,15 @@ def test_a_full_disk_costs_the_snapshot_and_nothing_else(alone, monkeypatch, cap
         refused.set()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write_all = snapshot_store._write_all
+    write_all = snapshot_writing._write_all
     failed_at: list[int] = []
 
     def over(step: int) -> bool:
         if not failed_at and store.names(job):
-            monkeypatch.setattr(snapshot_store, "_write_all", full)
+            monkeypatch.setattr(snapshot_writing, "_write_all", full)
             failed_at.append(step)
         if refused.is_set() and "NO SNAPSHOT" in caplog.text:
-            monkeypatch.setattr(snapshot_store, "_write_all", write_all)
+            monkeypatch.setattr(snapshot_writing, "_write_all", write_all)
             return True
         return False
 
