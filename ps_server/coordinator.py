@@ -28,6 +28,7 @@ from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
+from ps_wire.address import check_job_name
 from ps_wire.errors import (
     Fenced,
     FrameMalformed,
@@ -88,6 +89,7 @@ class Coordinator(rpc.CoordinatorServicer):
         )
         self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
         self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
+        self._recovery.on_back = self._takings.goes_back
         self._members.recovery = self._recovery
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
@@ -314,6 +316,21 @@ class Coordinator(rpc.CoordinatorServicer):
         gatekeeper.check_job(request.job)
         async for progress in self._takings.take(request.job):
             yield progress
+
+    async def NameSnapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A name that no snapshot of the job has."""
+        gatekeeper.check_job(request.job)
+        return pb.SnapshotProgress(snapshot=await self._takings.new_name(check_job_name(request.job)))
+
+    async def Restore(
+        self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A job goes back to a snapshot that was brought here."""
+        gatekeeper.check_job(request.job)
+        step = await self._recovery.go_back(check_job_name(request.job), request.snapshot)
+        return pb.SnapshotProgress(phase="done", snapshot=request.snapshot, step=step)
 
     # -- status ----------------------------------------------------------------------------------------
 

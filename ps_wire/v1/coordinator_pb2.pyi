@@ -601,6 +601,14 @@ class SnapshotRequest(_message.Message):
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
+class RestoreRequest(_message.Message):
+    __slots__ = ("job", "snapshot")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    snapshot: str
+    def __init__(self, job: _Optional[str] = ..., snapshot: _Optional[str] = ...) -> None: ...
+
 class SnapshotProgress(_message.Message):
     __slots__ = ("phase", "bytes", "total_bytes", "snapshot", "step")
     PHASE_FIELD_NUMBER: _ClassVar[int]

@@ -121,6 +121,8 @@ class Cluster:
         more = dict(self._options)
         if "state_dir" in more:
             more["state_dir"] = Path(str(more["state_dir"]).format(shard=index))
+        if "snapshot_dir" in more:
+            more["snapshot_dir"] = str(more["snapshot_dir"]).format(shard=index)
         options = ServerOptions(
             shard=index,
             num_shards=self._num_shards,
