@@ -30,12 +30,12 @@ Facts = dict[str, Any]  # JSON
 
 PLAIN = ("epoch", "has_final_state", "_any_finished", "_restored")  # fields of a job
 PAIRS = ("clocks", "_first_steps")  # of a job, as pairs: their keys are no texts
-MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late", "lease_s")
+MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late", "lease_s", "steps")
 EPOCH = ("samples", "used", "handed_on")
 TABLE = ("opened", "loaded", "starting", "started")
 LEFT_OUT = {
     JobLife: {"name", "consistency", "num_workers", "nonfinite", "min_workers"}  # in its spec
-    | {"state", "shares", "roster", "_tables", "_awaited"}  # by themselves below
+    | {"state", "shares", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
     | {"_broken"},  # those who were told have to be gone
     Shares: {"_epochs", "_dealt", "_training", "_live", "_ended"},
     Epoch: {"owners", "starts", "begun", "left"},
@@ -93,6 +93,9 @@ def _room_facts(room: Room) -> Facts:
         "pairs": {name: _pairs(getattr(job, name)) for name in PAIRS},
         "shares": _shares_facts(job.shares),
         "awaited": sorted(job._awaited),
+        "uploaders": [
+            asked.worker for asked in job._uploaders if asked is job.roster.members.get(asked.worker)
+        ],
         "floor": job.roster.floor,
         "members": [
             {"state": member.state.value} | {name: getattr(member, name) for name in MEMBER}
@@ -124,6 +127,7 @@ def _restore_room(facts: Facts, room: Room) -> None:
     for known in facts["members"]:
         member = Member(**known | {"state": MemberState(known["state"])})
         job.roster.members[member.worker] = member
+    job._uploaders.extend(job.roster.members[worker] for worker in facts["uploaders"])
     for table in facts["tables"]:
         spec = table_from_proto(spec_pb2.Table.FromString(bytes.fromhex(table["spec"])))
         asked = None if table["asked"] is None else job.roster.members.get(table["asked"])

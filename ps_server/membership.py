@@ -167,6 +167,7 @@ class Job(JobLife):
         self._restored = not saved.ended
         self.has_final_state = saved.ended and "final" in saved.states
         self._any_finished = saved.ended
+        self._uploaders.clear()
         self._broken = None
         self._tables.records[:] = [
             TableRecord(spec, opened=True, loaded=True, started=saved.ended) for spec in saved.tables
