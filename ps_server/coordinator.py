@@ -141,13 +141,14 @@ class Coordinator(rpc.CoordinatorServicer):
 
     def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a successor goes on with: see `coordinator_state`."""
-        return coordinator_state.capture(self._rooms, self._states, self._shards.standings)
+        facts, tensors = coordinator_state.capture(self._rooms, self._states)
+        return facts | {"shards": self._shards.capture()}, tensors
 
     def take_over(self, facts: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Goes on with what a predecessor has captured, before anybody comes."""
-        coordinator_state.restore(
-            facts, tensors, room_of=self._room, states=self._states, standings=self._shards.standings
-        )
+        coordinator_state.restore(facts, tensors, room_of=self._room, states=self._states)
+        tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
+        self._shards.take_over(facts["shards"], tables)
         self._members.look()
 
     def halt(self) -> None:
@@ -157,6 +158,8 @@ class Coordinator(rpc.CoordinatorServicer):
         self._recovery.stop()
         self._members.stop()
         self._takings.stop()
+        for room in self._rooms.values():
+            room.halt()
         self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from ps_server.mailbox import Mailbox
 from ps_server.member import JobState, Member, MemberState, TableRecord
 from ps_server.room import Room
 from ps_server.shares import Epoch, EpochUse, Shares
-from ps_server.standings import Standings
 from ps_server.state_store import StateStore
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -44,9 +43,7 @@ LEFT_OUT = {
 }
 
 
-def capture(
-    rooms: Mapping[str, Room], states: StateStore, standings: Standings
-) -> tuple[Facts, dict[str, torch.Tensor]]:
+def capture(rooms: Mapping[str, Room], states: StateStore) -> tuple[Facts, dict[str, torch.Tensor]]:
     """All of it, as facts and as bytes in tensors."""
     tensors = {}
     for job, blobs in states._blobs.items():
@@ -55,9 +52,6 @@ def capture(
                 torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else _EMPTY
             )
     facts = {
-        "standings": [
-            [shard, boot.hex(), generation] for shard, (boot, generation) in standings.known.items()
-        ],
         "rooms": [_room_facts(room) for room in rooms.values()],
     }
     return facts, tensors
@@ -69,11 +63,8 @@ def restore(
     *,
     room_of: Callable[[spec_pb2.Job], Room],
     states: StateStore,
-    standings: Standings,
 ) -> None:
     """Goes on where the coordinator before has stopped."""
-    for shard, boot, generation in facts["standings"]:
-        standings.known[shard] = bytes.fromhex(boot), generation
     for name, blob in tensors.items():
         job, _, key = name.partition("/")
         states.put(job, key, bytes(blob.numpy().tobytes()))

@@ -175,6 +175,7 @@ class Recovery:
             generation=generation,
             incarnation=floor,
             step=saved.step,
+            steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
         )
         await self._shards.order(pb.Order(restore=order), limit_s=LOAD_LIMIT_S)
         return floor

@@ -33,8 +33,10 @@ def durable(loop_thread, tmp_path):
     cluster.close()
 
 
-def table_of(worker: ps.Worker) -> ps.Table:
-    return worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=0.1, momentum=0.9))
+def table_of(worker: ps.Worker, clip_grad_norm: float | None = None) -> ps.Table:
+    return worker.table(
+        {"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=0.1, momentum=0.9), clip_grad_norm=clip_grad_norm
+    )
 
 
 def step(table: ps.Table, rank: int) -> torch.Tensor:
@@ -42,8 +44,8 @@ def step(table: ps.Table, rank: int) -> torch.Tensor:
     return table.pull().result(LIMIT_S).values["w"]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp_path, lost):
+@pytest.mark.parametrize(("lost", "clip_grad_norm"), [(0, None), (1, None), (0, 100.0), (1, 100.0)])
+def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp_path, lost, clip_grad_norm):
     """Whichever server dies: workers are told the step, and end with the weights of a run without deaths."""
     job, saved_at, dies_at, steps = fresh_name(), 3, 5, 8
     meet = threading.Barrier(2, timeout=LIMIT_S)
@@ -51,7 +53,7 @@ def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp
     def train(rank, name, *, faults):
         seen, saved = [], not faults
         with ps.connect(servers=durable.servers, job=name, num_workers=2, worker=rank) as worker:
-            table = table_of(worker)
+            table = table_of(worker, clip_grad_norm)
             while table.step < steps:
                 if not saved and table.step == saved_at:
                     if meet.wait() == 0:
