@@ -41,13 +41,31 @@ class Choices:
         """The shards are told of a member of this job."""
         self._backup[job.name] = gate_of(consistency.parse(job.consistency)).backup
 
-    def opened(self, job: str, spec: TableSpec, opening: int) -> None:
-        """The shards are told to open a table: what was known of one before it is void."""
+    def opened(self, job: str, spec: TableSpec, opening: int, step: int = 0) -> None:
+        """The shards are told to open a table, whose first step is `step`: one before it is void."""
         self._choosers.pop((job, spec.number), None)
         backup = self._backup.get(job, 0)
         if backup:
             chooser = Chooser(backup, holders(Plan(spec, self.num_shards)))
+            if step > 0:
+                chooser.last = Choose(step=step - 1, workers=frozenset())  # no shard asks for that
             self._choosers[job, spec.number] = opening, chooser
+
+    def capture(self) -> list[str]:
+        """The last choice about each table, for JSON: a shard may not have heard it."""
+        made = [
+            pb.Choose(job=job, table=table, opening=opening, step=last.step, workers=sorted(last.workers))
+            for (job, table), (opening, chooser) in self._choosers.items()
+            if (last := chooser.last) is not None
+        ]
+        return [choice.SerializeToString().hex() for choice in made]
+
+    def restore(self, captured: Iterable[str]) -> None:
+        """What a coordinator before this one has chosen, of tables that are open."""
+        for text in captured:
+            choice = pb.Choose.FromString(bytes.fromhex(text))
+            _, chooser = self._choosers[choice.job, choice.table]
+            chooser.last = Choose(step=choice.step, workers=frozenset(choice.workers))
 
     def dropped(self, job: str) -> None:
         """The shards are told to forget a job."""

@@ -24,11 +24,12 @@ class Chooser:
     Attributes:
         backup: so many need not be waited for.
         holders: shards that hold a part of the table.
+        last: choice that was made.
     """
 
     backup: int
     holders: tuple[int, ...]
-    _chosen: Choose | None = None
+    last: Choose | None = None
     _held: bool = False
     _caught: dict[int, CatchUp] = field(default_factory=dict)  # by worker, the last
     _reports: dict[int, Attendance] = field(default_factory=dict)
@@ -52,8 +53,8 @@ class Chooser:
         again: list[Choice] = [
             caught for late in sorted(report.late) if (caught := self._caught_up(late)) is not None
         ]
-        if self._chosen is not None and report.step <= self._chosen.step:
-            again.append(self._chosen)
+        if self.last is not None and report.step <= self.last.step:
+            again.append(self.last)
         return again
 
     def _caught_up(self, late: object) -> CatchUp | None:
@@ -65,13 +66,13 @@ class Chooser:
         if self._held or len(known) < len(self.holders):
             return []
         choices: list[Choice] = []
-        step = known[0].step if self._chosen is None else self._chosen.step + 1  # it may begin at a snapshot
+        step = 0 if self.last is None else self.last.step + 1
         if all(report.step == step for report in known):
             ready = frozenset.intersection(*(report.ready for report in known))
             members = frozenset().union(*(report.members for report in known))
             if suffices(ready, members, self.backup, wanted=any(report.wanted for report in known)):
-                self._chosen = Choose(step=step, workers=ready)
-                choices.append(self._chosen)
+                self.last = Choose(step=step, workers=ready)
+                choices.append(self.last)
                 step += 1
         for late in sorted(frozenset.intersection(*(report.late for report in known))):
             if self._caught_up(late) is None:

@@ -30,6 +30,7 @@ from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
+from ps_wire.address import check_job_name
 from ps_wire.errors import (
     Fenced,
     FrameMalformed,
@@ -91,6 +92,7 @@ class Coordinator(rpc.CoordinatorServicer):
         )
         self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
         self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
+        self._recovery.on_back = self._takings.goes_back
         self._members.recovery = self._recovery
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
@@ -136,13 +138,14 @@ class Coordinator(rpc.CoordinatorServicer):
 
     def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a successor goes on with: see `coordinator_state`."""
-        return coordinator_state.capture(self._rooms, self._states, self._shards.standings)
+        facts, tensors = coordinator_state.capture(self._rooms, self._states)
+        return facts | {"shards": self._shards.capture()}, tensors
 
     def take_over(self, facts: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Goes on with what a predecessor has captured, before anybody comes."""
-        coordinator_state.restore(
-            facts, tensors, room_of=self._room, states=self._states, standings=self._shards.standings
-        )
+        coordinator_state.restore(facts, tensors, room_of=self._room, states=self._states)
+        tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
+        self._shards.take_over(facts["shards"], tables)
         self._members.look()
 
     def halt(self) -> None:
@@ -152,6 +155,8 @@ class Coordinator(rpc.CoordinatorServicer):
         self._recovery.stop()
         self._members.stop()
         self._takings.stop()
+        for room in self._rooms.values():
+            room.halt()
         self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------
@@ -343,6 +348,21 @@ class Coordinator(rpc.CoordinatorServicer):
         gatekeeper.check_job(request.job)
         async for progress in self._takings.take(request.job):
             yield progress
+
+    async def NameSnapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A name that no snapshot of the job has."""
+        gatekeeper.check_job(request.job)
+        return pb.SnapshotProgress(snapshot=await self._takings.new_name(check_job_name(request.job)))
+
+    async def Restore(
+        self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A job goes back to a snapshot that was brought here."""
+        gatekeeper.check_job(request.job)
+        step = await self._recovery.go_back(check_job_name(request.job), request.snapshot)
+        return pb.SnapshotProgress(phase="done", snapshot=request.snapshot, step=step)
 
     # -- status ----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ stream. One step of a table is open at a time (R1), so there is one decision to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ps_server.clipping import Norm, coefficient, holders
@@ -22,12 +23,11 @@ class _Opening:
     epoch: int = 0
     squares: dict[int, float] = field(default_factory=dict)
     decided: pb.Decide | None = None
-    first: int = 0  # the open step before one was decided: later than 0 where the job went back to a snapshot
 
     @property
     def step(self) -> int:
         """The open one."""
-        return self.first if self.decided is None else self.decided.step + 1
+        return 0 if self.decided is None else self.decided.step + 1
 
 
 @dataclass(slots=True)
@@ -41,16 +41,25 @@ class Decisions:
         """The shards are told to open a table: what was known of one before it is void."""
         self._openings.pop((job, table), None)
 
-    def opened(self, job: str, spec: TableSpec, opening: int) -> None:
-        """The shards are told to open a table."""
+    def opened(self, job: str, spec: TableSpec, opening: int, step: int = 0) -> None:
+        """The shards are told to open a table, whose first step is `step`."""
         self.reopened(job, spec.number)
         if spec.clip_grad_norm is not None:
             shards = holders(Plan(spec, self.num_shards))
-            self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)
+            opened = self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)
+            if step > 0:  # no shard asks for the one before
+                opened.decided = pb.Decide(job=job, table=spec.number, opening=opening, step=step - 1)
 
-    def knows(self, job: str, table: int) -> bool:
-        """Whether steps of this table are decided here."""
-        return (job, table) in self._openings
+    def capture(self) -> list[str]:
+        """The last decision about each table, for JSON: a shard may not have heard it."""
+        made = [opened.decided for opened in self._openings.values() if opened.decided is not None]
+        return [decided.SerializeToString().hex() for decided in made]
+
+    def restore(self, captured: Iterable[str]) -> None:
+        """What a coordinator before this one has decided, of tables that are open."""
+        for text in captured:
+            decided = pb.Decide.FromString(bytes.fromhex(text))
+            self._openings[decided.job, decided.table].decided = decided
 
     def dropped(self, job: str) -> None:
         """The shards are told to forget a job."""
@@ -64,9 +73,6 @@ class Decisions:
             return None
         if norm.epoch > table.epoch:  # parts with a worker that was evicted are void
             table.epoch = norm.epoch
-            table.squares.clear()
-        if table.decided is None and norm.step != table.first:
-            table.first = norm.step
             table.squares.clear()
         if table.decided is not None and norm.step == table.decided.step:
             return table.decided, (shard,)

@@ -32,8 +32,8 @@ from ps_wire import consistency, snapshot_tensors
 from ps_wire.errors import ConfigurationRefused, PsError, SnapshotCorrupt
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
-from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
+from ps_wire.snapshot_writing import write_durably
 from ps_wire.v1 import spec_pb2
 
 FORMAT = 1
@@ -92,7 +92,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
         "more": inherited.more,
     }
     parts = snapshot_tensors.encode(tensors, {FACTS: json.dumps(facts)})
-    SnapshotStore._write_local(str(file_of(folder, shard.index)), parts)
+    write_durably(file_of(folder, shard.index), parts)
 
 
 def take(folder: Path, shard: Shard) -> Inherited | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
@@ -20,9 +20,10 @@ from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
-from ps_wire.errors import JobUnknown, PsError, ServerNotReady, ShardMismatch
+from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
@@ -174,7 +175,6 @@ class Shards:
 
     def reported(self, shard: int, norm: Norm) -> None:
         """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
-        self._recall(norm)
         found = self._decisions.reported(shard, norm)
         if found is None:
             return
@@ -277,25 +277,45 @@ class Shards:
             case "admit":
                 self._choices.admitted(order.admit.job)
             case "open_table":
-                self._opens(order.open_table.job, order.open_table.table, order.number)
+                spec = table_from_proto(order.open_table.table)
+                self._open(order.open_table.job, spec, order.number, 0)
             case "restore":
+                self._choices.admitted(order.restore.job)
                 for table in order.restore.tables:
-                    self._opens(order.restore.job.name, table, order.number)
+                    step = order.restore.steps[table.number]
+                    self._open(order.restore.job.name, table_from_proto(table), order.number, step)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
                 self._choices.dropped(order.drop_job.job)
 
-    def _recall(self, norm: Norm) -> None:
-        """A table that the coordinator before this one has opened, and that was handed on."""
-        if not self._decisions.knows(norm.job, norm.table):
-            with suppress(JobUnknown):
-                table = self._own.table(norm.job, norm.table)
-                self._decisions.opened(norm.job, table.spec, table.opening)
+    def _open(self, job: str, spec: TableSpec, opening: int, step: int) -> None:
+        self._decisions.opened(job, spec, opening, step)
+        self._choices.opened(job, spec, opening, step)
 
-    def _opens(self, job: str, table: spec_pb2.Table, opening: int) -> None:
-        spec = table_from_proto(table)
-        self._decisions.opened(job, spec, opening)
-        self._choices.opened(job, spec, opening)
+    def capture(self) -> dict[str, Any]:
+        """What a successor needs beside its jobs, for JSON: who the shards are, and what was decided."""
+        known = self.standings.known.items()
+        standings = [[shard, boot.hex(), generation] for shard, (boot, generation) in known]
+        return {
+            "standings": standings,
+            "decisions": self._decisions.capture(),
+            "choices": self._choices.capture(),
+        }
+
+    def take_over(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
+        """Goes on with what a predecessor has captured; shard 0 holds its part of these tables by now."""
+        for shard, boot, generation in facts["standings"]:
+            self.standings.known[shard] = bytes.fromhex(boot), generation
+        for job, spec in tables:
+            table = self._own.table(job.name, spec.number)
+            self._choices.admitted(job)
+            self._open(job.name, spec, table.opening, 0)
+        self._decisions.restore(facts["decisions"])
+        self._choices.restore(facts["choices"])
+        for norm in self._own.undecided():  # others say it when they follow
+            self.reported(self._own.index, norm)
+        for attendance in self._own.unchosen():
+            self.attended(self._own.index, attendance)
 
     def _send(self, shard: int, order: pb.Order) -> _Sent | None:
         entry = self._registered.get(shard)

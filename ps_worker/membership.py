@@ -91,8 +91,9 @@ class Membership(CoordinatorCalls):
                 self._join_once(evicted)
                 break
             except (ServerNotReady, ServerUnreachable, ConnectionLost) as error:
-                back = evicted is not None  # then the coordinator may be on its way back, too
-                if time.monotonic() > until_s or not (back or isinstance(error, ServerNotReady)):
+                # the coordinator may be on its way back, too
+                comes_back = evicted is not None or isinstance(error, ServerNotReady)
+                if time.monotonic() > until_s or not comes_back:
                     raise
                 time.sleep(RETRY_S)
         return self.joined
