@@ -54,7 +54,7 @@ def launch(
     ] = None,
     num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards) to start.")] = 2,
     num_workers: Annotated[int, typer.Option(min=1, help="Workers to start.")] = 4,
-    consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
+    consistency: Annotated[str, typer.Option(help="bsp, bsp:backup=B, ssp:S or asp.")] = "bsp",
     job: Annotated[str, typer.Option(help="Name of the job on the servers.")] = "local",
     nonfinite: Annotated[
         str, typer.Option(help="Of gradients with NaN or infinity: error, skip or apply.")

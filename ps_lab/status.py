@@ -41,6 +41,7 @@ class Worker:
         heartbeat_age_s: since the coordinator heard of it.
         lease_left_s: until it is evicted if nothing more is heard of it; None: never.
         metrics: the latest of each `worker.log(...)`.
+        waits: for what, and for whom, if it has waited for long; else empty.
     """
 
     worker: int
@@ -54,6 +55,7 @@ class Worker:
     heartbeat_age_s: float
     lease_left_s: float | None
     metrics: Mapping[str, float]
+    waits: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,10 @@ class TableWorker:
         min_clock: the smallest of its clocks on the partitions.
         max_clock: the largest.
         max_gap: the largest clock gap that one of its pushes made.
-        received: pushes and abstentions per partition, without duplicates; the next four likewise.
+        received: pushes and abstentions per partition, without duplicates; the next five likewise.
         applied: to the weights.
         dropped: too late.
+        missed: not pushed, for others had gone on without it.
         abstained: with nothing to apply.
         duplicates: acknowledged again, not applied.
         gate_wait_s: of its pulls, at the gate.
@@ -83,6 +86,7 @@ class TableWorker:
     received: int
     applied: int
     dropped: int
+    missed: int
     abstained: int
     duplicates: int
     gate_wait_s: float
@@ -133,6 +137,32 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochUse:
+    """What became of the samples of an epoch of a loader, on all workers.
+
+    Attributes:
+        loader: its number, in the order in which workers make them.
+        epoch: of it.
+        samples: of the epoch; 0: not known.
+        used: the steps that were made of them are committed.
+        handed_on: of these, by another worker than the one whose share they were in.
+        over: nobody hands out any more of it.
+    """
+
+    loader: int
+    epoch: int
+    samples: int
+    used: int
+    handed_on: int
+    over: bool
+
+    @property
+    def unused(self) -> str:
+        """Samples that no committed step was made of, for people."""
+        return str(max(self.samples - self.used, 0)) if self.samples else "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One job: waiting, running, suspended or ended.
 
@@ -144,7 +174,9 @@ class Job:
         nonfinite: what becomes of gradients with NaN or infinity.
         state: see above.
         epoch: of its membership; grows with every change.
-        events: what happened to members, kind -> how often: join, rejoin, resume, leave, finish, evict.
+        events: what happened, kind -> how often; the kinds are in ps_server/events.py.
+        happened: the last of them that the coordinator saw, as in its log, with their times.
+        epochs: that began last, of loaders whose batches are trained on.
         workers: by number.
         tables: by number.
     """
@@ -157,6 +189,8 @@ class Job:
     state: str
     epoch: int
     events: Mapping[str, int]
+    happened: tuple[str, ...]
+    epochs: tuple[EpochUse, ...]
     workers: tuple[Worker, ...]
     tables: tuple[Table, ...]
 
@@ -232,6 +266,7 @@ def _merge_workers(parts: list[TableWorker]) -> TableWorker:
         received=sum(part.received for part in parts),
         applied=sum(part.applied for part in parts),
         dropped=sum(part.dropped for part in parts),
+        missed=sum(part.missed for part in parts),
         abstained=sum(part.abstained for part in parts),
         duplicates=sum(part.duplicates for part in parts),
         gate_wait_s=max(part.gate_wait_s for part in parts),

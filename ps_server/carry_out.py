@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from ps_server.choices import choice_from_proto
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_wire.errors import InternalError, PsError
@@ -116,6 +117,11 @@ def _decide(shard: Shard, order: pb.Decide, _number: int) -> Figures:
     return {}
 
 
+def _choose(shard: Shard, order: pb.Choose | pb.CatchUp, _number: int) -> Figures:
+    shard.choose(order.job, order.table, opening=order.opening, choice=choice_from_proto(order))
+    return {}
+
+
 def _hold_cut(shard: Shard, order: pb.Cut, _number: int) -> Figures:
     return shard.table(order.job, order.table).cut.hold((order.reader, order.number))
 
@@ -161,6 +167,8 @@ _ORDERS: Mapping[str, Callable[[Shard, Any, int], Figures | pb.Saved]] = {
     "restore": _restore,
     "drop_job": _drop_job,
     "decide": _decide,
+    "choose": _choose,
+    "catch_up": _choose,
     "hold_cut": _hold_cut,
     "arm_cut": _arm_cut,
     "end_cut": _end_cut,

@@ -25,6 +25,7 @@ from ps_server.cut_table import CutCell
 from ps_server.gradient import Gradient, differ
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.quorum import Quorum
 from ps_server.replies import Replies
 from ps_server.screen import Screen
 from ps_wire import trace
@@ -51,6 +52,7 @@ class Cell(CellMembers, CellScreening):
         machine: Partition,
         screen: Screen,
         clipping: Clipping | None = None,
+        quorum: Quorum | None = None,
         later: Callable[[Callable[[], None]], None] = lambda close: close(),
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them.
@@ -73,6 +75,7 @@ class Cell(CellMembers, CellScreening):
         self._outlets: dict[int, Outlet] = {}
         self._screen = screen
         self._clipping = clipping
+        self._quorum = quorum
         self._later = later
         self._closing: int | None = None  # a complete step that is about to be closed
         self._lent: dict[int, Contribution] = {}  # by worker: its values are still needed where they lie
@@ -101,7 +104,7 @@ class Cell(CellMembers, CellScreening):
             HyperparametersDiffer: an earlier step did not take this worker's, which is strict.
             FrameRefused: as `Partition.push`.
         """
-        with self.lock, trace.span("stage"):
+        with self.lock, trace.span("stage", self._index, contribution):
             again = partial(self.push, contribution, outlet, now_s, scratch)
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
@@ -123,7 +126,7 @@ class Cell(CellMembers, CellScreening):
 
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
-        with self.lock, trace.span("take a pull"):
+        with self.lock, trace.span("take a pull", self._index, pull):
             again = partial(self.pull, pull, outlet, scratch)
             if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
                 return
@@ -213,6 +216,7 @@ class Cell(CellMembers, CellScreening):
                 case Complete(step=step):
                     self._close(step, now_s, scratch)
         self.cut.go_on()
+        self._stands()
 
     def _close(self, step: int, now_s: float, scratch: Scratch) -> None:
         """Has a complete step closed; one that is about to be is said again, since members have changed."""
@@ -222,7 +226,7 @@ class Cell(CellMembers, CellScreening):
 
     def _close_now(self, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
-        with self.lock, trace.span("close"):
+        with self.lock, trace.span("close", self._index, self._closing):
             step, self._closing = self._closing, None
             if step is None or not self.machine.complete:  # one has joined: it is said again
                 return
@@ -250,6 +254,8 @@ class Cell(CellMembers, CellScreening):
         scratch: Scratch,
         average: torch.Tensor | None = None,
     ) -> None:
+        if step in self.machine.needs():
+            self.values.keep(step)
         actions = self.machine.decide(step, workers, scale, now_s)
         if not any(isinstance(action, Apply) for action in actions):
             self.values.carry()
@@ -263,6 +269,7 @@ class Cell(CellMembers, CellScreening):
             if not lent.payload.pulls:
                 self._send(lent.worker, self._replies.free(lent.worker, lent.step))
 
+    @trace.traced("apply")
     def _apply(self, action: Apply, scratch: Scratch, average: torch.Tensor | None) -> None:
         gradients: list[Gradient] = [item.payload for item in action.contributions]
         hyper = gradients[0].hyper
@@ -293,10 +300,13 @@ class Cell(CellMembers, CellScreening):
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...], codec: int) -> Message:
         exact = codec == AS_THEY_ARE
-        payload = self.values.payload if exact else self.values.rounded(codec, version)
+        if version != self.machine.version:
+            payload = self.values.kept(version, codec)
+        else:
+            payload = self.values.payload if exact else self.values.rounded(codec, version)
         self.bytes_out += len(payload)
         message = self._replies.pulled(step, version, clocks, payload, codec=codec)
-        if exact:
+        if exact and version == self.machine.version:
             self.values.sent(message)
         return message
 

@@ -1,6 +1,7 @@
-"""Members of one cell that come and go in two rounds while others train: see `Partition`.
+"""What the coordinator names for one cell: members that come and go while others train, chosen steps.
 
-A base of `Cell`, whose lock and actions it uses. It must not know which step a change takes effect at.
+A base of `Cell`, whose lock and actions it uses: see `Partition` and `BackupPartition`. It must not know why
+a change takes effect at the step that is named.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ps_server.attendance import Choice, Choose
 from ps_server.average import Scratch
+from ps_server.backup_partition import BackupPartition
 from ps_server.partition import Action, Contribution, Partition
+from ps_server.quorum import Quorum
+from ps_wire import trace
 from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
+    from ps_server.cell_values import CellValues
     from ps_server.cut_table import CutCell
 
 
@@ -24,9 +30,12 @@ class CellMembers:
     lock: threading.RLock
     machine: Partition
     cut: CutCell
+    values: CellValues
     _outlets: dict[int, Outlet]
     _lent: dict[int, Contribution]
     _held: int | None
+    _index: int
+    _quorum: Quorum | None
 
     def _carry_out(self, actions: Sequence[Action], now_s: float, scratch: Scratch) -> None:
         raise NotImplementedError
@@ -35,7 +44,9 @@ class CellMembers:
         """See `Partition.prepare`."""
         with self.lock:
             self.cut.leave(worker)
-            return self.machine.prepare(worker, incarnation)
+            first = self.machine.prepare(worker, incarnation)
+            self._stands()
+            return first
 
     def fence(self, worker: int, incarnation: int) -> int | None:
         """See `Partition.fence`; nothing is sent to the worker any more, nor written to its memory."""
@@ -44,8 +55,10 @@ class CellMembers:
             if clock is not None:
                 self.cut.leave(worker)
                 self._outlets.pop(worker, None)
+                self._stands()
             return clock
 
+    @trace.traced("evict")
     def evict(self, worker: int, incarnation: int, limit: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.evict`; returns the newest clock seen here.
 
@@ -58,6 +71,23 @@ class CellMembers:
             self.machine.keep(worker, _own)
             self._carry_out(self.machine.evict(worker, incarnation, limit, now_s), now_s, scratch)
             return self.machine.newest_clock
+
+    def choose(self, choice: Choice, now_s: float, scratch: Scratch) -> None:
+        """See `BackupPartition.choose` and `catch_up`."""
+        with self.lock:
+            machine = self.machine
+            assert isinstance(machine, BackupPartition), "only backup workers have their steps chosen"
+            if isinstance(choice, Choose):
+                actions = machine.choose(choice.step, choice.workers, now_s)
+            else:
+                actions = machine.catch_up(choice.late, choice.step, now_s)
+            self._carry_out(actions, now_s, scratch)
+
+    def _stands(self) -> None:
+        """With backup workers: who is there may have changed, and which weights are needed."""
+        if self._quorum is not None and isinstance(self.machine, BackupPartition):
+            self._quorum.stands(self._index, self.machine.standing)
+            self.values.keep_only(self.machine.needs())
 
 
 def _own(contribution: Contribution) -> Contribution:

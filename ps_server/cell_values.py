@@ -7,7 +7,7 @@ It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
@@ -46,6 +46,7 @@ class CellValues:
         self.doubled = False
         self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
         self._rounded: dict[int, tuple[int, memoryview]] = {}  # by codec: of which version
+        self._kept: dict[int, torch.Tensor] = {}  # weights of older versions, which nobody writes
 
     def _fresh_optimizer(self) -> PieceOptimizer | None:
         return self._make_optimizer(self._split(self._weights.now)) if self._any_piece else None
@@ -81,6 +82,26 @@ class CellValues:
     def _round(self, codec: int) -> memoryview:
         return bytes_of(self.now.to(codecs.travelling(codec, self.now.dtype)))
 
+    def keep(self, version: int) -> None:
+        """Keeps a copy of the weights, which are of this version, until `keep_only` lets it go."""
+        self._kept[version] = self.now.clone()
+
+    def keep_only(self, versions: Collection[int]) -> None:
+        """Lets go of what was kept of other versions."""
+        if self._kept:
+            self._kept = {version: kept for version, kept in self._kept.items() if version in versions}
+
+    def kept(self, version: int, codec: int) -> memoryview:
+        """The bytes of weights that were kept, as a codec has them."""
+        kept = self._kept[version]
+        dtype = kept.dtype if codec == codecs.AS_THEY_ARE else codecs.travelling(codec, kept.dtype)
+        return bytes_of(kept.to(dtype))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of weights of older versions."""
+        return sum(kept.nbytes for kept in self._kept.values())
+
     def sent(self, reply: Message) -> None:
         """See `Weights.sent`."""
         self._weights.sent(reply)
@@ -96,8 +117,7 @@ class CellValues:
         """See `Weights.double`."""
         self._weights.double(halves, version, loaded=loaded)
         self.doubled = True
-        if self._optimizer is not None:
-            self._optimizer.rebind(self._split(self.now))
+        self._rebind()
 
     @trace.traced("optimizer")
     def apply(self, average: torch.Tensor, present: Iterable[bool], group: Group) -> None:
@@ -112,15 +132,17 @@ class CellValues:
             self.carry()
             return
         flags = list(present)
-        if self._weights.other is not None and all(flags) and self._optimizer.plain(group):
-            self._optimizer.step_plain(self.now, average, group, out=self._weights.other)
-            self._weights.turn()
+        if all(flags) and self._optimizer.plain(group):
+            before = self.now
+            self._optimizer.step_plain(before, average, group, out=self._weights.next())
+            if self._weights.other is None and self.now is not before:
+                self._rebind()
             return
         if self._weights.other is None:
             self._make_writable()
         else:
             self.carry()
-            self._optimizer.rebind(self._split(self.now))
+            self._rebind()
         pieces = zip(self._split(average), flags, strict=True)
         self._optimizer.step([values if there else None for values, there in pieces], group)
 
@@ -128,12 +150,17 @@ class CellValues:
     def carry(self) -> None:
         """The next version is like this one."""
         if self._weights.other is not None:
-            self._weights.other.copy_(self.now)
-            self._weights.turn()
+            before = self.now
+            self._weights.next().copy_(before)
 
     def _make_writable(self) -> None:
         """Before the weights change in place: leaves memory that replies are still sent from."""
-        if self._weights.make_writable() and self._optimizer is not None:
+        if self._weights.make_writable():
+            self._rebind()
+
+    def _rebind(self) -> None:
+        """The optimizer goes on where the weights are now."""
+        if self._optimizer is not None:
             self._optimizer.rebind(self._split(self.now))
 
     # -- the optimizer's state -------------------------------------------------------------------------

@@ -92,8 +92,8 @@ def serve(
         Path | None,
         typer.Option(
             envvar="PS_STATE_DIR",
-            help="Local folder of this shard alone, for generations and what it hands to the process after it "
-            "when it is stopped. Default: one in --snapshot-dir, where that is local.",
+            help="Local folder of this shard alone, for generations and what it hands to the process after "
+            "it when it is stopped. Default: one in --snapshot-dir, where that is local.",
         ),
     ] = None,
     durability: Annotated[
@@ -101,8 +101,8 @@ def serve(
         typer.Option(
             envvar="PS_DURABILITY",
             metavar="none|snapshot",
-            help="When a shard is lost: its jobs end, or all shards go back to their snapshots together, which "
-            "is the default with --snapshot-dir.",
+            help="When a shard is lost: its jobs end, or all shards go back to their snapshots together, "
+            "which is the default with --snapshot-dir.",
         ),
     ] = None,
     insecure: Annotated[

@@ -16,6 +16,8 @@ import torch
 
 from ps_server import coordinator_state, gatekeeper
 from ps_server import member as members
+from ps_server.choices import attendance_from_proto
+from ps_server.dealt import Mark
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
@@ -25,6 +27,7 @@ from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room
 from ps_server.saved_job import Snapshots
+from ps_server.shares import MAX_LOADERS, EpochUse
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
@@ -38,6 +41,7 @@ from ps_wire.errors import (
     PsError,
     ServerNotReady,
     TokenRefused,
+    UsageError,
 )
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.status import code_of, metadata_of
@@ -46,10 +50,12 @@ from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
+MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
 DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 STATE_CHUNK_BYTES = 1 << 20
+MAX_COUNT = (1 << 64) - 1
 
 
 class Coordinator(rpc.CoordinatorServicer):
@@ -230,6 +236,8 @@ class Coordinator(rpc.CoordinatorServicer):
             async for message in messages:
                 if message.WhichOneof("kind") == "norm":
                     self._shards.reported(shard, norm_from_proto(message.norm))
+                elif message.WhichOneof("kind") == "attendance":
+                    self._shards.attended(shard, attendance_from_proto(message.attendance))
                 else:
                     self._shards.answered(shard, message.done)
         except grpc.aio.AioRpcError as error:
@@ -305,9 +313,33 @@ class Coordinator(rpc.CoordinatorServicer):
         return room, room.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
-        """Which workers share an epoch of a loader."""
+        """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        return pb.ShareReply(workers=room.job.share(member, request.loader, request.epoch))
+        piece = room.job.shares.ask(
+            _loader(request.loader),
+            request.epoch,
+            member.worker,
+            member.incarnation,
+            room.job.sharing(),
+            begins=request.begins,
+            first=request.first,
+            samples=request.samples,
+            mark=_mark(request.mark),
+            rest=_mark(request.rest),
+        )
+        room.say_epochs()
+        if piece is None:
+            return pb.ShareReply()
+        return pb.ShareReply(
+            piece=pb.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+        )
+
+    async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
+        """How far a worker has come in what it hands out."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        loader = _loader(request.loader)
+        room.job.shares.mark(loader, member.worker, member.incarnation, _mark(request.mark))
+        return pb.UseReply()
 
     async def Snapshot(
         self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
@@ -346,11 +378,42 @@ class Coordinator(rpc.CoordinatorServicer):
     def _job_status(room: Room) -> pb.JobStatus:
         now_s = time.monotonic()
         job = room.job
+        clocks = {worker: progress.step for worker, progress in room.progress.items()}
         return pb.JobStatus(
             job=job.spec,
             state=job.state.value,
             num_tables=job.num_tables,
             epoch=job.epoch,
             events=room.events.counts,
+            happened=room.events.last,
+            epochs=[_epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )
+
+
+def _loader(number: int) -> int:
+    if number >= MAX_LOADERS:
+        raise UsageError(f"a worker has made over {MAX_LOADERS} loaders: make one, and iterate it again")
+    return number
+
+
+def _mark(mark: pb.Mark) -> Mark:
+    return Mark(
+        step=mark.step,
+        batches=mark.batches,
+        samples=mark.samples,
+        pace_batches=mark.pace_batches,
+        pace_samples=mark.pace_samples,
+    )
+
+
+def _epoch_use(use: EpochUse) -> pb.EpochUse:
+    """Numbers that a worker has made up are cut to what the message holds."""
+    return pb.EpochUse(
+        loader=use.loader,
+        epoch=use.epoch,
+        samples=use.samples,
+        used=min(use.used, MAX_COUNT),
+        handed_on=min(use.handed_on, MAX_COUNT),
+        over=use.over,
+    )

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from ps_server.dealt import Dealt, Mark
 from ps_server.job_life import JobLife
 from ps_server.mailbox import Mailbox
 from ps_server.member import JobState, Member, MemberState, TableRecord
 from ps_server.room import Room
+from ps_server.shares import Epoch, EpochUse, Shares
 from ps_server.standings import Standings
 from ps_server.state_store import StateStore
 from ps_wire.messages import table_from_proto, table_to_proto
@@ -28,11 +31,14 @@ Facts = dict[str, Any]  # JSON
 PLAIN = ("epoch", "has_final_state", "_any_finished", "_restored")  # fields of a job
 PAIRS = ("clocks", "_first_steps")  # of a job, as pairs: their keys are no texts
 MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late", "lease_s")
+EPOCH = ("samples", "used", "handed_on")
 TABLE = ("opened", "loaded", "starting", "started")
 LEFT_OUT = {
     JobLife: {"name", "consistency", "num_workers", "nonfinite", "min_workers"}  # in its spec
     | {"state", "shares", "roster", "_tables", "_awaited"}  # by themselves below
     | {"_broken"},  # those who were told have to be gone
+    Shares: {"_epochs", "_dealt", "_training", "_live", "_ended"},
+    Epoch: {"owners", "starts", "begun", "left"},
     Member: {"state"},
     TableRecord: {"spec", "asked"},
 }
@@ -85,7 +91,7 @@ def _room_facts(room: Room) -> Facts:
         "state": job.state.value,
         "plain": {name: getattr(job, name) for name in PLAIN},
         "pairs": {name: _pairs(getattr(job, name)) for name in PAIRS},
-        "shares": [[*key, _pairs(shares)] for key, shares in job.shares._fixed.items()],
+        "shares": _shares_facts(job.shares),
         "awaited": sorted(job._awaited),
         "floor": job.roster.floor,
         "members": [
@@ -112,7 +118,7 @@ def _restore_room(facts: Facts, room: Room) -> None:
         setattr(job, name, value)
     job.clocks = dict(facts["pairs"]["clocks"])
     job._first_steps = {(table, worker): step for (table, worker), step in facts["pairs"]["_first_steps"]}
-    job.shares._fixed = {(loader, epoch): dict(shares) for loader, epoch, shares in facts["shares"]}
+    _restore_shares(facts["shares"], job.shares)
     job._awaited = set(facts["awaited"])
     job.roster.floor = facts["floor"]
     for known in facts["members"]:
@@ -135,6 +141,42 @@ def _restore_room(facts: Facts, room: Room) -> None:
         if holder is not None and holder.incarnation == key[1] and holder.present:
             room.leases.grant(*key, holder.lease_s, now_s)
             room.heard_s[key[0]] = now_s
+
+
+def _shares_facts(shares: Shares) -> Facts:
+    return {
+        "epochs": [
+            [
+                *key,
+                _pairs(epoch.owners),
+                _pairs(epoch.starts),
+                sorted(epoch.begun),
+                epoch.left,
+                {name: getattr(epoch, name) for name in EPOCH},
+            ]
+            for key, epoch in shares._epochs.items()
+        ],
+        "dealt": [
+            [*key, incarnation, [asdict(piece) for piece in pieces]]
+            for key, (incarnation, pieces) in shares._dealt.items()
+        ],
+        "training": sorted(shares._training),
+        "live": [list(key) for key in shares._live],
+        "ended": [asdict(use) for use in shares._ended],
+    }
+
+
+def _restore_shares(facts: Facts, shares: Shares) -> None:
+    for loader, number, owners, starts, begun, left, plain in facts["epochs"]:
+        shares._epochs[loader, number] = Epoch(
+            dict(owners), starts=dict(starts), begun=set(begun), left=[(a, b) for a, b in left], **plain
+        )
+    for loader, worker, incarnation, pieces in facts["dealt"]:
+        marked = [Dealt(**piece | {"marks": [Mark(**mark) for mark in piece["marks"]]}) for piece in pieces]
+        shares._dealt[loader, worker] = incarnation, marked
+    shares._training.update(facts["training"])
+    shares._live.update(dict.fromkeys(facts["live"]))
+    shares._ended.extend(EpochUse(**use) for use in facts["ended"])
 
 
 def _mailbox_facts(worker: int, incarnation: int, mailbox: Mailbox) -> Facts:

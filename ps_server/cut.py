@@ -52,9 +52,12 @@ class Cut:
         return self.key is None and not self._kept
 
     def hold(self, key: CutKey) -> dict[int, int]:
-        """Keeps every push back from now on; returns worker -> clock. A cut before this one ends."""
+        """Keeps every push back from now on; returns worker -> clock. A cut before this one ends.
+
+        Those are told, too, who have pushed the open step and left: the cut is behind that step.
+        """
         self.key, self._limits = key, None
-        return dict(self.machine.clocks)
+        return self.machine.begun()
 
     def arm(self, key: CutKey, limits: Mapping[int, int]) -> None:
         """Fixes c, worker -> clock. Another key than the one held is of a cut that has ended."""
@@ -95,6 +98,8 @@ class Cut:
         limits = self._limits
         if self.key is None or limits is None or self.machine.staged:
             return False
+        if self.machine.gate.backup:  # a late worker's pushes are not in it: it is not waited for
+            return not self.machine.clocks or self.machine.version >= max(limits.values(), default=0)
         return all(clock >= limits.get(worker, 0) for worker, clock in self.machine.clocks)
 
     def leave(self, worker: int) -> None:

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
+from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
+from ps_server.choices import UNANSWERED, attendance_to_proto
 from ps_server.clipping import Norm
 from ps_server.hand_off import Inherited
 from ps_server.log import logger
@@ -141,7 +143,11 @@ class Follower:
         def report(norm: Norm) -> None:
             loop.call_soon_threadsafe(answers.put_nowait, pb.FollowRequest(norm=norm_to_proto(norm)))
 
-        self._shard.on_norm = report
+        def attend(report: TableAttendance) -> None:
+            message = pb.FollowRequest(attendance=attendance_to_proto(report))
+            loop.call_soon_threadsafe(answers.put_nowait, message)
+
+        self._shard.on_norm, self._shard.on_attendance = report, attend
 
     async def _take(self, order: pb.Order, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
         match order.WhichOneof("kind"):
@@ -149,9 +155,14 @@ class Follower:
                 self._begin(order.granted)
                 for norm in self._shard.undecided():  # or what became of them was lost with the stream before
                     self._shard.on_norm(norm)
+                for attendance in self._shard.unchosen():
+                    self._shard.on_attendance(attendance)
                 self._on_ready(True)
             case "decide":  # waits for no other order, and nobody for its answer
                 asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
+            case kind if kind in UNANSWERED:
+                async with self._busy:
+                    await asyncio.to_thread(carry_out, self._shard, order)
             case _:
                 async with self._busy:
                     answers.put_nowait(pb.FollowRequest(done=await self._carry_out(order)))

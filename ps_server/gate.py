@@ -21,11 +21,13 @@ class Gate:
             otherwise each is applied on arrival.
         staleness: the bound s; None is infinite.
         max_delay: a push whose version staleness is larger is dropped; None drops none.
+        backup: so many workers of a step need not be waited for; 0: it closes with all (BSP).
     """
 
     aggregates: bool
     staleness: int | None
     max_delay: int | None = None
+    backup: int = 0
 
     def opens(self, clock: int, version: int, clocks: Iterable[int]) -> bool:
         """Whether a pull at `clock` may be answered.
@@ -45,8 +47,8 @@ class Gate:
 def gate_of(consistency: Consistency) -> Gate:
     """The gate of a consistency model."""
     match consistency:
-        case BSP():
-            return Gate(aggregates=True, staleness=0)
+        case BSP(backup):
+            return Gate(aggregates=True, staleness=0, backup=backup)
         case SSP(staleness):
             return Gate(aggregates=False, staleness=staleness)
         case ASP(max_delay):

@@ -38,13 +38,14 @@ class LocalService:
         self.addresses = (ADDRESS,)
         self.carriers = (MEMORY,)
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(_AtOnce())
+        at_once = _AtOnce()
+        self._loop.set_default_executor(at_once)
         self._thread = threading.Thread(target=self._run, name="ps-local", daemon=True)
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
         service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)])
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
-        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop))
+        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop, lane=at_once))
         self.coordinator = _Calls(coordinator, services[0]["Coordinator"], self._loop)
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard

@@ -49,6 +49,7 @@ class Member:
     Attributes:
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
+        steps: that it has taken, as it says when it goes.
     """
 
     worker: int
@@ -60,6 +61,7 @@ class Member:
     num_tables: int = 0
     late: bool = False
     lease_s: float = 0.0
+    steps: int = 0
 
     @property
     def holder(self) -> str:

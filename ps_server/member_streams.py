@@ -266,14 +266,17 @@ class MemberStreams:
                 self._takings.captured(job.name, member, message.cut_captured)
             case "finish":
                 room.progress[member.worker] = _bounded(message.finish.progress)
+                member.steps = message.finish.progress.step
                 room.do(job.finish(member))
                 room.events.record(Event.FINISH, member, epoch=job.epoch)
                 self._no_more(job.name, member)
             case "leave":
                 room.progress[member.worker] = _bounded(message.leave.progress)
+                member.steps = message.leave.progress.step
                 reason = one_line(message.leave.reason, MAX_REASON)
                 room.do(job.leave(member, reason))
-                room.events.record(Event.LEAVE, member, epoch=job.epoch, detail=reason or "done")
+                event = Event.DRAIN if message.leave.drained else Event.LEAVE
+                room.events.record(event, member, epoch=job.epoch, detail=reason or "done")
                 self._no_more(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
@@ -321,9 +324,10 @@ def _leaves(message: pb.MemberRequest) -> bool:
 
 
 def _bounded(progress: pb.Progress) -> pb.Progress:
-    """A worker's progress with at most `MAX_METRICS` metrics that have short, printable names."""
+    """A worker's progress with at most `MAX_METRICS` metrics, and short, printable texts."""
     for name in [name for name in progress.metrics if len(name) > 64 or not name.isprintable()]:
         del progress.metrics[name]
     for name in sorted(progress.metrics)[MAX_METRICS:]:
         del progress.metrics[name]
+    progress.waits = one_line(progress.waits, MAX_REASON)
     return progress

@@ -120,6 +120,8 @@ class Job(JobLife):
                 return self._admitted(order.admit)
             case "remove" | "evict" as kind:
                 gone = getattr(order, kind)
+                if kind == "evict":  # of its pushes, those of the steps before the limits count
+                    self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
                 return self._removed(gone.worker, gone.incarnation, clocks)
             case "enter":
                 return self._entered(order.enter)
@@ -175,7 +177,7 @@ class Job(JobLife):
             for table, clocks in saved.clocks.items()
             for worker, clock in clocks.items()
         }
-        self.shares.reopen()
+        self.shares.restore(saved.shares)
         known = bool(self.roster.members)
         self.roster.floor = floor
         actions: list[Action] = []

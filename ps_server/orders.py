@@ -6,10 +6,14 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
+from ps_server.choices import Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.generations import Generations
@@ -58,6 +62,10 @@ class _Registered:
     waiting: dict[int, asyncio.Future[pb.OrderDone | None]] = field(default_factory=dict)
 
 
+_Answered: TypeAlias = "asyncio.Future[pb.OrderDone | None]"  # None: its stream has ended
+_Sent: TypeAlias = tuple[_Registered, _Answered]
+
+
 class Shards:
     """All shards, as the coordinator reaches them. Used on the event loop only."""
 
@@ -67,7 +75,9 @@ class Shards:
         address: str,
         loop: asyncio.AbstractEventLoop,
         generations: Generations | None = None,
+        lane: Executor | None = None,
     ) -> None:
+        """Takes shard 0, its generations, and what carries its orders out one by one (default: a thread)."""
         self.num_shards = own.num_shards
         self._own = own
         self._address = address
@@ -79,8 +89,12 @@ class Shards:
             self._complete.set()
         self._numbers = itertools.count(secrets.randbits(48))  # no coordinator before had the same
         self._decisions = Decisions(own.num_shards)
+        self._choices = Choices(own.num_shards)
         self._loop = loop
+        # one thread: shard 0, too, carries orders out in the order in which they are sent
+        self._lane = lane or ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
         own.on_norm = self._report_own
+        own.on_attendance = self._attend_own
         self.on_lost_state: Callable[[int], None] | None = None
 
     @property
@@ -160,6 +174,7 @@ class Shards:
         """Ends the streams of all followers."""
         for entry in self._registered.values():
             self._give_up(entry)
+        self._lane.shutdown(wait=False)
 
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
         """A follower's stream ended."""
@@ -186,13 +201,29 @@ class Shards:
         if found is None:
             return
         decide, shards = found
-        order = pb.Order(decide=decide)
+        order = pb.Order(decide=decide)  # beside others: it waits for none of them
         for index in shards:
             entry = self._registered.get(index)
             if index == self._own.index:
                 self._loop.run_in_executor(None, carry_out, self._own, order)
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
+
+    def _attend_own(self, report: TableAttendance) -> None:
+        self._loop.call_soon_threadsafe(self.attended, self._own.index, report)
+
+    def attended(self, shard: int, report: TableAttendance) -> None:
+        """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
+        for order, shards in self._choices.reported(shard, report):
+            for index in shards:
+                entry = self._registered.get(index)
+                if index == self._own.index:
+                    self._carry_out_own(order)
+                elif entry is not None:  # else it reports again when it is back
+                    entry.outbox.put_nowait(order)
+
+    def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
+        return self._loop.run_in_executor(self._lane, carry_out, self._own, order)
 
     def raise_generation(self) -> int:
         """All shards are about to hold something else: one new generation, which the order for it names."""
@@ -235,9 +266,11 @@ class Shards:
         message.CopyFrom(order)
         message.number = next(self._numbers)
         self._note(message)
-        own = asyncio.to_thread(carry_out, self._own, message)
+        own = self._carry_out_own(message)  # all are sent before anything else is: shards agree on the order
         above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
-        others = [self._send(index, message, limit_s) for index in above]
+        boots = {index: self.standings.known[index][0] for index in above}
+        sent = {index: self._send(index, message) for index in above}
+        others = [self._answer(index, boots[index], message, limit_s, sent[index]) for index in above]
         outcomes = await asyncio.gather(own, *others)
         for outcome in outcomes:
             if outcome.HasField("refused"):
@@ -246,47 +279,57 @@ class Shards:
 
     def _note(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):
+            case "admit":
+                self._choices.admitted(order.admit.job)
             case "open_table":
                 table = order.open_table.table
                 self._decisions.reopened(order.open_table.job, table.number)
+                self._choices.opened(order.open_table.job, table_from_proto(table), order.number)
                 if table.HasField("clip_grad_norm"):
                     self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
             case "restore":
                 for table in order.restore.tables:
                     self._decisions.reopened(order.restore.job.name, table.number)
+                    self._choices.opened(order.restore.job.name, table_from_proto(table), order.number)
                     if table.HasField("clip_grad_norm"):
                         self._decisions.opened(order.restore.job.name, table_from_proto(table), order.number)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
+                self._choices.dropped(order.drop_job.job)
 
-    async def _send(self, shard: int, order: pb.Order, limit_s: float) -> pb.OrderDone:
+    def _send(self, shard: int, order: pb.Order) -> _Sent | None:
+        entry = self._registered.get(shard)
+        if entry is None:
+            return None
+        future: _Answered = asyncio.get_running_loop().create_future()
+        entry.waiting[order.number] = future
+        entry.outbox.put_nowait(order)
+        return entry, future
+
+    async def _answer(
+        self, shard: int, boot: bytes, order: pb.Order, limit_s: float, sent: _Sent | None
+    ) -> pb.OrderDone:
         """Until it is answered: a shard that follows again gets it again, and does nothing twice."""
-        boot, _ = self.standings.known[shard]
-        while True:
-            entry = self._registered.get(shard)
-            if entry is None or self.standings.known[shard][0] != boot:
-                break
-            done = await self._send_once(shard, entry, order, limit_s)
+        while sent is not None:
+            done = await self._answer_once(shard, sent, order.number, limit_s)
             if done is not None:
                 return done
             with suppress(ServerNotReady):
                 await self.wait_complete()
+            sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None
         error = ServerNotReady(f"shard {shard} is gone (it was awaited for {RESTART_LIMIT_S:g} s)")
         return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
 
-    async def _send_once(
-        self, shard: int, entry: _Registered, order: pb.Order, limit_s: float
-    ) -> pb.OrderDone | None:
-        future: asyncio.Future[pb.OrderDone | None] = asyncio.get_running_loop().create_future()
-        entry.waiting[order.number] = future
-        entry.outbox.put_nowait(order)
+    @staticmethod
+    async def _answer_once(shard: int, sent: _Sent, number: int, limit_s: float) -> pb.OrderDone | None:
+        entry, future = sent
         try:
             async with asyncio.timeout(limit_s):
                 return await future
         except TimeoutError:
-            entry.waiting.pop(order.number, None)
+            entry.waiting.pop(number, None)
             error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {limit_s:g} s")
-            return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
+            return pb.OrderDone(number=number, refused=refused_to_proto(error))
 
     @staticmethod
     def _give_up(entry: _Registered) -> None:

@@ -41,6 +41,8 @@ class _Member:
     clock: int
     prepared: bool = False
     fenced: bool = False
+    late: bool = False  # with backup workers: its last push came too late, and it has no clock to pull at
+    asked: int = -1  # the clock at which it was late, and may ask again
 
 
 @dataclass(slots=True)
@@ -78,6 +80,14 @@ class Partition:
     def complete(self) -> bool:
         """Whether the open step may be decided: every member has pushed it, or has pushed and left."""
         return self.gate.aggregates and self._complete()
+
+    def begun(self) -> dict[int, int]:
+        """Worker -> the first step that it has not pushed; also of who pushed the open one and left."""
+        return {item.worker: item.step + 1 for item in self.staged} | dict(self.clocks)
+
+    def needs(self) -> frozenset[int]:
+        """Versions of which the weights have to be kept when others follow: see `BackupPartition`."""
+        return frozenset()
 
     # -- inputs --------------------------------------------------------------------------------------
 
@@ -140,7 +150,7 @@ class Partition:
         if staged is not None and staged.step >= limit:
             del self._staged[worker]
             self._ledger(worker).dropped += 1
-        elif known.clock > limit:
+        elif known.clock > limit and not self.gate.backup:  # a step that is chosen takes no mixed ones
             self.mixed_steps += 1
         return self.leave(worker, incarnation, now_s)
 
@@ -165,10 +175,7 @@ class Partition:
         ledger.max_gap = max(ledger.max_gap, gap)
         acknowledged = Ack(worker=contribution.worker, step=contribution.step)
         if self.gate.aggregates:
-            if contribution.step < self.version:  # its step was decided without it
-                ledger.dropped += 1
-            else:
-                self._staged[contribution.worker] = contribution
+            self._stage(contribution)
             return [acknowledged, *self._settle(now_s)]
         return [*self._apply_now(contribution), acknowledged, *self._settle(now_s)]
 
@@ -225,6 +232,12 @@ class Partition:
         return actions + self._settle(now_s)
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _stage(self, contribution: Contribution) -> None:
+        if contribution.step < self.version:  # its step was decided without it
+            self._ledger(contribution.worker).dropped += 1
+        else:
+            self._staged[contribution.worker] = contribution
 
     def _member(self, worker: int, incarnation: int) -> _Member:
         member = self._members.get(worker)

@@ -63,7 +63,10 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Send the weights of `version` to those who asked; `clocks` are those of the members by now."""
+    """Send the weights of `version` to those who asked; `clocks` are those of the members by now.
+
+    With backup workers it may be an older version than the newest.
+    """
 
     pulls: tuple[Pull, ...]
     version: int
@@ -93,3 +96,4 @@ class Ledger:
     refused: int = 0
     max_gap: int = 0
     gate_wait_s: float = 0.0
+    missed: int = 0  # steps that it skipped, having come too late for one before them

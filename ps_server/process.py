@@ -197,10 +197,10 @@ class Server:
             logger.error("nothing is handed off, and what this shard held is lost: %s", error)
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        token = self._options.access.token
-        if token is None:
+        access = self._options.access
+        if access.token is None:
             return [ErrorInterceptor()]
-        return [ErrorInterceptor(), Gatekeeper(TokenCheck(token), self._shard.count_refused)]
+        return [ErrorInterceptor(), Gatekeeper(TokenCheck(access.tokens), self._shard.count_refused)]
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = f"{self._options.host}:{self._options.port}"

@@ -144,8 +144,14 @@ class Room:
                     await self._order(action)
         finally:
             self._task = None
+        self.say_epochs()
         self._wake()
         self._check_empty()
+
+    def say_epochs(self) -> None:
+        """Says what became of the samples of epochs that have come to their end."""
+        for use in self.job.shares.over():
+            self.events.record_epoch(use)
 
     def close(self, member: Member) -> None:
         """A member has heard its last word: its mailbox goes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ps_wire.table import TableSpec
 from ps_wire.v1 import spec_pb2
@@ -20,6 +20,7 @@ class SavedJob:
         tables: by number.
         clocks: table -> worker -> its first step after the cut.
         workers: those who trained at the cut: the job waits for them.
+        shares: what epochs of loaders had come to, as `Shares.capture` gives it.
         states: what workers keep outside tables: name -> bytes, as in the `StateStore`.
         ended: all had finished.
     """
@@ -29,6 +30,7 @@ class SavedJob:
     tables: tuple[TableSpec, ...]
     clocks: Mapping[int, Mapping[int, int]]
     workers: frozenset[int]
+    shares: tuple[Any, ...] = ()
     states: Mapping[str, bytes] = field(default_factory=dict)
     ended: bool = False
 

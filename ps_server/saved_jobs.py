@@ -64,6 +64,7 @@ class SavedJobs:
             tables=tuple(map(table_from_json, manifest.tables)),
             clocks=manifest.clocks,
             workers=frozenset(manifest.workers),
+            shares=manifest.shares,
             states=states,
             ended=manifest.ended,
         )

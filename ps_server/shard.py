@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ps_server import optimizers, table_state
+from ps_server.attendance import Choice, TableAttendance
 from ps_server.clipping import Norm
 from ps_server.gate import gate_of
 from ps_server.log import logger
@@ -53,6 +54,7 @@ class Shard(ShardMembers):
         generation: that its connections and frames are of; older ones are refused.
         read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, shard) -> state.
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
+        on_attendance: takes a report of backup workers there, in the order of calls; likewise.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Shard(ShardMembers):
         self.refused_frames = 0
         self.generation = 1
         self.on_norm: Callable[[Norm], None] = _lose
+        self.on_attendance: Callable[[TableAttendance], None] = _lose
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
         self.read_part: ReadPart = _no_snapshots
         self._jobs: dict[str, ShardJob] = {}
@@ -94,9 +97,9 @@ class Shard(ShardMembers):
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
             if before is not None:
                 assert not before.started, (job, spec.number)
-                entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry.num_workers)
+                entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry)
                 del entry.tables[spec.number]
-            need = self._needed_bytes(spec, plan, entry.num_workers)
+            need = self._needed_bytes(spec, plan, entry)
             used = sum(other.memory_bytes for other in self._jobs.values())
             limit = self.memory_limit_bytes
             if limit is not None and used + need > limit:
@@ -120,6 +123,7 @@ class Shard(ShardMembers):
             nonfinite=entry.nonfinite,
             opening=opening,
             report=self._report,
+            attend=self._attend,
             submit=self._submit,
         )
         for worker, (incarnation, clocks) in members.items():
@@ -185,11 +189,27 @@ class Shard(ShardMembers):
 
     def decide(self, job: str, number: int, *, opening: int, step: int, scale: float) -> None:
         """A clipped step closes with this scale; one of a table that is gone is not news."""
+        table = self._opened(job, number, opening)
+        if table is not None:
+            table.decide(step, scale)
+
+    def choose(self, job: str, number: int, *, opening: int, choice: Choice) -> None:
+        """See `ShardTable.choose`; of a table that is gone it is not news."""
+        table = self._opened(job, number, opening)
+        if table is not None:
+            table.choose(choice)
+
+    def _opened(self, job: str, number: int, opening: int) -> ShardTable | None:
         with self._lock:
             entry = self._jobs.get(job)
             table = entry.tables.get(number) if entry is not None else None
-        if table is not None and table.opening == opening:
-            table.decide(step, scale)
+        return table if table is not None and table.opening == opening else None
+
+    def unchosen(self) -> list[TableAttendance]:
+        """Reports of backup workers from which something may follow, of all jobs."""
+        with self._lock:
+            tables = [table for entry in self._jobs.values() for table in entry.tables.values()]
+        return [report for table in tables if (report := table.attendance()) is not None]
 
     def begin(self, generation: int, *, keep: bool) -> None:
         """From now on the shard is of this generation; `keep`: it was before, and what it holds counts."""
@@ -214,6 +234,9 @@ class Shard(ShardMembers):
 
     def _report(self, norm: Norm) -> None:
         self.on_norm(norm)  # whoever it is by now
+
+    def _attend(self, report: TableAttendance) -> None:
+        self.on_attendance(report)
 
     # -- connections -----------------------------------------------------------------------------------
 
@@ -300,8 +323,9 @@ class Shard(ShardMembers):
     def replace_session(self, job: str, worker: int, session: Retirable) -> Retirable | None:
         """Makes `session` the live one of this worker; returns the one before, which is to be retired."""
         with self._lock:
-            sessions = self._job(job).sessions
-            before, sessions[worker] = sessions.get(worker), session
+            entry = self._job(job)
+            entry.count_connection(worker)
+            before, entry.sessions[worker] = entry.sessions.get(worker), session
             return before
 
     def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet) -> None:
@@ -326,12 +350,13 @@ class Shard(ShardMembers):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _needed_bytes(self, spec: TableSpec, plan: Plan, num_workers: int) -> int:
+    def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
+        kept = min(gate_of(job.consistency).backup, job.num_workers)  # weights that late workers work on
         total = 0
         for bucket in plan.buckets:
             start, end = bucket.slice_bounds(self.index)
             slots = optimizers.state_slots(spec.optimizer, bucket.group)
-            total += (end - start) * bucket.item_bytes * (1 + slots + num_workers)
+            total += (end - start) * bucket.item_bytes * (1 + slots + job.num_workers + kept)
         return total
 
 
@@ -347,5 +372,5 @@ def _no_snapshots(job: str, snapshot: str, _plan: Plan, _spec: TableSpec) -> Tab
     raise ConfigurationRefused(f"job {job}: this shard has no --snapshot-dir to read {snapshot} from")
 
 
-def _lose(_norm: Norm) -> None:
+def _lose(_report: Norm | TableAttendance) -> None:
     """Nobody coordinates yet: who begins to asks for what is undecided."""

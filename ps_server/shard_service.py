@@ -115,6 +115,9 @@ class ShardService(rpc.ShardServicer):
                 if gatekeeper.sees(job.name)
                 for table in tuple(job.tables.values())
             ],
+            events=[
+                pb.JobEvents(job=job.name, counts=job.events) for job in jobs if gatekeeper.sees(job.name)
+            ],
         )
 
 
@@ -160,4 +163,5 @@ def _worker_figures(job: ShardJob, table: ShardTable, worker: int) -> pb.TableWo
         gate_wait_s=ledger.gate_wait_s,
         member=worker in job.members,
         carrier=session.carrier if session is not None else "",
+        missed=ledger.missed,
     )

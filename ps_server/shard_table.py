@@ -16,15 +16,19 @@ from functools import partial
 import torch
 
 from ps_server import optimizers
+from ps_server.attendance import TableAttendance
 from ps_server.average import Scratch
+from ps_server.backup_partition import machine_of
 from ps_server.cell import Cell
+from ps_server.chooser import Chooser
 from ps_server.clipping import Clipping, Norm, holders
 from ps_server.cut_table import CutTable
 from ps_server.gate import Gate
 from ps_server.gradient import Gradient
 from ps_server.halves import Halves, Region
 from ps_server.kept_hyperparameters import KeptHyperparameters
-from ps_server.partition import Contribution, Ledger, Partition, Pull
+from ps_server.partition import Contribution, Ledger, Pull
+from ps_server.quorum import Quorum
 from ps_server.screen import Screen
 from ps_server.table_members import TableMembers
 from ps_wire import codec as codecs
@@ -60,6 +64,7 @@ class ShardTable(TableMembers):
         nonfinite: NonFinite = NonFinite.ERROR,
         opening: int = 0,
         report: Callable[[Norm], None] | None = None,
+        attend: Callable[[TableAttendance], None] | None = None,
         submit: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """Allocates the shard's slice of the weights; pages are touched when they are loaded.
@@ -74,6 +79,7 @@ class ShardTable(TableMembers):
             opening: number of the order that opens the table.
             report: takes the shard's part of the norm of each clipped step; must not block. Needed where
                 other shards hold parts, too.
+            attend: takes who is there, as `report`: needed likewise, where there are backup workers.
             submit: has complete steps closed on other threads; None: on the thread that completes one.
         """
         self.spec = spec
@@ -94,7 +100,11 @@ class ShardTable(TableMembers):
         clips = spec.clip_grad_norm is not None and partitions
         self._clipping = Clipping(len(partitions)) if clips else None
         self._submit = submit
-        self._report = report if holders(self.plan) != (shard,) else None
+        alone = holders(self.plan) == (shard,)
+        self._report = None if alone else report
+        self._quorum = Quorum(len(partitions), gate.backup) if gate.backup and partitions else None
+        self._attend = None if alone else attend
+        self._chooser = Chooser(gate.backup, (0,)) if alone else None
         screen = Screen(nonfinite, job=job, spec=spec)
         region = Region(plan, shard)
         memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
@@ -108,12 +118,13 @@ class ShardTable(TableMembers):
                 weights=region.of(memory, partition),
                 pieces=self.plan.pieces(partition),
                 optimizer=partial(optimizers.PieceOptimizer, spec.optimizer.name, group),
-                machine=Partition(gate),
+                machine=machine_of(gate),
                 screen=screen,
                 clipping=self._clipping,
+                quorum=self._quorum,
                 later=partial(self._later, partition.index),
             )
-        self.cut = CutTable(self._cells.values(), settle=self._close_clipped)
+        self.cut = CutTable(self._cells.values(), settle=self._settle)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone."""
@@ -126,7 +137,7 @@ class ShardTable(TableMembers):
         Raises:
             FrameRefused: the job is not plain `bsp`, or see `Halves`.
         """
-        if not self._gate.aggregates:
+        if not self._gate.aggregates or self._gate.backup:
             raise FrameRefused(f"the weights of table {self.spec.number} are mapped under plain bsp only")
         with self._lock:
             if self._halves is None:
@@ -208,6 +219,8 @@ class ShardTable(TableMembers):
                 codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
             )
             cell.pull(pull, outlet, self._scratch)
+        if self._quorum is not None:
+            self._settle()
 
     def _await_cut(self, frame: wire.Frame, cells: list[Cell], outlet: Outlet) -> None:
         self._require_started()
@@ -235,7 +248,7 @@ class ShardTable(TableMembers):
         )
         cell.push(contribution, outlet, time.monotonic(), self._scratch)
         self._check_hyper(cell, frame.step)
-        self._close_clipped()
+        self._settle()
 
     # -- checks ----------------------------------------------------------------------------------------
 
@@ -306,7 +319,7 @@ class ShardTable(TableMembers):
         total = Ledger()
         for cell in self._cells.values():
             part = cell.machine.ledgers.get(worker, Ledger())
-            for name in ("received", "applied", "dropped", "abstained", "duplicates", "refused"):
+            for name in ("received", "applied", "dropped", "abstained", "duplicates", "refused", "missed"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             total.max_gap = max(total.max_gap, part.max_gap)
             total.gate_wait_s = max(total.gate_wait_s, part.gate_wait_s)

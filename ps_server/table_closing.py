@@ -1,4 +1,4 @@
-"""How steps of one table close on a shard: on which thread, and by the norm over all shards if they clip.
+"""How steps of one table close on a shard: on which thread, when they are chosen, by which norm if clipped.
 
 A base of `ShardTable`. It must not know frames or connections.
 """
@@ -11,9 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ps_server.attendance import Attendance, Choice, TableAttendance
 from ps_server.average import Scratch
+from ps_server.chooser import Chooser
 from ps_server.clipping import Clipping, Norm, coefficient
 from ps_server.log import logger
+from ps_server.quorum import Quorum
 from ps_wire.errors import InternalError
 from ps_wire.table import TableSpec
 
@@ -36,9 +39,12 @@ class TableClosing:
     _scratch: Scratch
     _clipping: Clipping | None
     _report: Callable[[Norm], None] | None
+    _quorum: Quorum | None
+    _attend: Callable[[TableAttendance], None] | None
+    _chooser: Chooser | None
     _submit: Callable[[Callable[[], None]], None] | None
     _warned_hyper: bool
-    _deciding: threading.RLock  # held over a decision or an eviction on all cells; theirs are taken inside
+    _deciding: threading.RLock  # held over a decision or a change on all cells; theirs are taken inside
 
     def undecided(self) -> Norm | None:
         """What was reported and has no scale yet: to be reported again to one who may not have heard it."""
@@ -54,7 +60,41 @@ class TableClosing:
             for cell in reversed(self._cells.values()):  # the first layers' weights leave first
                 cell.decide(step, scale, now_s, self._scratch)
                 self._check_hyper(cell, step)
+        self._settle()
+
+    def choose(self, choice: Choice) -> None:
+        """The coordinator has chosen what an open step takes, or where a late worker goes on."""
+        with self._deciding:
+            self._choose(choice)
+        self._settle()
+
+    def attendance(self) -> TableAttendance | None:
+        """What may be waited for that the coordinator chooses: to be said again to one who may not know."""
+        report = self._quorum.now() if self._quorum is not None and self._attend else None
+        return None if report is None else self._attended(report)
+
+    def _choose(self, choice: Choice) -> None:
+        now_s = time.monotonic()
+        for cell in reversed(self._cells.values()):  # the first layers' weights leave first
+            cell.choose(choice, now_s, self._scratch)
+
+    def _settle(self) -> None:
+        """What follows when steps may have become complete, or workers late, on all cells of this shard."""
+        if self._quorum is not None:
+            self._report_attendance(self._quorum)
         self._close_clipped()
+
+    def _report_attendance(self, quorum: Quorum) -> None:
+        with self._deciding:  # reports leave in the order in which they came about
+            while (report := quorum.take()) is not None:
+                if self._attend is not None:
+                    self._attend(self._attended(report))
+                elif self._chooser is not None:
+                    for choice, _ in self._chooser.reported(0, report):
+                        self._choose(choice)
+
+    def _attended(self, report: Attendance) -> TableAttendance:
+        return TableAttendance(job=self._job, table=self.spec.number, opening=self.opening, report=report)
 
     def _later(self, index: int, close: Callable[[], None]) -> None:
         if self._submit is None:
@@ -69,7 +109,7 @@ class TableClosing:
             cell.fail(InternalError(f"{type(error).__name__}: {error}"))
             raise
         self._check_hyper(cell, cell.machine.version - 1)
-        self._close_clipped()
+        self._settle()
 
     def _close_clipped(self) -> None:
         """What follows when a step may have become complete on all cells of this shard."""

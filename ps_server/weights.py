@@ -48,10 +48,17 @@ class Weights:
         if loaded:
             self.now.copy_(before)
 
-    def turn(self) -> None:
-        """The next version is in the other half."""
-        assert self.other is not None
-        self.now, self.other = self.other, self.now
+    def next(self) -> torch.Tensor:
+        """Where the next version is to be written at once, shape (E,): it is `now` from here on.
+
+        It is the other half, the same memory, or where a reply is still sent from that, memory of its own.
+        """
+        if self.other is not None:
+            self.now, self.other = self.other, self.now
+        elif held := self._take_held():
+            before, self.now = self.now, self._unread()
+            self._left.append((before, held))
+        return self.now
 
     def sent(self, reply: Message) -> None:
         """A reply whose payload is `now` has been made, and will be given to outlets before the next one."""
@@ -64,13 +71,16 @@ class Weights:
 
     def make_writable(self) -> bool:
         """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
-        held, self._replies = self._held(), []
-        if not held or self.other is not None:
+        if self.other is not None or not (held := self._take_held()):
             return False
         before, self.now = self.now, self._unread()
         self.now.copy_(before)
         self._left.append((before, held))
         return True
+
+    def _take_held(self) -> list[Message]:
+        held, self._replies = self._held(), []
+        return held
 
     def _unread(self) -> torch.Tensor:
         """Memory that nobody reads; of such, what is not needed is freed."""

@@ -10,16 +10,31 @@ from typing import TypeAlias
 
 from ps_wire.errors import ConsistencyInvalid
 
-VALID = "bsp, ssp:S (S >= 0, the bound on the clock gap), asp, asp:max_delay=R (staler pushes are dropped)"
+VALID = (
+    "bsp, bsp:backup=B (B >= 1, a step does not wait for its B slowest workers), ssp:S (S >= 0, the bound on "
+    "the clock gap), asp, asp:max_delay=R (staler pushes are dropped)"
+)
 MAX_DELAY = "max_delay="
+BACKUP = "backup="
 
 
 @dataclass(frozen=True, slots=True)
 class BSP:
-    """Bulk synchronous parallel (Valiant 1990): one optimizer step on the mean of all gradients."""
+    """Bulk synchronous parallel (Valiant 1990): one optimizer step on the mean of all gradients.
+
+    Attributes:
+        backup: backup workers (Chen et al. 2016): a step of N workers closes with the first N - backup, at
+            least one, and the others' gradients are dropped; 0: it waits for all.
+    """
+
+    backup: int = 0
+
+    def __post_init__(self) -> None:
+        if self.backup < 0:
+            raise ConsistencyInvalid(f"bsp: backup must be >= 1, got {self.backup}", backup=self.backup)
 
     def __str__(self) -> str:
-        return "bsp"
+        return f"bsp:{BACKUP}{self.backup}" if self.backup else "bsp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,11 @@ def parse(text: str) -> Consistency:
     name, colon, bound = text.strip().partition(":")
     if name == "asp" and bound.startswith(MAX_DELAY):
         return ASP(_whole("asp: max_delay", bound.removeprefix(MAX_DELAY), text))
+    if name == "bsp" and bound.startswith(BACKUP):
+        backup = _whole("bsp: backup", bound.removeprefix(BACKUP), text)
+        if backup == 0:
+            raise ConsistencyInvalid(f"bsp: backup must be >= 1, got {backup}; bsp has none", spec=text)
+        return BSP(backup)
     if name == "bsp" and not colon:
         return BSP()
     if name == "asp" and not colon:

@@ -78,7 +78,7 @@ def connect(
         servers: addresses of all shards, in shard order: `HOST:PORT,HOST:PORT`. Without them, or with `none`,
             the worker runs alone, with a server inside this process.
         job: its name; workers of one name train together. Default: "default".
-        consistency: `bsp`, `ssp:S`, `asp` or `asp:max_delay=R`. Default: bsp.
+        consistency: `bsp`, `bsp:backup=B`, `ssp:S`, `asp` or `asp:max_delay=R`. Default: bsp.
         num_workers: that the job waits for, or a range "2:8": it starts with two, and up to eight come and
             go. Default: 1.
         worker: this worker's number; default: given by the service.

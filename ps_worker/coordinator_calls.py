@@ -121,6 +121,11 @@ class CoordinatorCalls:
             name=name,
         )
 
+    def epochs(self) -> list[pb.EpochUse]:
+        """What became of the samples of the job's last epochs."""
+        reply = self._service.coordinator.Status(pb.StatusRequest(), timeout=CALL_LIMIT_S)
+        return [use for job in reply.jobs if job.job.name == self._settings.job for use in job.epochs]
+
     def behind(self) -> list[str]:
         """Who of the others has taken the fewest steps by what the coordinator has heard, for people.
 
@@ -143,14 +148,16 @@ class CoordinatorCalls:
             if entry.progress.step == slowest
         ][:MAX_NAMED]
 
-    def share(self, loader: int, epoch: int) -> list[int]:
-        """The workers that share an epoch of a loader; none where this one has no part of it."""
-        request = pb.ShareRequest(
-            job=self._settings.job,
-            worker=self.joined.worker,
-            incarnation=self.joined.incarnation,
-            loader=loader,
-            epoch=epoch,
-        )
-        reply = self._service.coordinator.Share(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
-        return list(reply.workers)
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        """What of an epoch of a loader this worker hands out next."""
+        request.job, request.worker = self._settings.job, self.joined.worker
+        request.incarnation = self.joined.incarnation
+        coordinator = self._service.coordinator
+        reply: pb.ShareReply = coordinator.Share(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        return reply
+
+    def use(self, request: pb.UseRequest) -> None:
+        """How far this worker has come in what it hands out."""
+        request.job, request.worker = self._settings.job, self.joined.worker
+        request.incarnation = self.joined.incarnation
+        self._service.coordinator.Use(request, timeout=CALL_LIMIT_S, wait_for_ready=True)

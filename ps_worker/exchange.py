@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ps_wire import frame as wire
-from ps_wire import meta
+from ps_wire import meta, trace
 from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
@@ -33,7 +33,6 @@ from ps_worker.table_memory import Sharing, TableMemory
 from ps_worker.waits import Callback, Waits
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
-HALVES = 2  # descriptors in a shard's SHARE
 
 
 class Hooks(Protocol):
@@ -45,7 +44,12 @@ class Hooks(Protocol):
 
 
 class Exchange(Reentry, Waits):
-    """See the module's docstring. One thread of the user's at a time calls it; connections call it too."""
+    """See the module's docstring. One thread of the user's at a time calls it; connections call it too.
+
+    Attributes:
+        missed: steps that this worker skipped, for it was late.
+        skips: it may do so: which step weights are of is known when all are here.
+    """
 
     def __init__(
         self,
@@ -58,13 +62,17 @@ class Exchange(Reentry, Waits):
         strict: bool = False,
         sharing: Sharing = Sharing.PRIVATE,
         wire_dtype: WireDtype = WireDtype.FP32,
+        backup: bool = False,
     ) -> None:
+        """`backup`: there are backup workers: weights may be of a later step than they were asked for."""
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
-        self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
+        self.partitions: list[Partition] = self.memory.partitions
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
+        self.missed = 0
+        self.skips = backup
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
         self.begins: Callable[[], None] = lambda: None  # called before the first push of a step
         self._begun = -1
@@ -85,6 +93,7 @@ class Exchange(Reentry, Waits):
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Callback] = []
+        self._awaited = frozenset()
 
     @property
     def weights(self) -> FlatBuckets:
@@ -95,6 +104,13 @@ class Exchange(Reentry, Waits):
     def spread(self) -> int:
         """Newest minus oldest version of the weights, over partitions."""
         return max(self.versions) - min(self.versions)
+
+    def step_of(self, clock: int) -> int:
+        """The step that the weights are of which came for a pull at this clock.
+
+        A later one where this worker was late and others went on, with backup workers.
+        """
+        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
 
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
@@ -108,7 +124,9 @@ class Exchange(Reentry, Waits):
 
     def _shared(self) -> list[wire.Frame]:
         descriptors = self.memory.descriptors
-        return [self._frame(wire.Kind.SHARE, descriptors=descriptors)] if descriptors else []
+        if not descriptors:
+            return []
+        return [self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)]
 
     def own(self) -> bool:
         """Before a worker leaves the gates: its weights stay as they are, shards let go of its memory.
@@ -151,6 +169,7 @@ class Exchange(Reentry, Waits):
                 place = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
                 self._send_noted([self._frame(wire.Kind.LOAD, **place)])
 
+    @trace.traced("queue pushes")
     def push(
         self,
         partitions: Sequence[Partition],
@@ -203,6 +222,7 @@ class Exchange(Reentry, Waits):
             self._begun = step
             self.begins()
 
+    @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
 
@@ -260,11 +280,20 @@ class Exchange(Reentry, Waits):
             self._take_answer(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
-        elif frame.kind is wire.Kind.SHARE and self.memory.mapped and len(frame.descriptors) == HALVES:
-            try:
-                self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
-            except (PsError, OSError) as error:
-                self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
+        elif frame.kind is wire.Kind.SHARE:
+            self._take_share(frame)
+
+    def _take_share(self, frame: wire.Frame) -> None:
+        """A shard's halves; without any, it could not take what is shared and ends the connection."""
+        if not self.memory.mapped:
+            self.memory.descriptors = ()  # the next connection brings all that is under way as payload
+            return
+        try:
+            if len(frame.descriptors) < 2:
+                raise FrameMalformed("descriptors of shared memory were lost: is their limit reached?")
+            self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
+        except (PsError, OSError) as error:
+            self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
@@ -294,6 +323,7 @@ class Exchange(Reentry, Waits):
             except FrameMalformed as error:
                 self.fail(error)
                 return
+        self.memory.on_arrival(self.partitions[index])
         with self._changed:
             if frame.step != self._pulls.step:
                 return  # something else was asked for meanwhile
@@ -305,7 +335,10 @@ class Exchange(Reentry, Waits):
             if self.memory.mapped:  # then the mean of the step has been made
                 self._pushes.closed(index)
             if not self._pulls:
+                self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
+                self._changed.notify_all()
+            elif index in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
             callbacks = self._due(self._when_pulled, bool(self._pulls))
             callbacks += self._due(self._when_acked, not self._pushes.acked())

@@ -89,11 +89,15 @@ class _Line:
 
     def __init__(self, address: str, access: Access) -> None:
         self.address = address
-        self.metadata = access.metadata
         self._access = access
         self._lock = threading.Lock()
         self._identity = self._newest()
         self._channels = [dial(address, access)]
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Of the next call."""
+        return self._access.metadata
 
     def channel(self) -> grpc.Channel:
         """For the next call."""

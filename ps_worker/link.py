@@ -10,13 +10,14 @@ a connection may have before there is a table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ps_wire.carrier import Carrier
 from ps_wire.consistency import BSP
-from ps_wire.errors import Evicted, PsError, UsageError
+from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import AVAILABLE, Layout
 from ps_wire.table import TableSpec
@@ -120,17 +121,7 @@ class Link(Rejoining):
         exchange = self._made_again(spec)
         if exchange is None:
             self._membership.make_table(spec)
-            plan = Plan(spec, len(self._connections))
-            exchange = Exchange(  # while the shards open it
-                table=spec.number,
-                plan=plan,
-                worker=self.rank,
-                incarnation=self._now.joined.incarnation,
-                start=spec.optimizer.hyperparameters,
-                strict=strict,
-                sharing=self._sharing(plan, pulls=pulls),
-                wire_dtype=self._settings.wire_dtype,
-            )
+            exchange = self._exchange(spec, strict=strict, pulls=pulls)  # while the shards open it
             exchange.begins = self.capture.begin
             exchange.connect(self._connections)
             self._newest = spec, exchange
@@ -157,11 +148,35 @@ class Link(Rejoining):
         self._begun = [*self._begun[: spec.number], spec]
         return exchange, step
 
+    def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool) -> Exchange:
+        """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
+        plan = Plan(spec, len(self._connections))
+        make = partial(
+            Exchange,
+            table=spec.number,
+            plan=plan,
+            worker=self.rank,
+            incarnation=self._now.joined.incarnation,
+            start=spec.optimizer.hyperparameters,
+            strict=strict,
+            wire_dtype=self._settings.wire_dtype,
+            backup=getattr(self._settings.consistency, "backup", 0) > 0,
+        )
+        try:
+            return make(sharing=self._sharing(plan, pulls=pulls))
+        except OSError as error:
+            if self._settings.carrier is Carrier.SHM:
+                raise ConfigurationRefused(
+                    f"table {spec.number} can share no memory: {error.strerror} (PS_CARRIER=shm)"
+                ) from None
+            self._say(f"table {spec.number} shares no memory ({error.strerror}): its payloads travel")
+            return make(sharing=Sharing.PRIVATE)
+
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
         if not self._shares:
             return Sharing.PRIVATE
         worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
-        plain = pulls and isinstance(self._settings.consistency, BSP) and not self.ended
+        plain = pulls and self._settings.consistency == BSP() and not self.ended
         if worth and plain and can_overlay() and self._carriers.all_take(Carrier.SHM, plan.num_shards):
             return Sharing.MAPPED
         return Sharing.COPIED
@@ -305,7 +320,10 @@ class Link(Rejoining):
         """Before it leaves the gates: nothing is shared with shards any more."""
         written = [exchange.own() for exchange in self.exchanges]  # all of them, whatever one says
         if any(written):
-            self._say("the script has written into a parameter after wrap, and computed its last steps on it")
+            self._say(
+                "the script has written into a parameter after wrap: it is lost, or the last steps were "
+                "computed on it"
+            )
 
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator."""

@@ -22,6 +22,7 @@ from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from ps_worker import stopping
 from ps_worker.capture import Capture
 from ps_worker.coordinator_calls import CoordinatorCalls
 from ps_worker.member_stream import MemberStream
@@ -54,6 +55,7 @@ class Membership(CoordinatorCalls):
         self._made: dict[int, bool] = {}
         self._started: dict[int, int] = {}
         self._waiting_for = ""
+        self._waiting = False
         self._error: PsError | None = None
         self._waiting_call: Any = None
         self._leaving = False
@@ -169,13 +171,20 @@ class Membership(CoordinatorCalls):
         ended: pb.Ended = self._wait("ended", None)
         return ended.has_state
 
+    def whom(self) -> list[str]:
+        """Who is waited for; see `behind`, for `PsError` too."""
+        with self._changed:
+            told = [f"waiting for {self._waiting_for}"] if self._waiting and self._waiting_for else []
+        return told + self.behind()
+
     def leave(self, reason: str) -> None:
         """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again."""
         self._leaving = True
         if self._stream is None:
             return
         self._stream.quiet()
-        self._stream.say(leave=pb.Leave(reason=sendable(reason), progress=self._progress()))
+        leave = pb.Leave(reason=sendable(reason), progress=self._progress(), drained=stopping.asked())
+        self._stream.say(leave=leave)
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._stream.close()
@@ -254,7 +263,11 @@ class Membership(CoordinatorCalls):
 
     def _wait_for(self, ready: Callable[[], bool], limit_s: float | None) -> None:
         with self._changed:
-            done = self._changed.wait_for(lambda: ready() or self._error is not None, limit_s)
+            self._waiting = True
+            try:
+                done = self._changed.wait_for(lambda: ready() or self._error is not None, limit_s)
+            finally:
+                self._waiting = False
             if ready():
                 return
             if not done:

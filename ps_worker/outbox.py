@@ -1,13 +1,13 @@
-"""Frames on their way to a shard over one connection, in order."""
+"""Frames on their way to a shard over one connection, in order; pushes of first layers overtake others."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable
 from typing import Self
 
 from ps_wire import frame as wire
+from ps_wire.frame_queue import FrameQueue
 from ps_wire.frame_socket import take_batch
 
 
@@ -16,14 +16,18 @@ class Outbox:
 
     def __init__(self, hello: wire.Frame) -> None:
         """Takes the frame that comes first."""
-        self._frames = deque([hello])
+        self._frames: FrameQueue[wire.Frame] = FrameQueue(
+            lambda frame: frame, bulk=wire.Kind.PUSH, others_wait=True
+        )
+        self._frames.append(hello)
         self._changed = threading.Condition()
         self._closed = False
 
     def put(self, frames: Iterable[wire.Frame]) -> None:
         """Queues frames; a payload must stay as it is until the shard has acknowledged it."""
         with self._changed:
-            self._frames.extend(frames)
+            for frame in frames:
+                self._frames.append(frame)
             self._changed.notify()
 
     def close(self) -> None:

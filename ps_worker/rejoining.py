@@ -186,23 +186,40 @@ class Rejoining(Exchanges):
         found = {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
         return found or self._kept(number)
 
-    def share(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        """This worker's place among those that share an epoch of a loader, and how many they are.
+    @property
+    def incarnation(self) -> int:
+        """The live one of this worker."""
+        return self._now.joined.incarnation
 
-        None: it has no part of it, for it came after the epoch had begun.
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        """What of an epoch of a loader this worker hands out next.
 
         Raises:
             PsError: the coordinator refuses, or cannot be reached.
         """
-        if self._settings.num_workers == 1:
-            return 0, 1
         while True:
             try:
-                workers = self._membership.share(loader, epoch)
+                return self._membership.share(request)
             except Evicted as error:
                 self._refused(error)
-            else:
-                return (workers.index(self.rank), len(workers)) if self.rank in workers else None
+                for mark in (request.mark, request.rest):  # of the incarnation that is gone
+                    mark.batches = mark.samples = 0
+
+    def use(self, request: pb.UseRequest) -> None:
+        """How far this worker has come in it; see `share`."""
+        self._membership.use(request)
+
+    def epochs(self) -> list[pb.EpochUse]:
+        """What became of the samples of the job's last epochs; see `share` for errors."""
+        return self._membership.epochs()
+
+    def whom(self) -> list[str]:
+        """Who is waited for: as the coordinator has said, and who is behind by what it has heard.
+
+        Raises:
+            PsError: it does not answer in time.
+        """
+        return self._membership.whom()
 
     def say_wait(self, text: str) -> None:
         """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""

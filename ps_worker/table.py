@@ -55,12 +55,13 @@ class Table:
         exchange: Exchange,
         names: tuple[str, ...],
         step: int,
+        before_step: Callable[[int], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
         announce: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step = step
-        self._at_step = at_step
+        self._before_step, self._at_step = before_step, at_step
         self._rejoin_only, self._announce = rejoin, announce
         self.number = exchange.number
         self._exchange = exchange
@@ -121,6 +122,7 @@ class Table:
             self._check(out)
         try:
             self._exchange.wait_pulled()
+            self.step = self._exchange.step_of(self.step)
             self._exchange.pull(step=self.step)
         except Evicted:
             self._rejoin()
@@ -138,6 +140,8 @@ class Table:
 
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
+        self.step = self._exchange.step_of(self.step)
+        self._before_step(self.step + 1)
         try:
             push()
         except Evicted:
@@ -155,6 +159,7 @@ class Table:
     @torch.no_grad()
     def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
         exchange = self._exchange
+        self.step = exchange.step_of(self.step)
         views = exchange.weights.views
         if out is None:
             values = {name: views[index].clone() for name, index in self._index.items()}

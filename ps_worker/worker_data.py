@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from ps_wire.consistency import BSP, Consistency
 from ps_wire.errors import UsageError
 from ps_worker import torch_loader
-from ps_worker.loader import Dealer, Loader
+from ps_worker.dealing import Dealing, Deals
+from ps_worker.loader import Loader
 from ps_worker.position import Position, Positions
 
 
@@ -43,6 +44,7 @@ class WorkerData:
     rank: int
     num_workers: int
     ended: bool
+    _link: Deals
 
     def __init__(self, consistency: Consistency) -> None:
         self._even = isinstance(consistency, BSP)
@@ -52,6 +54,7 @@ class WorkerData:
         self._loaders: WeakSet[Loader] = WeakSet()
         self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
+        self._dealings: list[Dealing] = []
         self._counts = Counts(self)
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
@@ -69,9 +72,11 @@ class WorkerData:
         """This worker's share of a dataset; each iteration over it is one epoch.
 
         An epoch is shared by the workers who are in the job when the first of them asks for a batch of it;
-        over these every sample comes once. Who joins later has a part of the next epoch, and no batches
-        before: its `worker.epochs` passes quickly over those that have begun. What a worker had that goes in
-        the middle of an epoch is not given to another. Under BSP all get equally many batches; those of a
+        over these every sample comes once. What a worker has not used that leaves, or is evicted, in the
+        middle of an epoch, goes to whoever next comes to the end of its share; so an iteration may give more
+        batches than `len`. Used is a batch whose step is committed; see `Stats.epochs`. Who joins later has a
+        part of the next epoch, and before that what is left over: its `worker.epochs` passes quickly over
+        epochs that have begun. Under BSP all get equally many batches in their shares; those of a
         map-style dataset differ in size by at most one. An iterable dataset is read whole by every worker,
         and by every process of its DataLoader: it must give the same stream everywhere, and is not to deal
         itself. If it has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for
@@ -117,27 +122,31 @@ class WorkerData:
         return self._make_loader(**torch_loader.read(loader, seed=seed))
 
     def _make_loader(self, **given: Any) -> Loader:
+        dataset = given["dataset"]
+        dealing = Dealing(self._num_loaders, self._link, len(dataset) if isinstance(dataset, Sized) else 0)
         made = Loader(
             **given,
             rank=self.rank,
             num_workers=self.num_workers,
             even=self._even,
             ended=self.ended,
-            on_batch=partial(self._count_samples, object()),
+            on_batch=partial(self._count_samples, dealing),
             current_epoch=lambda: self._epoch,
-            dealer=self._dealer(self._num_loaders),
+            dealer=dealing,
             on_read=self._begin_step,
         )
         if self._num_loaders < len(self._saved_positions):
             made.position = self._saved_positions[self._num_loaders]
         self._numbers[made] = self._num_loaders
+        self._dealings.append(dealing)
         self._num_loaders += 1
         self._loaders.add(made)
         return made
 
-    def _dealer(self, loader: int) -> Dealer:
-        """Of the loader with this number."""
-        raise NotImplementedError
+    def _take_step(self, step: int) -> None:
+        """What loaders have handed out goes into the first `step` steps of this worker."""
+        for dealing in self._dealings:
+            dealing.take_step(step)
 
     def _begin_step(self) -> None:
         """See `Capture.begin`."""
@@ -160,6 +169,11 @@ class WorkerData:
     def _end_loaders(self) -> None:
         for loader in self._loaders:
             loader.end()
+
+    def _has_batches(self) -> bool:
+        """Whether the script has a batch that no step was made of yet, as far as is known."""
+        used = [dealing for dealing in self._dealings if dealing.under_way]
+        return any(dealing.pending for dealing in used) if used else True
 
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
@@ -195,9 +209,10 @@ class WorkerData:
         finally:
             self._epoch = None
 
-    def _count_samples(self, loader: object, samples: int) -> None:
+    def _count_samples(self, loader: Dealing, samples: int) -> None:
         self._begin_step()
         self._samples += samples
+        loader.hand_out(samples)
         if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
             self._back_to = None
         for counts in self._unweighed:

@@ -34,7 +34,7 @@ def roundtrip(
     wire_dtype: Annotated[
         str, typer.Option(help="Of the project: fp32, bf16 or fp16; the others send float32.")
     ] = "fp32",
-    consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
+    consistency: Annotated[str, typer.Option(help="bsp, bsp:backup=B, ssp:S or asp.")] = "bsp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
     rounds: Annotated[int, typer.Option(min=1, help="Of each party, without two to warm up.")] = 20,
     versus: Annotated[str, typer.Option(help="Peers: gloo,torch-rpc.", show_default="none")] = "",
@@ -128,7 +128,7 @@ def step(
     num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards).")] = 1,
     num_workers: Annotated[int, typer.Option(min=1, help="Workers, and ranks of the peer.")] = 2,
     carrier: Annotated[str, typer.Option(help=f"One of {VALID}.")] = AUTO,
-    consistency: Annotated[str, typer.Option(help="bsp, ssp:S or asp.")] = "bsp",
+    consistency: Annotated[str, typer.Option(help="bsp, bsp:backup=B, ssp:S or asp.")] = "bsp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
     rounds: Annotated[int, typer.Option(min=1, help="Of four steps each, without two to warm up.")] = 10,
     overlap: Annotated[str, typer.Option(help="on, off or on,off.")] = "on",

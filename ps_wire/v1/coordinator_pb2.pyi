@@ -90,7 +90,7 @@ class Heartbeat(_message.Message):
     def __init__(self, heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "samples", "waited_s", "metrics")
+    __slots__ = ("step", "samples", "waited_s", "metrics", "waits")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,11 +102,13 @@ class Progress(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     step: int
     samples: int
     waited_s: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    waits: str
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("progress",)
@@ -115,12 +117,14 @@ class Finish(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason", "progress")
+    __slots__ = ("reason", "progress", "drained")
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     reason: str
     progress: Progress
-    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    drained: bool
+    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ...) -> None: ...
 
 class MemberReply(_message.Message):
     __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "rolled_back", "cut_prepare", "cut_armed", "cut_ended", "number")
@@ -311,14 +315,16 @@ class CutEnded(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("register", "done", "norm")
+    __slots__ = ("register", "done", "norm", "attendance")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     NORM_FIELD_NUMBER: _ClassVar[int]
+    ATTENDANCE_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: OrderDone
     norm: Norm
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., norm: _Optional[_Union[Norm, _Mapping]] = ...) -> None: ...
+    attendance: Attendance
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., norm: _Optional[_Union[Norm, _Mapping]] = ..., attendance: _Optional[_Union[Attendance, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol", "shard", "num_shards", "address", "boot", "generation", "coordinator")
@@ -354,6 +360,36 @@ class Norm(_message.Message):
     epoch: int
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., squares: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
+class Attendance(_message.Message):
+    __slots__ = ("job", "table", "opening", "step", "ready", "members", "wanted", "late")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    opening: int
+    step: int
+    ready: _containers.RepeatedScalarFieldContainer[int]
+    members: _containers.RepeatedScalarFieldContainer[int]
+    wanted: bool
+    late: _containers.RepeatedCompositeFieldContainer[LateWorker]
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., ready: _Optional[_Iterable[int]] = ..., members: _Optional[_Iterable[int]] = ..., wanted: bool = ..., late: _Optional[_Iterable[_Union[LateWorker, _Mapping]]] = ...) -> None: ...
+
+class LateWorker(_message.Message):
+    __slots__ = ("worker", "incarnation", "clock")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    clock: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
+
 class OrderDone(_message.Message):
     __slots__ = ("number", "refused", "saved", "clocks")
     class ClocksEntry(_message.Message):
@@ -374,7 +410,7 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "granted", "restore", "save_cut", "look_save", "end_save")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "choose", "catch_up", "granted", "restore", "save_cut", "look_save", "end_save")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +425,8 @@ class Order(_message.Message):
     EVICT_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ENTER_FIELD_NUMBER: _ClassVar[int]
+    CHOOSE_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     SAVE_CUT_FIELD_NUMBER: _ClassVar[int]
@@ -408,12 +446,14 @@ class Order(_message.Message):
     evict: EvictMember
     prepare: EnterTable
     enter: EnterTable
+    choose: Choose
+    catch_up: CatchUp
     granted: Granted
     restore: Restore
     save_cut: Save
     look_save: Save
     end_save: Save
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., save_cut: _Optional[_Union[Save, _Mapping]] = ..., look_save: _Optional[_Union[Save, _Mapping]] = ..., end_save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., choose: _Optional[_Union[Choose, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., save_cut: _Optional[_Union[Save, _Mapping]] = ..., look_save: _Optional[_Union[Save, _Mapping]] = ..., end_save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("generation", "coordinator")
@@ -699,6 +739,34 @@ class Decide(_message.Message):
     scale: float
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
+class Choose(_message.Message):
+    __slots__ = ("job", "table", "opening", "step", "workers")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    opening: int
+    step: int
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., step: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CatchUp(_message.Message):
+    __slots__ = ("job", "table", "opening", "late", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    table: int
+    opening: int
+    late: LateWorker
+    step: int
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., late: _Optional[_Union[LateWorker, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+
 class StateChunk(_message.Message):
     __slots__ = ("key", "data")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -732,24 +800,78 @@ class GetStateRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "epoch")
+    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
     loader: int
     epoch: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    begins: bool
+    first: int
+    samples: int
+    mark: Mark
+    rest: Mark
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+
+class Mark(_message.Message):
+    __slots__ = ("step", "batches", "samples", "pace_batches", "pace_samples")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PACE_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PACE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    batches: int
+    samples: int
+    pace_batches: int
+    pace_samples: int
+    def __init__(self, step: _Optional[int] = ..., batches: _Optional[int] = ..., samples: _Optional[int] = ..., pace_batches: _Optional[int] = ..., pace_samples: _Optional[int] = ...) -> None: ...
 
 class ShareReply(_message.Message):
-    __slots__ = ("workers",)
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    workers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
+    __slots__ = ("piece",)
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    piece: Piece
+    def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("epoch", "place", "count", "first")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    place: int
+    count: int
+    first: int
+    def __init__(self, epoch: _Optional[int] = ..., place: _Optional[int] = ..., count: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+
+class UseRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "loader", "mark")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    loader: int
+    mark: Mark
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+
+class UseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -766,7 +888,7 @@ class StatusReply(_message.Message):
     def __init__(self, num_shards: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events")
+    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events", "epochs", "happened")
     class EventsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -780,13 +902,33 @@ class JobStatus(_message.Message):
     NUM_TABLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    HAPPENED_FIELD_NUMBER: _ClassVar[int]
     job: _spec_pb2.Job
     state: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     num_tables: int
     epoch: int
     events: _containers.ScalarMap[str, int]
-    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochUse]
+    happened: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ..., epochs: _Optional[_Iterable[_Union[EpochUse, _Mapping]]] = ..., happened: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EpochUse(_message.Message):
+    __slots__ = ("loader", "epoch", "samples", "used", "handed_on", "over")
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_ON_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    loader: int
+    epoch: int
+    samples: int
+    used: int
+    handed_on: int
+    over: bool
+    def __init__(self, loader: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., used: _Optional[int] = ..., handed_on: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "incarnation", "host", "pid", "state", "progress", "heartbeat_age_s", "lease_left_s")

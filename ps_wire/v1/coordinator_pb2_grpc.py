@@ -64,6 +64,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.FromString,
                 _registered_method=True)
+        self.Use = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/Use',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.UseReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/ps_wire.v1.Coordinator/Status',
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
@@ -124,7 +129,14 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Share(self, request, context):
-        """Which workers share an epoch of a loader: the same answer for all of them.
+        """What of an epoch of a loader a worker hands out next.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Use(self, request, context):
+        """How far a worker has come in that, where its pace did not foretell it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,6 +201,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Share,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.SerializeToString,
+            ),
+            'Use': grpc.unary_unary_rpc_method_handler(
+                    servicer.Use,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.UseReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -373,6 +390,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/Share',
             ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Use(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Use',
+            ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.UseReply.FromString,
             options,
             channel_credentials,
             insecure,

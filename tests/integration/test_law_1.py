@@ -8,12 +8,16 @@ import pytest
 import safetensors.torch
 import torch
 
+from ps_wire.carrier import Carrier
+from ps_wire.shared_memory import AVAILABLE
+
 from .processes import Zygote
 from .servers import Servers, fresh_job
 
 pytestmark = pytest.mark.integration
 
 STEPS = 6
+CARRIERS = [carrier for carrier in Carrier if carrier is not Carrier.SHM or AVAILABLE]
 SHARED = """
 import torch
 from torch.nn import functional as F
@@ -41,13 +45,14 @@ def loss_of(model, rank, step):
 SCRIPT = (
     SHARED
     + """
+import itertools
 import sys
 import safetensors.torch
 import ps_worker as ps
 
 folder, prefix, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-for name, (cls, hyper) in OPTIMIZERS.items():
-    with ps.connect(job=f"{prefix}-{name}") as worker:
+for carrier, (name, (cls, hyper)) in itertools.product(sys.argv[4].split(","), OPTIMIZERS.items()):
+    with ps.connect(job=f"{prefix}-{carrier}-{name}", carrier=carrier) as worker:
         model = make_model(seed=worker.rank)  # worker 0's weights start the job
         optimizer = worker.wrap(cls(model.parameters(), **hyper), model)
         for step in range(steps):
@@ -55,7 +60,8 @@ for name, (cls, hyper) in OPTIMIZERS.items():
             optimizer.step()
             optimizer.zero_grad()
         worker.finish()
-        safetensors.torch.save_file(dict(model.state_dict()), f"{folder}/{name}-{worker.rank}.safetensors")
+        path = f"{folder}/{carrier}-{name}-{worker.rank}.safetensors"
+        safetensors.torch.save_file(dict(model.state_dict()), path)
 """
 )
 
@@ -80,23 +86,26 @@ def alone(name: str) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def folder(cluster: Servers, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two worker processes have put the final weights of three jobs."""
+    """Where two worker processes have put the final weights of each job."""
     folder = tmp_path_factory.mktemp("law_1")
     script = folder / "train.py"
     script.write_text(SCRIPT)
     options = ("--servers", cluster.option, "--num-workers", "2")
-    arguments = (str(script), str(folder), fresh_job(), str(STEPS))
+    arguments = (str(script), str(folder), fresh_job(), str(STEPS), ",".join(CARRIERS))
     workers = [zygote.start("ps-worker", *options, "--worker", rank, *arguments) for rank in ("0", "1")]
     assert [worker.wait_end() for worker in workers] == [0, 0], workers[0].text + workers[1].text
     return folder
 
 
+@pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])
-def test_law_1_bsp_equals_one_process_that_averages_in_rank_order(folder: Path, name: str) -> None:
+def test_law_1_bsp_equals_one_process_that_averages_in_rank_order(
+    folder: Path, name: str, carrier: str
+) -> None:
     """BSP with 2 workers on 2 shards: the bytes of torch.optim (fused) on the rank-order mean."""
     expected = alone(name)
     for rank in (0, 1):
-        got = safetensors.torch.load_file(folder / f"{name}-{rank}.safetensors")
+        got = safetensors.torch.load_file(folder / f"{carrier}-{name}-{rank}.safetensors")
         assert got.keys() == expected.keys()
         for parameter, value in expected.items():
             assert torch.equal(got[parameter], value), (rank, parameter)

@@ -9,6 +9,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import ps_worker as ps
+from ps_wire.carrier import Carrier
+from ps_wire.shared_memory import AVAILABLE
 
 from .processes import LIMIT_S
 from .servers import Servers, fresh_job
@@ -70,8 +72,18 @@ def test_law_2_bsp_with_batch_b_is_close_to_one_worker_with_batch_n_times_b(clus
         assert (got - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.fixture(params=Carrier)
+def carrier(request: pytest.FixtureRequest) -> str:
+    """Each that there is here."""
+    if request.param is Carrier.SHM and not AVAILABLE:
+        pytest.skip("no shared memory that can be sealed")
+    return request.param
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_law_4_a_reader_misses_no_update_that_is_old_enough(cluster: Servers, staleness: int) -> None:
+def test_law_4_a_reader_misses_no_update_that_is_old_enough(
+    cluster: Servers, staleness: int, carrier: str
+) -> None:
     """Under SSP(s) a reader at clock c sees every update with timestamp <= c - s - 1, and none twice."""
     workers, steps, columns = 3, 12, 64
     seen: list[tuple[int, torch.Tensor]] = []
@@ -86,7 +98,7 @@ def test_law_4_a_reader_misses_no_update_that_is_old_enough(cluster: Servers, st
             seen.append((table.step, table.pull().result(LIMIT_S).values["w"]))
         worker.finish()
 
-    train(cluster, body, num_workers=workers, consistency=f"ssp:{staleness}")
+    train(cluster, body, num_workers=workers, consistency=f"ssp:{staleness}", carrier=carrier)
     assert len(seen) == workers * steps
     for clock, values in seen:
         assert ((values == 0) | (values == 1)).all()
@@ -94,7 +106,7 @@ def test_law_4_a_reader_misses_no_update_that_is_old_enough(cluster: Servers, st
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
-def test_law_8_a_worker_reads_its_own_writes(cluster: Servers, consistency: str) -> None:
+def test_law_8_a_worker_reads_its_own_writes(cluster: Servers, consistency: str, carrier: str) -> None:
     """What a worker pushed is in its next pull; versions never go back, on any partition."""
     workers, steps, columns = 3, 10, 512
     share = 1.0 / workers if consistency == "bsp" else 1.0
@@ -115,10 +127,10 @@ def test_law_8_a_worker_reads_its_own_writes(cluster: Servers, consistency: str)
             newest, before = pulled.version, values
         worker.finish()
 
-    train(cluster, body, num_workers=workers, consistency=consistency)
+    train(cluster, body, num_workers=workers, consistency=consistency, carrier=carrier)
 
 
-def trained(servers: Servers, consistency: str, num_workers: int) -> torch.Tensor:
+def trained(servers: Servers, consistency: str, num_workers: int, carrier: str) -> torch.Tensor:
     """Weights after some steps of Adam with a schedule of lr, in several partitions per shard."""
 
     def body(worker: ps.Worker) -> torch.Tensor:
@@ -135,12 +147,12 @@ def trained(servers: Servers, consistency: str, num_workers: int) -> torch.Tenso
         worker.finish()
         return weights(model)
 
-    first, *others = train(servers, body, num_workers=num_workers, consistency=consistency)
+    first, *others = train(servers, body, num_workers=num_workers, consistency=consistency, carrier=carrier)
     assert all(torch.equal(first, other) for other in others)
     return first
 
 
-def test_law_9_asp_with_one_worker_is_the_local_loop(cluster: Servers) -> None:
+def test_law_9_asp_with_one_worker_is_the_local_loop(cluster: Servers, carrier: str) -> None:
     """ASP with one worker gives the bytes of torch.optim (fused) in a plain loop."""
     model = seeded_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
@@ -151,16 +163,16 @@ def test_law_9_asp_with_one_worker_is_the_local_loop(cluster: Servers) -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    assert torch.equal(trained(cluster, "asp", 1), weights(model))
+    assert torch.equal(trained(cluster, "asp", 1, carrier), weights(model))
 
 
-def test_law_11_two_shards_equal_one(cluster: Servers, single: Servers) -> None:
+def test_law_11_two_shards_equal_one(cluster: Servers, single: Servers, carrier: str) -> None:
     """BSP with 2 workers gives the same bytes on 2 shards as on 1."""
-    assert torch.equal(trained(cluster, "bsp", 2), trained(single, "bsp", 2))
+    assert torch.equal(trained(cluster, "bsp", 2, carrier), trained(single, "bsp", 2, carrier))
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
-def test_law_18_unequal_numbers_of_batches_end(cluster: Servers, consistency: str) -> None:
+def test_law_18_unequal_numbers_of_batches_end(cluster: Servers, consistency: str, carrier: str) -> None:
     """Workers with 3, 9 and 6 batches all end, with the same final weights and buffers (BatchNorm's)."""
     gone = threading.Event()
 
@@ -180,7 +192,7 @@ def test_law_18_unequal_numbers_of_batches_end(cluster: Servers, consistency: st
         return {name: value.clone() for name, value in model.state_dict().items()}
 
     job = fresh_job()
-    states = train(cluster, body, num_workers=3, consistency=consistency, job=job)
+    states = train(cluster, body, num_workers=3, consistency=consistency, job=job, carrier=carrier)
     assert states[0]["1.num_batches_tracked"] == 3  # the lowest worker's buffers
     for state in states[1:]:
         assert all(torch.equal(value, states[0][name]) for name, value in state.items())

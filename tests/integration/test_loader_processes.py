@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ps_wire.shared_memory import AVAILABLE
+from ps_worker.memory import can_overlay
+
 from .processes import Start, ended
 from .servers import Servers, fresh_job, until
 
@@ -88,6 +91,51 @@ with ps.connect() as worker:
     table = worker.table({"w": torch.zeros(5000)}, optimizer=ps.SGD(lr=1.0))
     table.push({"w": torch.ones(5000)}).result(20)
     print("parent is at", table.pull().result(20).values["w"].sum().item())
+"""
+
+GARBAGE = """
+import gc, os, ps_worker as ps
+
+class Cycle:
+    def __init__(self):
+        self.me, self.made_by = self, os.getpid()
+
+    def __del__(self):
+        print("collected", "here" if os.getpid() == self.made_by else "in the child", flush=True)
+
+with ps.connect() as worker:
+    gc.collect()
+    gc.disable()
+    Cycle()
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(0)
+    print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    gc.collect()
+"""
+
+MAPPED = """
+import os, torch, ps_worker as ps
+
+with ps.connect() as worker:
+    model = torch.nn.Linear(64, 64, bias=False)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, overlap=False)
+    values = model.weight.detach().numpy()
+    begin, result = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(begin[0], 1)
+        os.write(result[1], values.tobytes())
+        os._exit(0)
+    for step in range(2):
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    os.write(begin[1], b"!")
+    shown = os.read(result[0], 1 << 16)
+    print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print("it saw", "this version" if shown == model.weight.detach().numpy().tobytes() else "another")
 """
 
 
@@ -169,3 +217,27 @@ def test_a_forked_child_neither_leaves_nor_joins(cluster: Servers, spawn: Start,
     assert ended(process) == (0, "parent is at -5000.0"), process.text
     assert "child: this process was forked from process" in process.text
     assert "child ended with 7" in process.text
+
+
+def test_a_forked_child_does_not_end_its_parents_garbage(
+    cluster: Servers, spawn: Start, tmp_path: Path
+) -> None:
+    """An object of gRPC's would wait there for locks of threads that are not there."""
+    script = tmp_path / "garbage.py"
+    script.write_text(GARBAGE)
+    process = spawn(*options_of(cluster, fresh_job()), str(script))
+    assert process.wait_end() == 0, process.text
+    assert "child ended with 0\ncollected here" in process.text
+    assert "collected in the child" not in process.text
+
+
+@pytest.mark.skipif(not (AVAILABLE and can_overlay()), reason="no memory to be mapped here")
+def test_a_forked_child_sees_later_versions_in_its_parents_parameters(
+    cluster: Servers, spawn: Start, tmp_path: Path
+) -> None:
+    """What it got at the fork is as much as a tensor that is kept: no copy."""
+    script = tmp_path / "mapped.py"
+    script.write_text(MAPPED)
+    process = spawn(*options_of(cluster, fresh_job()), str(script))
+    assert ended(process) == (0, "it saw this version"), process.text
+    assert "child ended with 0" in process.text

@@ -1,25 +1,63 @@
-"""What `ps-lab` answers to what a person types; each is a process, as for the person."""
+"""What `ps-lab` answers to what a person types: in this process, but for one that is a process of its own."""
 
 import importlib
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from cryptography import x509
 
+from ps_lab import cli
 from ps_lab.cluster import command_path
 from ps_lab.errors import LibraryMissing
 from ps_wire.token import of_job
 
 
-def ps_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [command_path("ps-lab"), *arguments], capture_output=True, text=True, timeout=30, check=False
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+PsLab: TypeAlias = Callable[..., Done]
+
+
+@pytest.fixture(name="ps_lab")
+def _ps_lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> PsLab:
+    """Runs the command's own entry."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ps-lab", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return Done(returncode=code, stdout=said.out, stderr=said.err)
+
+    return run
+
+
+def test_a_process_ends_as_the_command_does_in_this_one() -> None:
+    done = subprocess.run(
+        [command_path("ps-lab"), "launch", "--carrier", "pigeon", __file__],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "valid are: auto, shm, uds, tcp, grpc" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -53,7 +91,7 @@ def ps_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_what_makes_no_sense_ends_with_64_and_says_why(
-    arguments: list[str], said: str, tmp_path: Path
+    arguments: list[str], said: str, tmp_path: Path, ps_lab: PsLab
 ) -> None:
     script = tmp_path / "train.py"
     script.touch()
@@ -66,14 +104,14 @@ def test_what_makes_no_sense_ends_with_64_and_says_why(
     assert done.stdout == ""
 
 
-def test_a_server_that_is_not_there_ends_with_69_and_is_named() -> None:
+def test_a_server_that_is_not_there_ends_with_69_and_is_named(ps_lab: PsLab) -> None:
     done = ps_lab("status", "--servers", "127.0.0.1:1")
     assert done.returncode == 69
     assert "127.0.0.1:1" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_certificates_are_made_and_their_files_named(tmp_path: Path) -> None:
+def test_certificates_are_made_and_their_files_named(tmp_path: Path, ps_lab: PsLab) -> None:
     """With a key for the owner alone, and the name that was asked for."""
     done = ps_lab(
         "certs", str(tmp_path / "new"), "--host", "*.ps-server", "--host", "10.0.0.7", "--days", "3"
@@ -94,7 +132,7 @@ def test_certificates_are_made_and_their_files_named(tmp_path: Path) -> None:
     assert timedelta(days=2) < left <= timedelta(days=3)
 
 
-def test_the_token_of_a_job_is_printed_and_the_services_is_not(tmp_path: Path) -> None:
+def test_the_token_of_a_job_is_printed_and_the_services_is_not(tmp_path: Path, ps_lab: PsLab) -> None:
     (tmp_path / "token").write_text("a-token-of-some-length\n")
     done = ps_lab("token", "--job", "digits", "--token-file", str(tmp_path / "token"))
     assert done.returncode == 0
@@ -109,7 +147,7 @@ def test_without_the_library_for_certificates_its_extra_is_named(monkeypatch: py
         importlib.import_module("ps_lab.certificate_authority")
 
 
-def test_help_is_there_for_every_command() -> None:
+def test_help_is_there_for_every_command(ps_lab: PsLab) -> None:
     for command in ("launch", "status", "demo", "bench", "bench roundtrip", "bench step", "certs", "token"):
         done = ps_lab(*command.split(), "--help")
         assert done.returncode == 0

@@ -10,7 +10,9 @@ from ps_wire.consistency import ASP, BSP, SSP, VALID, parse
 from ps_wire.errors import ConsistencyInvalid
 
 BOUNDS = st.integers(0, 10**9 - 1)
-MODELS = st.just(BSP()) | st.just(ASP()) | st.builds(SSP, BOUNDS) | st.builds(ASP, BOUNDS)
+MODELS = (
+    st.just(BSP()) | st.builds(BSP, BOUNDS) | st.just(ASP()) | st.builds(SSP, BOUNDS) | st.builds(ASP, BOUNDS)
+)
 
 
 @given(MODELS)
@@ -23,6 +25,8 @@ def test_what_is_printed_is_parsed(model):
     ("text", "model"),
     [
         ("bsp", BSP()),
+        ("bsp:backup=1", BSP(1)),
+        ("bsp:backup=12", BSP(12)),
         ("asp", ASP()),
         ("asp:max_delay=8", ASP(8)),
         ("asp:max_delay=0", ASP(0)),
@@ -76,6 +80,10 @@ def test_a_negative_bound_is_refused(make):
         ("asp:max_delay=", "whole number, got ''"),
         ("asp:max_delay=x", "'x'"),
         ("asp:max_delay=-1", ">= 0, got -1"),
+        ("bsp:backup=", "whole number, got ''"),
+        ("bsp:backup=x", "'x'"),
+        ("bsp:backup=-1", ">= 0, got -1"),
+        ("bsp:backup=0", ">= 1, got 0; bsp has none"),
     ],
 )
 def test_a_delay_that_makes_no_sense_is_refused(text, why):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-
 import pytest
 import torch
 
@@ -43,38 +40,5 @@ def test_what_is_kept_over_a_step_shows_every_second_version_and_the_parameter_e
             versions.append(parameter.detach().clone())
             shown.append([place for place, it in enumerate(versions) if torch.equal(it, view)])
         assert shown == [[0], [2], [2], [4]]
-
-    run_workers(cluster, body)
-
-
-def test_a_forked_child_sees_later_versions_in_its_parents_parameters(cluster: Cluster):
-    """What it got at the fork is as much as a tensor that is kept: no copy."""
-
-    def body(worker: ps.Worker) -> None:
-        model = seeded(lambda: Mlp(700))
-        parameter = model.first.weight
-        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, overlap=False)
-        mapped(optimizer)
-        values = parameter.detach().numpy()
-        begin, result = os.pipe(), os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads
-            pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(begin[1])
-                os.read(begin[0], 1)
-                os.write(result[1], values.tobytes())
-            finally:
-                os._exit(0)
-        for step in range(2):
-            loss_of(model, 0, step).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        os.write(begin[1], b"!")
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert os.read(result[0], 1 << 16) == parameter.detach().numpy().tobytes()
-        for descriptor in (*begin, *result):
-            os.close(descriptor)
 
     run_workers(cluster, body)

@@ -1,0 +1,114 @@
+"""Backup workers: choices of all jobs on the coordinator, and reports and choices as messages.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ps_server.attendance import Attendance, CatchUp, Choice, Choose, Late, TableAttendance
+from ps_server.chooser import Chooser
+from ps_server.clipping import holders
+from ps_server.gate import gate_of
+from ps_wire import consistency
+from ps_wire.plan import Plan
+from ps_wire.table import TableSpec
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+UNANSWERED = frozenset({"choose", "catch_up"})  # orders; in their place among the others
+
+
+@dataclass(slots=True)
+class Choices:
+    """Choosers by table. Not thread-safe."""
+
+    num_shards: int
+    _backup: dict[str, int] = field(default_factory=dict)  # by job
+    _choosers: dict[tuple[str, int], tuple[int, Chooser]] = field(default_factory=dict)
+
+    def admitted(self, job: spec_pb2.Job) -> None:
+        """The shards are told of a member of this job."""
+        self._backup[job.name] = gate_of(consistency.parse(job.consistency)).backup
+
+    def opened(self, job: str, spec: TableSpec, opening: int) -> None:
+        """The shards are told to open a table: what was known of one before it is void."""
+        self._choosers.pop((job, spec.number), None)
+        backup = self._backup.get(job, 0)
+        if backup:
+            chooser = Chooser(backup, holders(Plan(spec, self.num_shards)))
+            self._choosers[job, spec.number] = opening, chooser
+
+    def dropped(self, job: str) -> None:
+        """The shards are told to forget a job."""
+        self._backup.pop(job, None)
+        for key in [key for key in self._choosers if key[0] == job]:
+            del self._choosers[key]
+
+    def reported(self, shard: int, attended: TableAttendance) -> list[tuple[pb.Order, tuple[int, ...]]]:
+        """What a shard's report leads to: orders, and the shards that each goes to."""
+        opening, chooser = self._choosers.get((attended.job, attended.table), (-1, None))
+        if chooser is None or opening != attended.opening or shard not in chooser.holders:
+            return []
+        sent = chooser.reported(shard, attended.report)
+        return [(choice_to_proto(attended, choice), shards) for choice, shards in sent]
+
+
+def choice_to_proto(of: TableAttendance, choice: Choice) -> pb.Order:
+    """A choice about the table of a report, as an order."""
+    if isinstance(choice, Choose):
+        workers = sorted(choice.workers)
+        choose = pb.Choose(job=of.job, table=of.table, opening=of.opening, step=choice.step, workers=workers)
+        return pb.Order(choose=choose)
+    late = _late_to_proto(choice.late)
+    return pb.Order(
+        catch_up=pb.CatchUp(job=of.job, table=of.table, opening=of.opening, late=late, step=choice.step)
+    )
+
+
+def choice_from_proto(message: pb.Choose | pb.CatchUp) -> Choice:
+    """The choice in an order."""
+    if isinstance(message, pb.Choose):
+        return Choose(step=message.step, workers=frozenset(message.workers))
+    (late,) = _late_from_proto([message.late])
+    return CatchUp(late=late, step=message.step)
+
+
+def attendance_to_proto(attended: TableAttendance) -> pb.Attendance:
+    """A report as a message."""
+    report = attended.report
+    return pb.Attendance(
+        job=attended.job,
+        table=attended.table,
+        opening=attended.opening,
+        step=report.step,
+        ready=sorted(report.ready),
+        members=sorted(report.members),
+        wanted=report.wanted,
+        late=[_late_to_proto(late) for late in sorted(report.late)],
+    )
+
+
+def attendance_from_proto(message: pb.Attendance) -> TableAttendance:
+    """The report in a message."""
+    report = Attendance(
+        step=message.step,
+        ready=frozenset(message.ready),
+        members=frozenset(message.members),
+        wanted=message.wanted,
+        late=frozenset(_late_from_proto(message.late)),
+    )
+    return TableAttendance(job=message.job, table=message.table, opening=message.opening, report=report)
+
+
+def _late_to_proto(late: Late) -> pb.LateWorker:
+    return pb.LateWorker(worker=late.worker, incarnation=late.incarnation, clock=late.clock)
+
+
+def _late_from_proto(messages: Iterable[pb.LateWorker]) -> list[Late]:
+    return [
+        Late(worker=message.worker, incarnation=message.incarnation, clock=message.clock)
+        for message in messages
+    ]
