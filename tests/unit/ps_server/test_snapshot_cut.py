@@ -1,7 +1,7 @@
 """A snapshot's cut is exact and never gets stuck: every reachable state of small jobs is visited.
 
 As `test_cut`, but nobody is held before the cut is known: each worker is asked, says which step it has not
-begun, begins none from there on until it hears that all partitions are armed, and captures its state at the cut.
+begun, begins none from there on until it hears that all partitions are armed, and captures its state then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from ps_server.gate import gate_of
-from ps_server.snapshot_cut import clocks_of_snapshot
+from ps_server.snapshot_cut import clocks_of_snapshot, workers_beyond
 from ps_wire.consistency import ASP, BSP, SSP, Consistency
 from tests.unit.ps_server.test_cut import KEY, World, search
 
@@ -85,9 +85,22 @@ class SnapshotWorld(World):
             self.limits = clocks_of_snapshot(gate_of(self.model), asked)
         self.armed.add(place)
         cut = self.cells[place].cut
-        assert all(clock <= self.limits.get(worker, clock) for worker, clock in cut.hold(KEY).items())
+        beyond = workers_beyond(cut.hold(KEY), self.limits)
+        if beyond:  # only one that has left can be: the coordinator gives the cut up, and asks again
+            assert set(beyond) <= self.gone
+            self.give_up()
+            return
         cut.arm(KEY, self.limits)
         self.cells[place].go_on()
+
+    def give_up(self) -> None:
+        self.limits = None
+        for known in (self.armed, self.promised, self.told, self.captured):
+            known.clear()
+        for cell in self.cells:
+            cell.cut.end(KEY)
+            cell.sent = None
+            cell.go_on()
 
     def check(self) -> None:
         super().check()
@@ -96,10 +109,7 @@ class SnapshotWorld(World):
 
 
 SMALL = [(model, 2, 1, 1, 1) for model in (BSP(), SSP(0), SSP(1), SSP(2), ASP())]
-LARGER = [(model, 2, 2, 1, 0) for model in (BSP(), SSP(1), ASP())] + [
-    (BSP(), 2, 1, 2, 1),
-    (SSP(1), 2, 1, 3, 0),
-]
+LARGER = [(BSP(), 2, 2, 1, 0), (SSP(1), 2, 2, 1, 0), (BSP(), 2, 1, 2, 0), (SSP(1), 2, 1, 2, 0)]
 
 
 @pytest.mark.parametrize(("model", "workers", "partitions", "steps", "leaves"), SMALL + LARGER, ids=str)
