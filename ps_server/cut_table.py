@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ps_server.cut import Cut, CutKey
 from ps_server.partition import Partition
+from ps_server.snapshot_cut import workers_beyond
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import CutAborted, PsError
 
@@ -51,10 +52,9 @@ class CutCell:
         """Holds and arms in one; at the moment of this cut `take` is called, which only reads.
 
         Raises:
-            CutAborted: a worker has pushed beyond the cut already.
+            CutAborted: a worker has pushed beyond the cut already: one that has left since, mostly.
         """
-        clocks = self._cut.hold(key)
-        beyond = [worker for worker, clock in clocks.items() if clock > limits.get(worker, clock)]
+        beyond = workers_beyond(self._cut.hold(key), limits)
         if beyond:
             self.end(key)
             raise CutAborted(f"worker {beyond[0]} has pushed beyond the cut")

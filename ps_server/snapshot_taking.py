@@ -134,8 +134,10 @@ class Taking:
             async with asyncio.timeout(CUT_LIMIT_S):
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
-                while not await self._prepare():  # somebody is still making tables
-                    await asyncio.sleep(LOOK_S)
+                while True:
+                    if await self._prepare():
+                        break
+                    await asyncio.sleep(LOOK_S)  # somebody is still making tables
                 await self._arm()
                 await self._wait(self._all_captured, "workers to reach the cut")
                 while saved := await self._look():
