@@ -99,6 +99,33 @@ def verify(url: Url, job: Job = None, snapshot: Name = None) -> None:
 
 
 @app.command()
+def restore(
+    servers: Servers,
+    url: Annotated[str, typer.Option("--from", help="Where the snapshot is.", show_default=False)],
+    job: Job = None,
+    snapshot: Name = None,
+    token_file: TokenFile = None,
+    tls_dir: TlsDir = None,
+) -> None:
+    """Bring a snapshot to servers, each its part, and have the job go on from it, whether it runs or not.
+
+    Exit codes: 0, 65 the snapshot is not whole (nothing was sent), 69 a server does not answer, 78 the
+    servers have no --snapshot-dir.
+    """
+    from ps_lab.display import make_console, make_error_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.snapshot_calls import restore as restore_one  # noqa: PLC0415
+    from ps_lab.snapshot_display import show  # noqa: PLC0415
+    from ps_lab.snapshots import choose  # noqa: PLC0415
+    from ps_wire.snapshot_store import SnapshotStore  # noqa: PLC0415
+
+    store = SnapshotStore(url)
+    whose, name = choose(store, job, snapshot)
+    access = read(token_file=token_file, tls_dir=tls_dir, job=whose, complain=typer.echo)
+    last = show(restore_one(parse_servers(servers), store, whose, name, access), make_error_console())
+    make_console().print(f"job {whose} goes on from step {last.step}, as {last.snapshot}", soft_wrap=True)
+
+
+@app.command()
 def export(
     url: Url,
     to: Annotated[Path, typer.Option(help="The file: model.safetensors.", show_default=False)],

@@ -17,7 +17,14 @@ from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.saved_job import SavedJob, Snapshots
 from ps_server.state_store import StateStore
-from ps_wire.errors import JobUnknown, PsError, ServerNotReady
+from ps_wire.errors import (
+    ConfigurationRefused,
+    JobUnknown,
+    PsError,
+    ServerNotReady,
+    SnapshotMissing,
+    SnapshotUnusable,
+)
 from ps_wire.messages import table_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -44,6 +51,8 @@ class Recovery:
         self._room_of = room_of
         self._snapshots = snapshots
         self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
+        self.on_back: Callable[[str], None] = lambda _: None  # a job is about to go back
+        self._went_to: dict[str, str] = {}  # job -> snapshot
         self._lost: set[int] = set()
         self._pending: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -72,6 +81,35 @@ class Recovery:
         self._lost.add(shard)
         self._pending |= self._rooms.keys()
         self._start()
+
+    async def go_back(self, job: str, snapshot: str) -> int:
+        """A person wants it: a job goes back to its newest snapshot, as if a shard had been lost.
+
+        Args:
+            job: its name; it need not run.
+            snapshot: the name of that snapshot, which all shards have.
+
+        Returns:
+            The step that it goes on from.
+
+        Raises:
+            ConfigurationRefused: nothing is kept of jobs here.
+            SnapshotMissing: this is not the newest one that can be used; nothing happens.
+            SnapshotUnusable: a shard cannot use it.
+        """
+        if self._snapshots is None:
+            raise ConfigurationRefused("jobs cannot go back: start the servers with --snapshot-dir")
+        saved = await asyncio.to_thread(self._saved, job)
+        if not saved or saved[0].snapshot != snapshot:
+            raise SnapshotMissing(f"{snapshot} is not the newest snapshot of job {job} that can be used")
+        self._went_to.pop(job, None)
+        self._pending.add(job)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(first=False))
+        await asyncio.wait([self._task])
+        if self._went_to.get(job) != snapshot:
+            raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
+        return saved[0].step
 
     def stop(self) -> None:
         """Ends what is under way."""
@@ -103,6 +141,7 @@ class Recovery:
 
     async def _recover(self, name: str) -> None:
         room = self._rooms.get(name)
+        self.on_back(name)
         if room is not None:
             await room.freeze()
         await self._shards.wait_complete(None)
@@ -136,6 +175,7 @@ class Recovery:
             generation=generation,
             incarnation=floor,
             step=saved.step,
+            steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
         )
         await self._shards.order(pb.Order(restore=order), limit_s=LOAD_LIMIT_S)
         return floor
@@ -143,9 +183,10 @@ class Recovery:
     def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
         logger.warning("job %s: goes on from its snapshot %s, step %d", name, saved.snapshot, saved.step)
-        self._states.drop(name)
+        self._states.drop(name, but="start/")
         for key, blob in saved.states.items():
             self._states.put(name, key, blob)
+        self._went_to[name] = saved.snapshot
         room.roll_back(saved, floor=floor)
         self.on_restored()
 

@@ -70,6 +70,30 @@ class ShardService(rpc.ShardServicer):
             loading.end()
         return pb.LoadStateReply()
 
+    async def PutSnapshot(
+        self, request_iterator: AsyncIterator[pb.SnapshotChunk], context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotFiles:
+        """One file of a snapshot that is brought from elsewhere."""
+        chunks = aiter(request_iterator)
+        file = (await anext(chunks, pb.SnapshotChunk())).file
+        gatekeeper.check_job(file.job)
+        arriving = await asyncio.to_thread(self._shard.snapshots.arrive, file)
+        try:
+            async for chunk in chunks:
+                await asyncio.to_thread(arriving.take, chunk.data)
+            await asyncio.to_thread(arriving.end)
+        except BaseException:
+            arriving.abandon()
+            raise
+        return pb.SnapshotFiles()
+
+    async def LookSnapshot(
+        self, request: pb.SnapshotFile, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotFiles:
+        """What of it is here."""
+        gatekeeper.check_job(request.job)
+        return pb.SnapshotFiles(names=await asyncio.to_thread(self._shard.snapshots.files, request))
+
     def _table(self, key: pb.TableKey, *, writes: bool) -> ShardTable:
         gatekeeper.check_job(key.job)
         return self._shard.table_of(key.job, key.table, key.worker, key.incarnation, writes=writes)

@@ -134,7 +134,10 @@ class Taking:
             async with asyncio.timeout(CUT_LIMIT_S):
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
-                await self._prepare()
+                while True:
+                    if await self._prepare():
+                        break
+                    await asyncio.sleep(LOOK_S)  # somebody is still making tables
                 await self._arm()
                 await self._wait(self._all_captured, "workers to reach the cut")
                 while saved := await self._look():
@@ -150,23 +153,24 @@ class Taking:
                 + (", ".join(late) + " took no step" if late else self.progress.phase)
             ) from None
 
-    async def _prepare(self) -> None:
+    async def _prepare(self) -> bool:
+        """Asks all who train; whether all of them have all tables."""
         job = self._job
         if job.state is not JobState.RUNNING:
             raise SnapshotFailed(f"job {job.name} is {job.state.value}: snapshots are taken while it runs")
+        self._ready.clear()
         self._members = {member.worker: member for member in job.roster.here()}
         prepare = pb.CutPrepare(number=self._number)
         self._room.do([tell(member, cut_prepare=prepare) for member in self._members.values()])
         await self._wait(lambda: self._members.keys() <= self._ready.keys(), "workers to answer")
         if not self._members:
             raise SnapshotFailed(f"job {job.name}: no worker trains")
+        return all(len(self._ready[worker]) >= job.num_tables for worker in self._members)
 
     async def _arm(self) -> None:
         gate = gate_of(consistency.parse(self._job.consistency))
         for table in range(self._job.num_tables):
-            asked = {worker: self._ready[worker].get(table, -1) for worker in self._members}
-            if min(asked.values()) < 0:
-                raise CutAborted(f"job {self._job.name}: a worker is making table {table}")
+            asked = {worker: self._ready[worker][table] for worker in self._members}
             self._steps[table] = clocks_of_snapshot(gate, asked)
         save = self._order()
         for table, clocks in self._steps.items():
@@ -183,7 +187,7 @@ class Taking:
         self.progress.phase = "writing"
         saved = await self._look()
         while not all(item.file for item in saved):
-            await asyncio.sleep(LOOK_S)
+            self._check()
             saved = await self._look()
         records = [FileRecord(name=item.file, bytes=item.bytes, sha256=item.sha256) for item in saved]
         workers = sorted(worker for worker in self._members if worker in self._writes)

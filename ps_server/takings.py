@@ -96,6 +96,11 @@ class Takings:
         if job in self._takings:
             self._takings[job].disturb(CutAborted(f"job {job}: a worker joined during the cut"))
 
+    def goes_back(self, job: str) -> None:
+        """The job goes back to an older snapshot: one of what it was is not taken any more."""
+        if job in self._takings:
+            self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
+
     # -- taking ----------------------------------------------------------------------------------------
 
     async def take(self, job: str) -> AsyncIterator[pb.SnapshotProgress]:
@@ -120,6 +125,17 @@ class Takings:
             raise self._errors.get(job) or SnapshotFailed(f"job {job}: no snapshot was taken")
         yield taking.progress
 
+    async def new_name(self, job: str) -> str:
+        """A name for a snapshot that comes from elsewhere. Raises ConfigurationRefused: as `take`."""
+        return await asyncio.to_thread(self._place().new_name, job)
+
+    def _place(self) -> SnapshotStore:
+        if self._store is None:
+            raise ConfigurationRefused(
+                "the servers have no place for snapshots: start them with --snapshot-dir"
+            )
+        return self._store
+
     def _start(self, room: Room) -> Taking:
         """The one that is being taken, else another one."""
         name = room.job.name
@@ -130,15 +146,11 @@ class Takings:
         return self._takings[name]
 
     def _make(self, room: Room) -> Taking:
-        if self._store is None:
-            raise ConfigurationRefused(
-                "the servers have no place for snapshots: start them with --snapshot-dir"
-            )
         return Taking(
             room,
             self._shards,
             self._states,
-            self._store,
+            self._place(),
             number=next(self._numbers),
             keep=self._policy.keep,
         )

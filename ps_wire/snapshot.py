@@ -28,6 +28,7 @@ from ps_wire.v1 import spec_pb2
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+FILE = re.compile(r"((shard-\d{1,6}-of|worker)-\d{1,6}\.safetensors|manifest\.json)\Z")
 NAME = re.compile(r"(\d{8})-[0-9a-f]{8}")
 
 Json = Mapping[str, Any]

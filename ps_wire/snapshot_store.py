@@ -10,19 +10,16 @@ It must not know what the files hold. Everything blocks; nothing here needs torc
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from ps_wire.errors import (
-    PsError,
     SnapshotCorrupt,
     SnapshotFailed,
     SnapshotMissing,
@@ -30,9 +27,9 @@ from ps_wire.errors import (
     UsageError,
 )
 from ps_wire.snapshot import MANIFEST, NAME, FileRecord, Manifest, parse
+from ps_wire.snapshot_writing import UNFINISHED, Writing, why
 
-PART_BYTES = 8 << 20  # read at once
-UNFINISHED = ".unfinished"
+READ_BYTES = 4 << 20  # at once; also what one message carries
 
 
 class SnapshotStore:
@@ -72,7 +69,7 @@ class SnapshotStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise SnapshotFailed(f"cannot list {path}: {_why(error)}") from None
+            raise SnapshotFailed(f"cannot list {path}: {why(error)}") from None
         return [
             entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"
         ]
@@ -100,25 +97,29 @@ class SnapshotStore:
         Raises:
             SnapshotFailed: the disk is full, or anything else of the kind; nothing is left of the file.
         """
-        digest, size = hashlib.sha256(), 0
-
-        def counted() -> Iterator[bytes | memoryview]:
-            nonlocal size
-            for part in parts:
-                digest.update(part)
-                size += len(part)
-                yield part
-
-        path = self._path(job, name, file)
+        writing = self.begin(job, name, file)
         try:
-            (self._write_local if self._local else self._put)(path, counted())
-        except PsError:
+            for part in parts:
+                writing.write(part)
+            return writing.finish()
+        except BaseException:
+            writing.abandon()
             raise
-        except Exception as error:  # each kind of storage has errors of its own
-            raise SnapshotFailed(
-                f"snapshot {self.where(job, name)}: cannot write {file}: {_why(error)}", file=file
-            ) from error
-        return FileRecord(name=file, bytes=size, sha256=digest.hexdigest())
+
+    def begin(self, job: str, name: str, file: str) -> Writing:
+        """As `write`, part by part: `finish` or `abandon` must follow. Raises `SnapshotFailed`."""
+        whose = f"snapshot {self.where(job, name)}: cannot write {file}"
+        return Writing(self._files, self._path(job, name, file), file, whose, local=self._local)
+
+    def files(self, job: str, name: str) -> list[str]:
+        """Names of the files of a snapshot, complete or not."""
+        self._files.invalidate_cache()
+        try:
+            entries = self._files.ls(self._path(job, name), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
+        return sorted(file for file in names if not file.endswith(UNFINISHED))
 
     def complete(self, job: str, name: str, manifest: Manifest) -> None:
         """Writes the manifest: from now on the snapshot exists. Raises `SnapshotFailed`."""
@@ -148,30 +149,7 @@ class SnapshotStore:
             with suppress(FileNotFoundError):
                 self._files.rm(self._path(job, name), recursive=True)
         except Exception as error:
-            raise SnapshotFailed(f"cannot delete {self.where(job, name)}: {_why(error)}") from error
-
-    def _put(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
-        with self._files.open(path, "wb") as file:
-            for part in parts:
-                file.write(part)
-
-    @staticmethod
-    def _write_local(path: str, parts: Iterable[bytes | memoryview]) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(target.name + UNFINISHED)
-        try:
-            with unfinished.open("wb", buffering=0) as file:
-                for part in parts:
-                    _write_all(file, part)
-                os.fsync(file.fileno())
-            unfinished.rename(target)
-        except BaseException:
-            with suppress(OSError):
-                unfinished.unlink()
-            raise
-        for folder in (target.parent, target.parent.parent, target.parent.parent.parent):
-            _sync_folder(folder)
+            raise SnapshotFailed(f"cannot delete {self.where(job, name)}: {why(error)}") from error
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -188,7 +166,7 @@ class SnapshotStore:
         except FileNotFoundError:
             raise SnapshotMissing(f"there is no snapshot {self.where(job, name)}") from None
         except Exception as error:
-            raise SnapshotFailed(f"cannot read {where}: {_why(error)}") from error
+            raise SnapshotFailed(f"cannot read {where}: {why(error)}") from error
         return parse(text, where)
 
     def newest_first(self, job: str) -> Iterator[tuple[str, Manifest | SnapshotUnusable]]:
@@ -206,19 +184,25 @@ class SnapshotStore:
             SnapshotCorrupt: it is missing, truncated or another one; it is named.
         """
         where, digest, size = self.where(job, name, record.name), hashlib.sha256(), 0
-        try:
-            with self._files.open(self._path(job, name, record.name), "rb") as file:
-                while part := file.read(PART_BYTES):
-                    digest.update(part)
-                    size += len(part)
-        except FileNotFoundError:
-            raise SnapshotCorrupt(f"{where} is missing", file=record.name) from None
-        except Exception as error:
-            raise SnapshotCorrupt(f"{where} cannot be read: {_why(error)}", file=record.name) from error
+        for part in self.read(job, name, record.name):
+            digest.update(part)
+            size += len(part)
         if size != record.bytes:
             raise SnapshotCorrupt(f"{where} has {size} bytes, {record.bytes} were written", file=record.name)
         if digest.hexdigest() != record.sha256:
             raise SnapshotCorrupt(f"{where} is not what was written: its checksum differs", file=record.name)
+
+    def read(self, job: str, name: str, file: str) -> Iterator[bytes]:
+        """A file in parts. Raises `SnapshotCorrupt`: it cannot be read."""
+        try:
+            with self._files.open(self._path(job, name, file), "rb") as opened:
+                while part := opened.read(READ_BYTES):
+                    yield part
+        except FileNotFoundError:
+            raise SnapshotCorrupt(f"{self.where(job, name, file)} is missing", file=file) from None
+        except OSError as error:
+            where = self.where(job, name, file)
+            raise SnapshotCorrupt(f"{where} cannot be read: {why(error)}", file=file) from error
 
     def verify(self, job: str, name: str) -> Manifest:
         """Checks every file of a snapshot.
@@ -266,23 +250,3 @@ class SnapshotStore:
 
     def _path(self, *parts: str) -> str:
         return "/".join((self._root, *parts))
-
-
-def _write_all(file: Any, part: bytes | memoryview) -> None:
-    left = memoryview(part).cast("B")
-    while left:
-        left = left[file.write(left) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {error}"

@@ -79,6 +79,16 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
                 _registered_method=True)
+        self.NameSnapshot = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/NameSnapshot',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/Restore',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -145,6 +155,20 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NameSnapshot(self, request, context):
+        """A name for a snapshot that is brought from elsewhere: behind all that the job has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """A job goes back to its newest snapshot, which all shards have by now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -191,6 +215,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'Snapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.Snapshot,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.SerializeToString,
+            ),
+            'NameSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.NameSnapshot,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.RestoreRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.SerializeToString,
             ),
     }
@@ -436,6 +470,60 @@ class Coordinator(object):
             target,
             '/ps_wire.v1.Coordinator/Snapshot',
             ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NameSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/NameSnapshot',
+            ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Restore',
+            ps__wire_dot_v1_dot_coordinator__pb2.RestoreRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
             options,
             channel_credentials,

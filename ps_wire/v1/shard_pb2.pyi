@@ -201,3 +201,29 @@ class TableWorker(_message.Message):
     carrier: str
     missed: int
     def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ..., carrier: _Optional[str] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class SnapshotFile(_message.Message):
+    __slots__ = ("job", "snapshot", "name", "sha256")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    snapshot: str
+    name: str
+    sha256: str
+    def __init__(self, job: _Optional[str] = ..., snapshot: _Optional[str] = ..., name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class SnapshotChunk(_message.Message):
+    __slots__ = ("file", "data")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    file: SnapshotFile
+    data: bytes
+    def __init__(self, file: _Optional[_Union[SnapshotFile, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SnapshotFiles(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_wire import snapshot_store
+from ps_wire import snapshot_writing
 from ps_wire.errors import (
     SnapshotCorrupt,
     SnapshotFailed,
@@ -145,7 +145,7 @@ def test_a_full_disk_leaves_the_old_snapshot_and_nothing_of_the_new_file(tmp_pat
         file.write(part[:1])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(snapshot_store, "_write_all", full)
+    monkeypatch.setattr(snapshot_writing, "_write_all", full)
     name = store.new_name(JOB)
     with pytest.raises(SnapshotFailed, match="No space left on device"):
         store.write(JOB, name, "file-0", [b"abc"])
@@ -161,7 +161,7 @@ def test_a_url_that_nothing_reads_is_refused():
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ps_wire import snapshot_store
+from ps_wire import snapshot_writing
 from ps_wire.snapshot import Manifest
 from ps_wire.snapshot_store import SnapshotStore
 
@@ -188,7 +188,7 @@ def dies_at(point):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*given, **named)
         setattr(owner, name, call)
-    for owner, name in ((snapshot_store, "_write_all"), (os, "fsync"), (Path, "rename"), (Path, "open"),
+    for owner, name in ((snapshot_writing, "_write_all"), (os, "fsync"), (Path, "rename"), (Path, "open"),
                         (Path, "mkdir"), (os, "remove"), (os, "unlink"), (os, "rmdir")):
         counted(owner, name)
 

@@ -14,14 +14,16 @@ import torch
 import ps_worker as ps
 from ps_lab import snapshot_calls, snapshots
 from ps_server.snapshot_policy import SnapshotPolicy
-from ps_wire import snapshot_store
+from ps_wire import snapshot_writing
 from ps_wire.access import OPEN
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError
+from ps_wire.snapshot import Manifest
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
-from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers
+from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers, together
 
 STEPS = 6
+WAIT_S = 30.0
 SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
 
 
@@ -165,15 +167,15 @@ def test_a_full_disk_costs_the_snapshot_and_nothing_else(alone, monkeypatch, cap
         refused.set()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write_all = snapshot_store._write_all
+    write_all = snapshot_writing._write_all
     failed_at: list[int] = []
 
     def over(step: int) -> bool:
         if not failed_at and store.names(job):
-            monkeypatch.setattr(snapshot_store, "_write_all", full)
+            monkeypatch.setattr(snapshot_writing, "_write_all", full)
             failed_at.append(step)
         if refused.is_set() and "NO SNAPSHOT" in caplog.text:
-            monkeypatch.setattr(snapshot_store, "_write_all", write_all)
+            monkeypatch.setattr(snapshot_writing, "_write_all", write_all)
             return True
         return False
 
@@ -198,3 +200,82 @@ def test_servers_without_a_place_for_snapshots_say_so(one_shard):
     assert taken
     with pytest.raises(JobUnknown):
         take(one_shard, "nothing")
+
+
+def stuck(cluster: Cluster, job: str, act: Callable[[threading.Event], None], **settings: str) -> Manifest:
+    """A cut that waits for worker 1, which goes on when the event is set, at the latest after the cut."""
+    begun = threading.Barrier(2)
+    go_on = threading.Event()
+
+    def body(worker: ps.Worker) -> None:
+        def before() -> None:
+            if worker.rank == 1 and worker.step == 2:
+                begun.wait(WAIT_S)
+                assert go_on.wait(WAIT_S)
+
+        trained(worker, lambda step: step >= 3 and done.is_set(), before)
+
+    def watch() -> None:
+        begun.wait(WAIT_S)
+        taking = threading.Thread(target=take, args=(cluster, job))
+        taking.start()
+        wait_for(lambda: "to reach the cut" in phase(cluster, job))
+        act(go_on)
+        taking.join(WAIT_S)
+        go_on.set()
+        done.set()
+
+    def one(rank: int) -> None:
+        with ps.connect(servers=cluster.servers, job=job, worker=rank, **settings) as worker:
+            body(worker)
+
+    done = threading.Event()
+    together([lambda: one(0), lambda: one(1), watch])
+    store = cluster.shards[0].shard.snapshots.store
+    return store.verify(job, store.names(job)[-1])
+
+
+def phase(cluster: Cluster, job: str) -> str:
+    taking = cluster.coordinator._takings._takings.get(job)
+    return "" if taking is None else taking.progress.phase
+
+
+def wait_for(over: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not over():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_evicted_during_the_cut_is_left_out(cluster):
+    job = fresh_name()
+
+    def evict(_go_on: threading.Event) -> None:
+        member = cluster.coordinator._rooms[job].job.roster.members[1]
+        cluster.evict(job, 1)
+        no_more = cluster.coordinator._members._no_more  # as when its lease is over
+        cluster._loop.loop.call_soon_threadsafe(no_more, job, member)
+
+    manifest = stuck(cluster, job, evict, num_workers="2")
+    assert set(manifest.workers) == set(manifest.clocks[0]) == {0}
+
+
+def test_a_worker_that_joins_during_the_cut_is_in_the_snapshot(cluster):
+    job = fresh_name()
+    store = cluster.shards[0].shard.snapshots.store
+    settings = {"num_workers": "2:3", "consistency": "asp"}
+
+    def join(go_on: threading.Event) -> None:
+        def third() -> None:
+            with ps.connect(servers=cluster.servers, job=job, worker=2, **settings) as worker:
+                trained(worker, lambda _: bool(store.names(job)))
+
+        before = cluster.coordinator._takings._takings[job]
+        joining = threading.Thread(target=third, daemon=True)
+        joining.start()
+        wait_for(lambda: cluster.coordinator._takings._takings.get(job) is not before)
+        go_on.set()
+        joining.join(WAIT_S)
+
+    manifest = stuck(cluster, job, join, **settings)
+    assert set(manifest.workers) == {0, 1, 2}
