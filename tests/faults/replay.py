@@ -101,7 +101,8 @@ def histories(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> 
         if mine.is_void(cell):
             continue
         assert scale == 1.0
-        assert version > mine.version if aggregates else version == mine.version + 1, (record, mine.version)
+        follows = version > mine.version if aggregates else version == mine.version + 1
+        assert follows, f"a version is missing: {record}"
         assert [push[0] for push in pushes] == sorted({push[0] for push in pushes}), f"rank order: {record}"
         for worker, incarnation, step, _, found in pushes:
             assert step == version - 1 or not aggregates, record
@@ -152,8 +153,8 @@ def check_order(records: Iterable[list[Any]], *, aggregates: bool) -> None:
                     shown[partition, worker] = min(clock, version) if aggregates else clock
             case "apply", [_, _, pushes, *_]:
                 for worker, incarnation, step, *_ in pushes:
-                    if live.get((partition, worker)) != incarnation:  # its clock may have gone back
-                        live[partition, worker], shown[partition, worker] = incarnation, 0
+                    if live.setdefault((partition, worker), incarnation) != incarnation:
+                        live[partition, worker], shown[partition, worker] = incarnation, 0  # it may go back
                     assert step >= shown.get((partition, worker), 0), f"a reply came before: {record}"
 
 

@@ -125,7 +125,7 @@ def applied(version: int, *pushes: list[Any], cell: int = 1) -> list[Any]:
     [
         ([applied(1, push(0, 0)), applied(2, push(0, 0))], "applied twice"),
         ([applied(1, push(0, 0, of=1))], "not what was pushed"),
-        ([applied(2, push(0, 0))], "assert"),
+        ([applied(2, push(0, 0))], "a version is missing"),
     ],
 )
 def test_a_push_that_is_applied_twice_or_not_as_it_was_is_found(records: list[Any], what: str) -> None:
