@@ -108,7 +108,7 @@ def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
 
 
 def _drop_job(shard: Shard, order: pb.DropJob, _number: int) -> Figures:
-    shard.drop(order.job)
+    shard.end(order.job)
     return {}
 
 

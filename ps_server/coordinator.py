@@ -14,20 +14,19 @@ from typing import Any
 import grpc.aio
 import torch
 
-from ps_server import coordinator_state, gatekeeper
+from ps_server import coordinator_state, gatekeeper, share_messages
 from ps_server import member as members
 from ps_server.choices import attendance_from_proto
-from ps_server.dealt import Mark
+from ps_server.decisions import norm_from_proto
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
-from ps_server.orders import Shards, norm_from_proto
+from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room
 from ps_server.saved_job import Snapshots
-from ps_server.shares import MAX_LOADERS, EpochUse
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
@@ -41,7 +40,6 @@ from ps_wire.errors import (
     PsError,
     ServerNotReady,
     TokenRefused,
-    UsageError,
 )
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.status import code_of, metadata_of
@@ -55,7 +53,6 @@ REGISTER_LIMIT_S = 10.0
 DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 STATE_CHUNK_BYTES = 1 << 20
-MAX_COUNT = (1 << 64) - 1
 
 
 class Coordinator(rpc.CoordinatorServicer):
@@ -141,13 +138,14 @@ class Coordinator(rpc.CoordinatorServicer):
 
     def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a successor goes on with: see `coordinator_state`."""
-        return coordinator_state.capture(self._rooms, self._states, self._shards.standings)
+        facts, tensors = coordinator_state.capture(self._rooms, self._states)
+        return facts | {"shards": self._shards.capture()}, tensors
 
     def take_over(self, facts: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Goes on with what a predecessor has captured, before anybody comes."""
-        coordinator_state.restore(
-            facts, tensors, room_of=self._room, states=self._states, standings=self._shards.standings
-        )
+        coordinator_state.restore(facts, tensors, room_of=self._room, states=self._states)
+        tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
+        self._shards.take_over(facts["shards"], tables)
         self._members.look()
 
     def halt(self) -> None:
@@ -157,6 +155,8 @@ class Coordinator(rpc.CoordinatorServicer):
         self._recovery.stop()
         self._members.stop()
         self._takings.stop()
+        for room in self._rooms.values():
+            room.halt()
         self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Coordinator(rpc.CoordinatorServicer):
         """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         piece = room.job.shares.ask(
-            _loader(request.loader),
+            share_messages.check_loader(request.loader),
             request.epoch,
             member.worker,
             member.incarnation,
@@ -324,8 +324,8 @@ class Coordinator(rpc.CoordinatorServicer):
             begins=request.begins,
             first=request.first,
             samples=request.samples,
-            mark=_mark(request.mark),
-            rest=_mark(request.rest),
+            mark=share_messages.mark_of(request.mark),
+            rest=share_messages.mark_of(request.rest),
         )
         room.say_epochs()
         if piece is None:
@@ -337,8 +337,8 @@ class Coordinator(rpc.CoordinatorServicer):
     async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
         """How far a worker has come in what it hands out."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        loader = _loader(request.loader)
-        room.job.shares.mark(loader, member.worker, member.incarnation, _mark(request.mark))
+        loader = share_messages.check_loader(request.loader)
+        room.job.shares.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
         return pb.UseReply()
 
     async def Snapshot(
@@ -386,34 +386,6 @@ class Coordinator(rpc.CoordinatorServicer):
             epoch=job.epoch,
             events=room.events.counts,
             happened=room.events.last,
-            epochs=[_epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
+            epochs=[share_messages.epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )
-
-
-def _loader(number: int) -> int:
-    if number >= MAX_LOADERS:
-        raise UsageError(f"a worker has made over {MAX_LOADERS} loaders: make one, and iterate it again")
-    return number
-
-
-def _mark(mark: pb.Mark) -> Mark:
-    return Mark(
-        step=mark.step,
-        batches=mark.batches,
-        samples=mark.samples,
-        pace_batches=mark.pace_batches,
-        pace_samples=mark.pace_samples,
-    )
-
-
-def _epoch_use(use: EpochUse) -> pb.EpochUse:
-    """Numbers that a worker has made up are cut to what the message holds."""
-    return pb.EpochUse(
-        loader=use.loader,
-        epoch=use.epoch,
-        samples=use.samples,
-        used=min(use.used, MAX_COUNT),
-        handed_on=min(use.handed_on, MAX_COUNT),
-        over=use.over,
-    )

@@ -20,7 +20,6 @@ from ps_server.mailbox import Mailbox
 from ps_server.member import JobState, Member, MemberState, TableRecord
 from ps_server.room import Room
 from ps_server.shares import Epoch, EpochUse, Shares
-from ps_server.standings import Standings
 from ps_server.state_store import StateStore
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -30,12 +29,12 @@ Facts = dict[str, Any]  # JSON
 
 PLAIN = ("epoch", "has_final_state", "_any_finished", "_restored")  # fields of a job
 PAIRS = ("clocks", "_first_steps")  # of a job, as pairs: their keys are no texts
-MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late", "lease_s")
+MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late", "lease_s", "steps")
 EPOCH = ("samples", "used", "handed_on")
 TABLE = ("opened", "loaded", "starting", "started")
 LEFT_OUT = {
     JobLife: {"name", "consistency", "num_workers", "nonfinite", "min_workers"}  # in its spec
-    | {"state", "shares", "roster", "_tables", "_awaited"}  # by themselves below
+    | {"state", "shares", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
     | {"_broken"},  # those who were told have to be gone
     Shares: {"_epochs", "_dealt", "_training", "_live", "_ended"},
     Epoch: {"owners", "starts", "begun", "left"},
@@ -44,9 +43,7 @@ LEFT_OUT = {
 }
 
 
-def capture(
-    rooms: Mapping[str, Room], states: StateStore, standings: Standings
-) -> tuple[Facts, dict[str, torch.Tensor]]:
+def capture(rooms: Mapping[str, Room], states: StateStore) -> tuple[Facts, dict[str, torch.Tensor]]:
     """All of it, as facts and as bytes in tensors."""
     tensors = {}
     for job, blobs in states._blobs.items():
@@ -55,9 +52,6 @@ def capture(
                 torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else _EMPTY
             )
     facts = {
-        "standings": [
-            [shard, boot.hex(), generation] for shard, (boot, generation) in standings.known.items()
-        ],
         "rooms": [_room_facts(room) for room in rooms.values()],
     }
     return facts, tensors
@@ -69,11 +63,8 @@ def restore(
     *,
     room_of: Callable[[spec_pb2.Job], Room],
     states: StateStore,
-    standings: Standings,
 ) -> None:
     """Goes on where the coordinator before has stopped."""
-    for shard, boot, generation in facts["standings"]:
-        standings.known[shard] = bytes.fromhex(boot), generation
     for name, blob in tensors.items():
         job, _, key = name.partition("/")
         states.put(job, key, bytes(blob.numpy().tobytes()))
@@ -93,6 +84,9 @@ def _room_facts(room: Room) -> Facts:
         "pairs": {name: _pairs(getattr(job, name)) for name in PAIRS},
         "shares": _shares_facts(job.shares),
         "awaited": sorted(job._awaited),
+        "uploaders": [
+            asked.worker for asked in job._uploaders if asked is job.roster.members.get(asked.worker)
+        ],
         "floor": job.roster.floor,
         "members": [
             {"state": member.state.value} | {name: getattr(member, name) for name in MEMBER}
@@ -124,6 +118,7 @@ def _restore_room(facts: Facts, room: Room) -> None:
     for known in facts["members"]:
         member = Member(**known | {"state": MemberState(known["state"])})
         job.roster.members[member.worker] = member
+    job._uploaders.extend(job.roster.members[worker] for worker in facts["uploaders"])
     for table in facts["tables"]:
         spec = table_from_proto(spec_pb2.Table.FromString(bytes.fromhex(table["spec"])))
         asked = None if table["asked"] is None else job.roster.members.get(table["asked"])

@@ -98,6 +98,11 @@ class JobLife:
         return [record.spec for record in self._tables.records]
 
     @property
+    def open_tables(self) -> list[TableSpec]:
+        """Of those that its workers have made, the ones that all shards hold."""
+        return [record.spec for record in self._tables.records if record.opened]
+
+    @property
     def forgotten(self) -> bool:
         """Nobody is here and there is no state to keep."""
         return not self.roster.present() and not self._has_state

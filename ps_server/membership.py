@@ -167,6 +167,7 @@ class Job(JobLife):
         self._restored = not saved.ended
         self.has_final_state = saved.ended and "final" in saved.states
         self._any_finished = saved.ended
+        self._uploaders.clear()
         self._broken = None
         self._tables.records[:] = [
             TableRecord(spec, opened=True, loaded=True, started=saved.ended) for spec in saved.tables
@@ -312,6 +313,8 @@ class Job(JobLife):
         if number >= len(self._tables):
             return []
         table = self._tables.records[number]
+        if table.started:  # nobody came back to a job that was restored
+            return []
         table.starting, table.started = False, True
         self.state = JobState.RUNNING
         if all(record.started for record in self._tables.records):

@@ -5,52 +5,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
-from ps_server.choices import Choices
+from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
-from ps_wire.errors import ServerNotReady, ShardMismatch
+from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
 
 RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_RETRY_LIMIT)
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
-
-
-def norm_to_proto(norm: Norm) -> pb.Norm:
-    """A norm as a message."""
-    return pb.Norm(
-        job=norm.job,
-        table=norm.table,
-        opening=norm.opening,
-        step=norm.step,
-        squares=norm.squares,
-        epoch=norm.epoch,
-    )
-
-
-def norm_from_proto(message: pb.Norm) -> Norm:
-    """The norm in a message."""
-    return Norm(
-        job=message.job,
-        table=message.table,
-        opening=message.opening,
-        step=message.step,
-        squares=message.squares,
-        epoch=message.epoch,
-    )
 
 
 @dataclass(slots=True)
@@ -214,7 +192,10 @@ class Shards:
 
     def attended(self, shard: int, report: TableAttendance) -> None:
         """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
-        for order, shards in self._choices.reported(shard, report):
+        self._send_choices(self._choices.reported(shard, report))
+
+    def _send_choices(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
+        for order, shards in choices:
             for index in shards:
                 entry = self._registered.get(index)
                 if index == self._own.index:
@@ -260,6 +241,20 @@ class Shards:
         self, order: pb.Order, *, absent_ok: bool = False, limit_s: float = ORDER_LIMIT_S
     ) -> list[pb.OrderDone]:
         """As `order`, with the answer of each shard, by number."""
+        kind = order.WhichOneof("kind") or ""
+        if kind in FIRST_ROUNDS:
+            self._choices.hold(getattr(order, kind).job)
+        ends = kind in SECOND_ROUNDS
+        try:
+            return await self._order_each(order, absent_ok=absent_ok, limit_s=limit_s)
+        except PsError:
+            ends = ends or kind in FIRST_ROUNDS  # there is no second one
+            raise
+        finally:
+            if ends:
+                self._send_choices(self._choices.release(getattr(order, kind).job))
+
+    async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: float) -> list[pb.OrderDone]:
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -282,20 +277,45 @@ class Shards:
             case "admit":
                 self._choices.admitted(order.admit.job)
             case "open_table":
-                table = order.open_table.table
-                self._decisions.reopened(order.open_table.job, table.number)
-                self._choices.opened(order.open_table.job, table_from_proto(table), order.number)
-                if table.HasField("clip_grad_norm"):
-                    self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
+                spec = table_from_proto(order.open_table.table)
+                self._open(order.open_table.job, spec, order.number, 0)
             case "restore":
+                self._choices.admitted(order.restore.job)
                 for table in order.restore.tables:
-                    self._decisions.reopened(order.restore.job.name, table.number)
-                    self._choices.opened(order.restore.job.name, table_from_proto(table), order.number)
-                    if table.HasField("clip_grad_norm"):
-                        self._decisions.opened(order.restore.job.name, table_from_proto(table), order.number)
+                    step = order.restore.steps[table.number]
+                    self._open(order.restore.job.name, table_from_proto(table), order.number, step)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
                 self._choices.dropped(order.drop_job.job)
+
+    def _open(self, job: str, spec: TableSpec, opening: int, step: int) -> None:
+        self._decisions.opened(job, spec, opening, step)
+        self._choices.opened(job, spec, opening, step)
+
+    def capture(self) -> dict[str, Any]:
+        """What a successor needs beside its jobs, for JSON: who the shards are, and what was decided."""
+        known = self.standings.known.items()
+        standings = [[shard, boot.hex(), generation] for shard, (boot, generation) in known]
+        return {
+            "standings": standings,
+            "decisions": self._decisions.capture(),
+            "choices": self._choices.capture(),
+        }
+
+    def take_over(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
+        """Goes on with what a predecessor has captured; shard 0 holds its part of these tables by now."""
+        for shard, boot, generation in facts["standings"]:
+            self.standings.known[shard] = bytes.fromhex(boot), generation
+        for job, spec in tables:
+            table = self._own.table(job.name, spec.number)
+            self._choices.admitted(job)
+            self._open(job.name, spec, table.opening, 0)
+        self._decisions.restore(facts["decisions"])
+        self._choices.restore(facts["choices"])
+        for norm in self._own.undecided():  # others say it when they follow
+            self.reported(self._own.index, norm)
+        for attendance in self._own.unchosen():
+            self.attended(self._own.index, attendance)
 
     def _send(self, shard: int, order: pb.Order) -> _Sent | None:
         entry = self._registered.get(shard)

@@ -175,6 +175,7 @@ class Recovery:
             generation=generation,
             incarnation=floor,
             step=saved.step,
+            steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
         )
         await self._shards.order(pb.Order(restore=order), limit_s=LOAD_LIMIT_S)
         return floor
@@ -182,7 +183,7 @@ class Recovery:
     def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
         logger.warning("job %s: goes on from its snapshot %s, step %d", name, saved.snapshot, saved.step)
-        self._states.drop(name)
+        self._states.drop(name, but="start/")
         for key, blob in saved.states.items():
             self._states.put(name, key, blob)
         self._went_to[name] = saved.snapshot

@@ -70,6 +70,11 @@ class Room:
         mailbox.put(self.job.go_back(member).reply)
         return mailbox
 
+    def halt(self) -> None:
+        """Does nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def settle(self) -> None:
         """Returns once nothing is on its way to members or shards."""
         while self._task is not None:

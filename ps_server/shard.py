@@ -216,15 +216,20 @@ class Shard(ShardMembers):
         self.generation = generation
         for entry in () if keep else self.jobs():
             logger.warning("job %s: dropped: the service has gone on without this shard's part", entry.name)
-            self.drop(entry.name)
-            for session in entry.connections():
-                session.retire()
+            self.end(entry.name)
 
     def retire(self) -> None:
         """Nothing more is taken of any worker; what was taken is finished."""
         for entry in self.jobs():
             for session in entry.connections():
                 session.retire()
+
+    def end(self, job: str) -> None:
+        """Forgets a job; who is still in it hears why from the coordinator."""
+        with self._lock:
+            entry = self._jobs.pop(job, None)
+        for session in entry.connections() if entry is not None else ():
+            session.retire()
 
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""

@@ -83,9 +83,12 @@ class Taking:
             self._changed.set()
 
     def captured(self, member: Member, message: pb.CutCaptured) -> None:
-        """A worker has put its state. Raises JobUnknown where it has not."""
-        blob = self._states.take(self._job.name, f"{STATE}/{member.worker}")
+        """A worker has put its state. Of a cut that is over that is no news: another one's may be there."""
         if message.number == self._number and self._members.get(member.worker) is member:
+            try:
+                blob = self._states.take(self._job.name, f"{STATE}/{member.worker}")
+            except JobUnknown:  # the cut has just been given up, and with it what was put
+                return
             write = asyncio.to_thread(
                 self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
             )

@@ -15,7 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ps_wire.errors import PsError, RolledBack, ServerNotReady, StartLimitExceeded
+from ps_wire.errors import (
+    ConnectionLost,
+    PsError,
+    RolledBack,
+    ServerNotReady,
+    ServerUnreachable,
+    StartLimitExceeded,
+)
 from ps_wire.frame import PROTOCOL
 from ps_wire.messages import table_to_proto
 from ps_wire.service import Service
@@ -83,8 +90,10 @@ class Membership(CoordinatorCalls):
             try:
                 self._join_once(evicted)
                 break
-            except ServerNotReady:
-                if time.monotonic() > until_s:
+            except (ServerNotReady, ServerUnreachable, ConnectionLost) as error:
+                # the coordinator may be on its way back, too
+                comes_back = evicted is not None or isinstance(error, ServerNotReady)
+                if time.monotonic() > until_s or not comes_back:
                     raise
                 time.sleep(RETRY_S)
         return self.joined

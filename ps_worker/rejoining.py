@@ -44,6 +44,7 @@ class Rejoining(Exchanges):
         clocks: table -> the step that is under way or comes next.
         capture: of all of this for snapshots.
         on_reentry: called when the worker has joined again, with its first step by table.
+        tell: tells the script that steps of it are undone, if they are; an error, or whether it did.
         on_restored: called when it goes on from a snapshot, with what it had saved.
         resumed: the job has its weights and steps, which this worker takes up.
     """
@@ -59,7 +60,8 @@ class Rejoining(Exchanges):
         self.clocks: Callable[[], Mapping[int, int]] = dict
         self.positions: Callable[[], Positions] = lambda: Positions(epoch=None, loaders=())
         self.capture = Capture(self._clocks, self._captured)
-        self.capture.before = self.random.apply
+        self.capture.before = self._before_step
+        self._again: Mapping[str, torch.Tensor] | None = None
         self.on_reentry: Callable[[dict[int, int]], None] = lambda _: None
         self.on_restored: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
         self._settings = settings
@@ -68,6 +70,7 @@ class Rejoining(Exchanges):
         self._outside: dict[int, Outside] = {}
         self._begun: list[TableSpec] = []  # that have started here
         self._live: dict[str, torch.Tensor] | None = None
+        self.tell: Callable[[], bool] = lambda: False
         self._undone: RolledBack | None = None  # what the script has not heard yet
         if not settings.servers:
             say(ALONE)
@@ -128,6 +131,7 @@ class Rejoining(Exchanges):
     def _reenter(self, evicted: Evicted) -> None:
         before = self._now
         before.abandon()
+        self.capture.end()
         try:
             self._enter(before.joined)
         except PsError as error:
@@ -160,13 +164,21 @@ class Rejoining(Exchanges):
             outside.load(self._live_or_kept(live, number))
         self.registered.load(live, own=restored)
         self.on_reentry(steps)
-        if isinstance(evicted, RolledBack):
+        if restored or isinstance(evicted, RolledBack):
             step = max(steps.values(), default=0)
             self._undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
         if restored:
             self.own.load(live, own=True)
             self.on_restored(live)
+            self._again = live
         self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
+
+    def _before_step(self) -> None:
+        """The script begins a step: after a rollback it may have gone on to the end of one that is undone."""
+        again, self._again = self._again, None
+        if again is not None:
+            self.registered.load(again, own=True)
+        self.random.apply()
 
     def _clocks(self) -> Mapping[int, int]:
         return self.clocks()
@@ -202,6 +214,8 @@ class Rejoining(Exchanges):
                 return self._membership.share(request)
             except Evicted as error:
                 self._refused(error)
+                if self.tell():
+                    return pb.ShareReply()  # the script's loop goes back first
                 for mark in (request.mark, request.rest):  # of the incarnation that is gone
                     mark.batches = mark.samples = 0
 
@@ -264,7 +278,8 @@ class Rejoining(Exchanges):
 
     def _kept(self, number: int) -> dict[str, torch.Tensor]:
         """What the job keeps with a table: as it was at the end, or at the start."""
-        try:
+        with suppress(JobUnknown):
             return model_spec.unpack(self._membership.get_state("final"), f"{number}/")
-        except JobUnknown:
+        with suppress(JobUnknown):
             return model_spec.unpack(self._membership.get_state(f"start/{number}"))
+        return {}  # the job was restored, from a snapshot in which no worker had anything else

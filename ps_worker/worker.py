@@ -75,6 +75,7 @@ class Worker(WorkerData, WorkerState):
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
         self._link.on_restored = self._restored
+        self._link.tell = self._announce
         self._link.clocks = self._clocks
         self._link.own.add("@worker", self._counts)
         self._link.positions = self._positions

@@ -29,6 +29,7 @@ class WorkerState:
     _optimizers: list[WrappedOptimizer]
     _tables: list[Table]
 
+    _saved: Positions | None = None
     _metrics: dict[str, float]
     _samples: int
     _waits: LongWaits
@@ -140,9 +141,9 @@ class WorkerState:
 
     def _restored(self, saved: Mapping[str, torch.Tensor]) -> None:
         """This worker goes on from a snapshot, in which it had saved this."""
-        positions = Positions.unpack(saved)
-        if positions is not None:
-            self._rewind(positions)
+        self._saved = Positions.unpack(saved)
+        if self._saved is not None:
+            self._rewind(self._saved)
 
     def _announce(self) -> bool:
         """Whether steps are undone that the script has not heard of; an error unless it can be called.
@@ -153,6 +154,10 @@ class WorkerState:
         try:
             self._link.announce()
         except RolledBack as undone:
+            for optimizer in self._optimizers:
+                optimizer.abandon()  # what is there is of steps that are undone
+            if self._saved is not None:  # again, for a batch may have been handed out since
+                self._rewind(self._saved)
             if self._on_rollback is None:
                 raise
             self._on_rollback(undone.step)

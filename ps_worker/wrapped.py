@@ -62,8 +62,8 @@ class WrappedOptimizer(Stages):
         """See `Worker.wrap`.
 
         Args:
-            inner: the script's own.
-            model: whose parameters it holds.
+            inner: the script's own, of the model's parameters.
+            model: the script's.
             start_table: makes and starts a table of these param-groups.
             access: to the optimizer's state on the servers.
             overlap: as in `wrap`.
@@ -78,17 +78,13 @@ class WrappedOptimizer(Stages):
             waits: says, now and then, what is waited for; default: `log`.
         """
         self._open = False
-        self._at_step = at_step
-        self._rejoin = rejoin
-        self._announce = announce
+        self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
         self._entries = 0  # how often the worker has joined again
         self._void = False  # the gradients that are there were computed before that
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         self.abstained = 0
-        self._model = model
-        self._start_table = start_table
-        self._access = access
+        self._model, self._start_table, self._access = model, start_table, access
         self._started = []
         self._clip = clip_grad_norm
         self._as_views = as_views
@@ -96,10 +92,10 @@ class WrappedOptimizer(Stages):
         self._weight = weight
         self._step_weight: float | None = None
         self._closed = closed
-        self._log, self._waits = log, waits or log
+        self._log = log
         self._syncing = True
         self._tables: list[Gradients] = []
-        self._arrival = Arrival(model, report=self._waits, settle=self.settle)
+        self._arrival = Arrival(model, report=waits or log, settle=self.settle)
         self._sizes = sizes_of(self.param_groups)
         self._stage = NO_STEP
         self._resume: torch.utils.hooks.RemovableHandle | None = None
@@ -148,9 +144,7 @@ class WrappedOptimizer(Stages):
         Raises:
             GradientChanged: a gradient or hyper-parameter changed after its bucket had left.
             WeightsChanged: the script wrote into a parameter since the last step.
-            RolledBack: servers lost state, and this worker went back with the job to a snapshot: the weights
-                and what is registered are those of then, and so is the place in `worker.epochs` and loaders.
-                Not where `on_rollback` was given to `connect`: then this returns.
+            RolledBack: servers lost state, and this worker is back at a snapshot; see `connect`.
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
@@ -165,10 +159,10 @@ class WrappedOptimizer(Stages):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         entries, arriving = self._entries, self._stage == ARRIVING
         self.settle()
-        if arriving:
-            self._check_read()
         if self._announce():
             return None
+        if arriving:
+            self._check_read()
         check_sizes(self._sizes, self.param_groups)
         loss = None
         if closure is not None:

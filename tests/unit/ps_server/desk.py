@@ -68,6 +68,7 @@ class Desk:
         consistency: str | None = None,
         num_workers: int | None = None,
         nonfinite: str | None = None,
+        before: int = 0,
     ) -> Member:
         member, actions = self.job.join(
             spec_pb2.Job(
@@ -79,6 +80,7 @@ class Desk:
             worker=worker,
             host="h",
             pid=7,
+            before=before,
         )
         self.told[member.worker, member.incarnation] = []
         self.do(actions)

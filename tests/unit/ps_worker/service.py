@@ -111,7 +111,11 @@ class Cluster:
             self.shards.append(server)
             self._runs.append(run)
             self._wait(index)
-        self.servers = ",".join(self._address(index) for index in range(num_shards))
+
+    @property
+    def servers(self) -> str:
+        """Where they are now."""
+        return ",".join(self._address(index) for index in range(self._num_shards))
 
     def _start(self, index: int, port: int = 0) -> tuple[QuietServer, Any]:
         more = dict(self._options)
