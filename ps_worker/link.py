@@ -304,18 +304,6 @@ class Link(Rejoining):
     def _live_state(self) -> bytes:
         return model_spec.pack(self._outside_tensors() | self.registered.tensors())
 
-    def _captured(self) -> bytes:
-        return model_spec.pack(
-            self._outside_tensors() | self.registered.tensors() | self.own.tensors() | self.positions().pack()
-        )
-
-    def _outside_tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{number}/{name}": tensor
-            for number, outside in self._outside.items()
-            for name, tensor in outside.tensors().items()
-        }
-
     def _own(self) -> None:
         """Before it leaves the gates: nothing is shared with shards any more."""
         written = [exchange.own() for exchange in self.exchanges]  # all of them, whatever one says

@@ -338,16 +338,6 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
-    def _at_forward(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._begin_step()
-
-    def _clocks(self) -> dict[int, int]:
-        clocks = {table.number: table.step for table in self._tables}
-        for optimizer in self._optimizers:
-            clocks |= optimizer.clocks
-        return clocks
-
     def _begin_step(self) -> None:
         self._link.capture.begin()
 
