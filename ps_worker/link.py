@@ -128,7 +128,7 @@ class Link(Rejoining):
                 incarnation=self._now.joined.incarnation,
                 start=spec.optimizer.hyperparameters,
                 strict=strict,
-                sharing=self._sharing(plan, pulls=pulls),
+                sharing=self._sharing(plan, pulls=pulls and all(value.is_cpu for value in values)),
                 wire_dtype=self._settings.wire_dtype,
                 backup=getattr(self._settings.consistency, "backup", 0) > 0,
             )

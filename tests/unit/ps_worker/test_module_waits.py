@@ -152,12 +152,12 @@ def test_in_eval_mode_a_module_waits_for_all_that_is_below_it(cluster: Cluster):
 
 
 def whole(model: Any) -> Any:
-    return torch.compile(model, backend="aot_eager", fullgraph=True)
+    return torch.compile(model, backend="eager", fullgraph=True)
 
 
 def parts(model: Any) -> Any:
-    model.first.feed.compile(backend="aot_eager", fullgraph=True)
-    model.second = torch.compile(model.second, backend="aot_eager", fullgraph=True)
+    model.first.feed.compile(backend="eager", fullgraph=True)
+    model.second = torch.compile(model.second, backend="eager", fullgraph=True)
     return model
 
 
