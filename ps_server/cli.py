@@ -58,6 +58,10 @@ def serve(
             help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(envvar="PS_DEVICE", help="On which the optimizers run and have their state: cpu, cuda."),
+    ] = "cpu",
     token_file: Annotated[
         Path | None,
         typer.Option(envvar="PS_TOKEN_FILE", help="Holds the token that every call must carry."),
@@ -90,6 +94,7 @@ def serve(
         coordinator=parse_coordinator(index, coordinator, servers),
         advertise=advertise or host,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        device=device,
         data_port=data_port,
         health_port=health_port,
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from ps_server import optimizers
 from ps_server.coordinator import Coordinator
 from ps_server.data_stream import DataStreams
+from ps_server.device_optimizer import device_of
 from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
 from ps_server.log import logger
@@ -60,6 +61,7 @@ class ServerOptions:
         data_port: of the TCP carrier; 0 lets the system choose.
         health_port: of the health service alone, without TLS; None: it is on the control port only.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
+        device: on which optimizers run.
     """
 
     shard: int
@@ -72,6 +74,7 @@ class ServerOptions:
     data_port: int = 0
     health_port: int | None = None
     access: Access = OPEN
+    device: str = "cpu"
 
 
 class Server:
@@ -85,6 +88,7 @@ class Server:
             num_shards=options.num_shards,
             memory_limit_bytes=options.memory_limit_bytes,
             submit=self._pool.submit,
+            device=device_of(options.device),
         )
         self._health = HealthServicer()
         self._stops: list[Callable[[], None]] = []

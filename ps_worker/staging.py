@@ -89,7 +89,7 @@ class HostStaging:
 
 
 class StreamStaging:
-    """A `Staging` of an accelerator. Not measured on one yet."""
+    """A `Staging` of an accelerator. Not measured on a GPU yet."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         """Makes two streams.

@@ -1,7 +1,7 @@
 """A device module for tests on the host: what a stream is given runs when somebody waits for it.
 
-Its tensors lie on the host. Copies are caught inside `stream(...)`; `run` gives the current stream work. An eager
-one does its own work at once, as the host does, while its side streams lag.
+Its tensors lie on the host. Copies are caught inside `stream(...)`; `run` gives the current stream work. An
+eager one does its own work at once, as the host does, while its side streams lag.
 """
 
 from __future__ import annotations

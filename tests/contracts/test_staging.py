@@ -1,4 +1,4 @@
-"""What copies between parameters and flat memory owe (`ps_worker.staging`), on the host and on accelerators."""
+"""What copies between parameters and flat memory owe (`ps_worker.staging`), on host and accelerators."""
 
 from __future__ import annotations
 
