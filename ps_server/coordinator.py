@@ -7,56 +7,156 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
 
 import grpc.aio
+import torch
 
-from ps_server import gatekeeper
+from ps_server import coordinator_state, gatekeeper, share_messages
 from ps_server import member as members
 from ps_server.choices import attendance_from_proto
+from ps_server.decisions import norm_from_proto
+from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
-from ps_server.orders import Shards, norm_from_proto
+from ps_server.orders import Shards
 from ps_server.readers import Readers
+from ps_server.recovery import Recovery
 from ps_server.room import Room
+from ps_server.saved_job import Snapshots
+from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
+from ps_server.takings import Takings
+from ps_wire.address import check_job_name
 from ps_wire.errors import (
+    Fenced,
     FrameMalformed,
     JobFull,
     JobUnknown,
     MemoryLimitExceeded,
+    PsError,
     ServerNotReady,
     TokenRefused,
 )
+from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
+MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
+DRAIN_LIMIT_S = 10.0  # for orders to be answered
+LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 STATE_CHUNK_BYTES = 1 << 20
 
 
 class Coordinator(rpc.CoordinatorServicer):
     """See the module's docstring. Everything happens on the event loop."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        snapshots: Snapshots | None = None,
+        *,
+        store: SnapshotStore | None = None,
+        policy: SnapshotPolicy = NO_SNAPSHOTS,
+        on_fenced: Callable[[Fenced], None] = lambda _: None,
+    ) -> None:
+        """Begins with no jobs.
+
+        Args:
+            shards: all of them.
+            snapshots: which jobs go back to where servers lose state; None: they are lost.
+            store: where snapshots are written; None: none are taken.
+            policy: when they are taken.
+            on_fenced: a newer coordinator was started: this one is to stop.
+        """
+        self._on_fenced = on_fenced
+        self._looking: asyncio.Task[None] | None = None
         self._shards = shards
         self._rooms: dict[str, Room] = {}
         self._states = StateStore()
         self._readers = Readers(shards, self._rooms, self._states)
-        self._members = MemberStreams(shards, self._rooms, self._readers, self._room)
-        shards.on_lost_state = self._lost_state
+        self._takings = Takings(
+            shards,
+            self._rooms,
+            self._states,
+            store=store,
+            policy=policy,
+            lock_of=self._readers.lock_of,
+        )
+        self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
+        self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
+        self._recovery.on_back = self._takings.goes_back
+        self._members.recovery = self._recovery
+        self._recovery.on_restored = self._members.look
+        shards.on_lost_state = self._recovery.lost
+
+    def begin(self) -> None:
+        """To be called once, on the event loop: jobs go on from their snapshots, and others are taken."""
+        generations = self._shards.standings.generations
+        if generations.lasting:
+            self._looking = asyncio.get_running_loop().create_task(self._look(generations))
+            self._recovery.begin()
+        self._takings.begin()
+
+    async def _look(self, generations: Generations) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.to_thread(generations.check)
+            except Fenced as error:
+                self._on_fenced(error)
+                return
 
     def stop(self) -> None:
         """Tells all members that the server stops, and ends the streams of followers."""
         error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
         for room in self._rooms.values():
             room.do(room.job.tell_all(error))
+        self.halt()
+
+    async def drain(self) -> bool:
+        """Before `capture`: members' streams end, and what is under way goes on to its end.
+
+        Returns:
+            Whether it did, in time: else there is nothing to hand off.
+        """
+        self._members.close()
+        if not self._recovery.idle:
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_LIMIT_S):
+                for room in self._rooms.values():
+                    await room.settle()
+        return all(room.idle for room in self._rooms.values())
+
+    def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What a successor goes on with: see `coordinator_state`."""
+        facts, tensors = coordinator_state.capture(self._rooms, self._states)
+        return facts | {"shards": self._shards.capture()}, tensors
+
+    def take_over(self, facts: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Goes on with what a predecessor has captured, before anybody comes."""
+        coordinator_state.restore(facts, tensors, room_of=self._room, states=self._states)
+        tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
+        self._shards.take_over(facts["shards"], tables)
+        self._members.look()
+
+    def halt(self) -> None:
+        """Does nothing any more; says nothing to anybody."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._recovery.stop()
         self._members.stop()
+        self._takings.stop()
+        for room in self._rooms.values():
+            room.halt()
         self._shards.close()
 
     # -- members ---------------------------------------------------------------------------------------
@@ -88,15 +188,6 @@ class Coordinator(rpc.CoordinatorServicer):
             del self._rooms[room.job.name]
             self._states.drop(room.job.name)
 
-    async def _lost_state(self, shard: int) -> None:
-        """A shard came back without its state: every job had a slice of its weights there."""
-        for room in list(self._rooms.values()):
-            error = JobUnknown(
-                f"shard {shard} was started again without its state: its part of job {room.job.name} is lost",
-                shard=shard,
-            )
-            room.do([*room.job.tell_all(error), *room.job.drop()])
-
     async def Read(
         self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ReadReply]:
@@ -120,7 +211,12 @@ class Coordinator(rpc.CoordinatorServicer):
             refused = error if isinstance(error, TokenRefused) else silent
             await context.abort(code_of(refused), refused.message, metadata_of(refused))
         register = first.register
-        outbox = await self._shards.register(register)
+        try:
+            outbox = self._shards.register(register)
+        except PsError as error:
+            if isinstance(error, Fenced) and error.facts.get("coordinator"):
+                self._on_fenced(error)
+            await context.abort(code_of(error), error.message, metadata_of(error))
         await context.send_initial_metadata(())  # tells the shard that it is registered
         reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))
         try:
@@ -217,9 +313,56 @@ class Coordinator(rpc.CoordinatorServicer):
         return room, room.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
-        """Which workers share an epoch of a loader."""
+        """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        return pb.ShareReply(workers=room.job.share(member, request.loader, request.epoch))
+        piece = room.job.shares.ask(
+            share_messages.check_loader(request.loader),
+            request.epoch,
+            member.worker,
+            member.incarnation,
+            room.job.sharing(),
+            begins=request.begins,
+            first=request.first,
+            samples=request.samples,
+            mark=share_messages.mark_of(request.mark),
+            rest=share_messages.mark_of(request.rest),
+        )
+        room.say_epochs()
+        if piece is None:
+            return pb.ShareReply()
+        return pb.ShareReply(
+            piece=pb.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+        )
+
+    async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
+        """How far a worker has come in what it hands out."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        loader = share_messages.check_loader(request.loader)
+        room.job.shares.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
+        return pb.UseReply()
+
+    async def Snapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.SnapshotProgress]:
+        """Takes a snapshot; the last word says where it is."""
+        gatekeeper.check_job(request.job)
+        async for progress in self._takings.take(request.job):
+            yield progress
+
+    async def NameSnapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A name that no snapshot of the job has."""
+        gatekeeper.check_job(request.job)
+        return pb.SnapshotProgress(snapshot=await self._takings.new_name(check_job_name(request.job)))
+
+    async def Restore(
+        self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A job goes back to a snapshot that was brought here."""
+        gatekeeper.check_job(request.job)
+        step = await self._recovery.go_back(check_job_name(request.job), request.snapshot)
+        return pb.SnapshotProgress(phase="done", snapshot=request.snapshot, step=step)
 
     # -- status ----------------------------------------------------------------------------------------
 
@@ -235,11 +378,14 @@ class Coordinator(rpc.CoordinatorServicer):
     def _job_status(room: Room) -> pb.JobStatus:
         now_s = time.monotonic()
         job = room.job
+        clocks = {worker: progress.step for worker, progress in room.progress.items()}
         return pb.JobStatus(
             job=job.spec,
             state=job.state.value,
             num_tables=job.num_tables,
             epoch=job.epoch,
             events=room.events.counts,
+            happened=room.events.last,
+            epochs=[share_messages.epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )

@@ -6,6 +6,7 @@ stream. One step of a table is open at a time (R1), so there is one decision to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ps_server.clipping import Norm, coefficient, holders
@@ -40,12 +41,25 @@ class Decisions:
         """The shards are told to open a table: what was known of one before it is void."""
         self._openings.pop((job, table), None)
 
-    def opened(self, job: str, spec: TableSpec, opening: int) -> None:
-        """The shards are told to open a table."""
+    def opened(self, job: str, spec: TableSpec, opening: int, step: int = 0) -> None:
+        """The shards are told to open a table, whose first step is `step`."""
         self.reopened(job, spec.number)
         if spec.clip_grad_norm is not None:
             shards = holders(Plan(spec, self.num_shards))
-            self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)
+            opened = self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)
+            if step > 0:  # no shard asks for the one before
+                opened.decided = pb.Decide(job=job, table=spec.number, opening=opening, step=step - 1)
+
+    def capture(self) -> list[str]:
+        """The last decision about each table, for JSON: a shard may not have heard it."""
+        made = [opened.decided for opened in self._openings.values() if opened.decided is not None]
+        return [decided.SerializeToString().hex() for decided in made]
+
+    def restore(self, captured: Iterable[str]) -> None:
+        """What a coordinator before this one has decided, of tables that are open."""
+        for text in captured:
+            decided = pb.Decide.FromString(bytes.fromhex(text))
+            self._openings[decided.job, decided.table].decided = decided
 
     def dropped(self, job: str) -> None:
         """The shards are told to forget a job."""
@@ -77,3 +91,27 @@ class Decisions:
             scale=coefficient(table.max_norm, squares),
         )
         return table.decided, table.holders
+
+
+def norm_to_proto(norm: Norm) -> pb.Norm:
+    """A norm as a message."""
+    return pb.Norm(
+        job=norm.job,
+        table=norm.table,
+        opening=norm.opening,
+        step=norm.step,
+        squares=norm.squares,
+        epoch=norm.epoch,
+    )
+
+
+def norm_from_proto(message: pb.Norm) -> Norm:
+    """The norm in a message."""
+    return Norm(
+        job=message.job,
+        table=message.table,
+        opening=message.opening,
+        step=message.step,
+        squares=message.squares,
+        epoch=message.epoch,
+    )

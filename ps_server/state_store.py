@@ -57,9 +57,12 @@ class StateStore:
         del self._blobs[job][name]
         return blob
 
-    def drop(self, job: str) -> None:
-        """Forgets a job."""
-        self._blobs.pop(job, None)
+    def drop(self, job: str, *, but: str = "") -> None:
+        """Forgets a job; `but`: not what lies under names that begin so."""
+        blobs = self._blobs.pop(job, {})
+        kept = {name: blob for name, blob in blobs.items() if but and name.startswith(but)}
+        if kept:
+            self._blobs[job] = kept
         self._changed(job)
 
     def reached(self, job: str, name: str, at_least: bytes) -> bool:

@@ -26,6 +26,7 @@ class Registered:
         self._say = say
         self._kept: dict[str, Any] = {}
         self._arrived: Mapping[str, torch.Tensor] = {}
+        self._own = False
         self._said: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -40,7 +41,8 @@ class Registered:
         """
         if not name or len(name) > 200 or not name.isprintable() or "/" in name:
             raise UsageError(f"register_state: {name!r} is no name: printable, no '/', up to 200 characters")
-        if self._kept.get(name, kept) is not kept:
+        ours = name.startswith("@")  # of a wrap that Ctrl-C ended, and that is called again
+        if self._kept.get(name, kept) is not kept and not ours:
             raise UsageError(f"register_state: {name!r} is another object's name already")
         encode(read_state(name, kept), [])
         self._kept[name] = kept
@@ -61,15 +63,20 @@ class Registered:
                 packed[f"{PREFIX}{name}/{index}"] = tensor
         return packed
 
-    def load(self, packed: Mapping[str, torch.Tensor]) -> None:
-        """What was packed elsewhere has arrived: sets what is registered, and what will be; no generators."""
-        self._arrived = packed
+    def load(self, packed: Mapping[str, torch.Tensor], *, own: bool = False) -> None:
+        """What was packed has arrived: sets what is registered, and what will be.
+
+        Args:
+            packed: see `tensors`.
+            own: it was this worker that packed it; else generators stay as they are.
+        """
+        self._arrived, self._own = packed, own
         for name in self._kept:
             self._set(name)
 
     def _set(self, name: str) -> None:
         kept, text = self._kept[name], self._arrived.get(f"{PREFIX}{name}")
-        if text is None or isinstance(kept, torch.Generator):
+        if text is None or (isinstance(kept, torch.Generator) and not self._own):
             return
         structure = json.loads(bytes(text.tolist()))
         write_state(kept, decode(structure, lambda index: self._arrived[f"{PREFIX}{name}/{index}"]))

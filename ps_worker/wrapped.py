@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo
 
 from ps_wire.errors import Evicted, UsageError
 from ps_wire.table import Hyperparameters
+from ps_worker import stopping
 from ps_worker.arrival import Arrival
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import check_sizes, read_groups, sizes_of
@@ -55,13 +56,14 @@ class WrappedOptimizer(Stages):
         log: Callable[[str], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
+        announce: Callable[[], bool] = lambda: False,
         waits: Callable[[str], None] | None = None,
     ) -> None:
         """See `Worker.wrap`.
 
         Args:
-            inner: the script's own.
-            model: whose parameters it holds.
+            inner: the script's own, of the model's parameters.
+            model: the script's.
             start_table: makes and starts a table of these param-groups.
             access: to the optimizer's state on the servers.
             overlap: as in `wrap`.
@@ -71,20 +73,18 @@ class WrappedOptimizer(Stages):
             closed: why no step can be taken any more, or None.
             log: says something to the person at the terminal.
             at_step: called at the end of each step, with the number of steps taken.
-            rejoin: joins again after an eviction; calls `reenter`.
+            rejoin: joins again after an eviction or a rollback; calls `reenter`.
+            announce: says that steps are undone, once after each rollback: True, or an error for the script.
             waits: says, now and then, what is waited for; default: `log`.
         """
         self._open = False
-        self._at_step = at_step
-        self._rejoin = rejoin
+        self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
         self._entries = 0  # how often the worker has joined again
         self._void = False  # the gradients that are there were computed before that
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         self.abstained = 0
-        self._model = model
-        self._start_table = start_table
-        self._access = access
+        self._model, self._start_table, self._access = model, start_table, access
         self._started = []
         self._clip = clip_grad_norm
         self._as_views = as_views
@@ -108,6 +108,11 @@ class WrappedOptimizer(Stages):
     def overlaps(self) -> bool:
         """Whether gradients leave while backward is still running."""
         return self._mode is Mode.OVERLAPPING
+
+    @property
+    def sends(self) -> bool:
+        """Whether a part of a step has left, and a part has not."""
+        return self._stage == SENDING or any(table.left for table in self._tables)
 
     @property
     def num_tables(self) -> int:
@@ -139,6 +144,7 @@ class WrappedOptimizer(Stages):
         Raises:
             GradientChanged: a gradient or hyper-parameter changed after its bucket had left.
             WeightsChanged: the script wrote into a parameter since the last step.
+            RolledBack: servers lost state, and this worker is back at a snapshot; see `connect`.
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
@@ -153,6 +159,8 @@ class WrappedOptimizer(Stages):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         entries, arriving = self._entries, self._stage == ARRIVING
         self.settle()
+        if self._announce():
+            return None
         if arriving:
             self._check_read()
         check_sizes(self._sizes, self.param_groups)
@@ -166,6 +174,8 @@ class WrappedOptimizer(Stages):
             self._take_step()
         except Evicted:
             self._rejoin()
+            if self._announce():
+                return loss
         self._void = False
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
         self._at_step(self.step_number)
@@ -185,11 +195,13 @@ class WrappedOptimizer(Stages):
         if self.overlaps and self._arrival.wanted and not any(table.in_place for table in self._tables):
             self._arrival.expect()
             self._ask()
+            stopping.step_ended()  # its pushes have left: they count, whatever the others do
             self._arrival.begin()
             self._begin()
             self._stage = ARRIVING
         else:
             self._ask()
+            stopping.step_ended()
             self._await()
             if self.overlaps:
                 self._arrival.watch()
@@ -239,6 +251,11 @@ class WrappedOptimizer(Stages):
             raise changed_error(f"{what} was called between backward and step()")
 
     # -- what a worker calls ---------------------------------------------------------------------------
+
+    @property
+    def clocks(self) -> dict[int, int]:
+        """Table -> the step that is under way or comes next."""
+        return {started.number: table.step for started, table in zip(self._started, self._tables)}  # noqa: B905 - a table may be on its way
 
     def reenter(self, steps: Mapping[int, int]) -> None:
         """The worker has joined again, and the weights are those of its first step there, by table.

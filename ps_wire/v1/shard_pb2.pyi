@@ -103,18 +103,35 @@ class TablesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TablesReply(_message.Message):
-    __slots__ = ("shard", "memory_bytes", "memory_limit_bytes", "refused_frames", "tables")
+    __slots__ = ("shard", "memory_bytes", "memory_limit_bytes", "refused_frames", "tables", "events")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     memory_bytes: int
     memory_limit_bytes: int
     refused_frames: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, shard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., refused_frames: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[JobEvents]
+    def __init__(self, shard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., refused_frames: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[JobEvents, _Mapping]]] = ...) -> None: ...
+
+class JobEvents(_message.Message):
+    __slots__ = ("job", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, job: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("job", "table", "partitions", "min_version", "max_version", "bytes_in", "bytes_out", "hyper_mismatches", "tau", "workers", "weight_bytes", "optimizer_bytes", "mixed_steps")
@@ -184,3 +201,29 @@ class TableWorker(_message.Message):
     carrier: str
     missed: int
     def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ..., carrier: _Optional[str] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class SnapshotFile(_message.Message):
+    __slots__ = ("job", "snapshot", "name", "sha256")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    snapshot: str
+    name: str
+    sha256: str
+    def __init__(self, job: _Optional[str] = ..., snapshot: _Optional[str] = ..., name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class SnapshotChunk(_message.Message):
+    __slots__ = ("file", "data")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    file: SnapshotFile
+    data: bytes
+    def __init__(self, file: _Optional[_Union[SnapshotFile, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SnapshotFiles(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -59,6 +59,16 @@ class ShardStub(object):
                 request_serializer=ps__wire_dot_v1_dot_shard__pb2.PartitionState.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_shard__pb2.LoadStateReply.FromString,
                 _registered_method=True)
+        self.PutSnapshot = channel.stream_unary(
+                '/ps_wire.v1.Shard/PutSnapshot',
+                request_serializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotChunk.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotFiles.FromString,
+                _registered_method=True)
+        self.LookSnapshot = channel.unary_unary(
+                '/ps_wire.v1.Shard/LookSnapshot',
+                request_serializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotFile.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotFiles.FromString,
+                _registered_method=True)
 
 
 class ShardServicer(object):
@@ -96,6 +106,20 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutSnapshot(self, request_iterator, context):
+        """Files of a snapshot that is brought from elsewhere, one in each stream; the manifest comes last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LookSnapshot(self, request, context):
+        """Files of a snapshot that this shard has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -123,6 +147,16 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.LoadState,
                     request_deserializer=ps__wire_dot_v1_dot_shard__pb2.PartitionState.FromString,
                     response_serializer=ps__wire_dot_v1_dot_shard__pb2.LoadStateReply.SerializeToString,
+            ),
+            'PutSnapshot': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutSnapshot,
+                    request_deserializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotChunk.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotFiles.SerializeToString,
+            ),
+            'LookSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookSnapshot,
+                    request_deserializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotFile.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_shard__pb2.SnapshotFiles.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -260,6 +294,60 @@ class Shard(object):
             '/ps_wire.v1.Shard/LoadState',
             ps__wire_dot_v1_dot_shard__pb2.PartitionState.SerializeToString,
             ps__wire_dot_v1_dot_shard__pb2.LoadStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutSnapshot(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/ps_wire.v1.Shard/PutSnapshot',
+            ps__wire_dot_v1_dot_shard__pb2.SnapshotChunk.SerializeToString,
+            ps__wire_dot_v1_dot_shard__pb2.SnapshotFiles.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Shard/LookSnapshot',
+            ps__wire_dot_v1_dot_shard__pb2.SnapshotFile.SerializeToString,
+            ps__wire_dot_v1_dot_shard__pb2.SnapshotFiles.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,12 +17,13 @@ def made_worker(worker: int = 0, **given: Any) -> Worker:
         "heartbeat_age_s": 0.5,
         "lease_left_s": 9.5,
         "metrics": {},
+        "waits": "",
     }
     return Worker(worker=worker, **values | given)
 
 
 def made_table_worker(worker: int = 0, **given: Any) -> TableWorker:
-    names = ("max_gap", "received", "applied", "dropped", "abstained", "duplicates")
+    names = ("max_gap", "received", "applied", "dropped", "abstained", "duplicates", "missed")
     values: dict[str, Any] = dict.fromkeys(names, 0) | {
         "member": True,
         "min_clock": 0,
@@ -61,6 +62,8 @@ def made_job(**given: Any) -> Job:
         "state": "running",
         "epoch": 1,
         "events": {},
+        "happened": (),
+        "epochs": (),
         "workers": (),
         "tables": (),
     }

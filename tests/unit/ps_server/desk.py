@@ -68,6 +68,7 @@ class Desk:
         consistency: str | None = None,
         num_workers: int | None = None,
         nonfinite: str | None = None,
+        before: int = 0,
     ) -> Member:
         member, actions = self.job.join(
             spec_pb2.Job(
@@ -79,6 +80,7 @@ class Desk:
             worker=worker,
             host="h",
             pid=7,
+            before=before,
         )
         self.told[member.worker, member.incarnation] = []
         self.do(actions)
@@ -161,7 +163,7 @@ class Desk:
     def _ask(self, order: pb.Order, *, least: bool = False) -> PsError | dict[int, int]:
         self.orders.append(order)
         if not self._shards:
-            return self.clocks if order.WhichOneof("kind") in ("remove", "evict", "prepare") else {}
+            return self.clocks if order.WhichOneof("kind") in ("remove", "fence", "evict", "prepare") else {}
         clocks: dict[int, int] = {}
         extreme = min if least else max
         for shard in self._shards:

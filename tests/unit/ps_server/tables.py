@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
-from ps_server.clipping import Norm
+from ps_server.attendance import CatchUp, Choose, TableAttendance
+from ps_server.chooser import Chooser, Sent
+from ps_server.clipping import Norm, holders
 from ps_server.decisions import Decisions
 from ps_server.gate import gate_of
-from ps_server.optimizers import KNOWN
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.carrier import Message
@@ -115,8 +117,13 @@ class Servers:
         """Loads `weights` and starts; frames arrive in an order drawn from `seed`."""
         self.decisions = Decisions(num_shards)
         self.decisions.opened("j", spec, 1)
+        self.chosen: dict[int, frozenset[int]] = {}
+        self.caught: list[CatchUp] = []
         self.spec = spec
         self.plan = Plan(spec, num_shards)
+        self._chooser = Chooser(gate_of(consistency).backup, holders(self.plan))
+        self._choices: deque[Sent] = deque()
+        self._choosing = False
         self.shards = [
             ShardTable(
                 job="j",
@@ -127,6 +134,7 @@ class Servers:
                 nonfinite=nonfinite,
                 opening=1,
                 report=partial(self.report, shard),
+                attend=partial(self.attend, shard),
             )
             for shard in range(num_shards)
         ]
@@ -152,6 +160,22 @@ class Servers:
             for index in shards:
                 self.shards[index].decide(decide.step, decide.scale)
 
+    def attend(self, shard: int, attended: TableAttendance) -> None:
+        """What the coordinator chooses after a report, brought to all shards in one order."""
+        self._choices += self._chooser.reported(shard, attended.report)
+        if self._choosing:
+            return
+        self._choosing = True
+        while self._choices:
+            choice, shards = self._choices.popleft()
+            if isinstance(choice, Choose):
+                assert self.chosen.setdefault(choice.step, choice.workers) == choice.workers
+            else:
+                self.caught.append(choice)
+            for index in shards:
+                self.shards[index].choose(choice)
+        self._choosing = False
+
     def leave(self, worker: int) -> None:
         """A worker is no member of any shard any more."""
         for shard in self.shards:
@@ -163,10 +187,17 @@ class Servers:
         """Every push on every partition, each worker's frames and all workers' in a drawn order."""
         for push in pushes:
             self._say_hyper(push.worker, hyper)
-        frames = [frame for push in pushes for frame in self._frames(step, push)]
+        frames = [frame for push in pushes for frame in self.frames(step, push)]
         self._order.shuffle(frames)
         for frame in frames:
-            self._give(frame.partition, frame)
+            self.give(frame)
+
+    def give(self, frame: wire.Frame) -> None:
+        """One frame arrives."""
+        self._give(frame.partition, frame)
+        for shard in self.shards:  # one that holds all chooses by itself
+            if shard._chooser is not None and (choice := shard._chooser.last) is not None:
+                self.chosen[choice.step] = choice.workers
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:
         number, said = self._hyper.get(worker, (0, self.spec.optimizer.hyperparameters))
@@ -178,7 +209,8 @@ class Servers:
             frame = wire.Frame(kind=wire.Kind.HYPER, worker=worker, hyper=number + 1, meta=meta)
             shard.receive(wire.decode(wire.encode(frame)), self.outlets[worker], member=True)
 
-    def _frames(self, step: int, push: Push) -> list[wire.Frame]:
+    def frames(self, step: int, push: Push) -> list[wire.Frame]:
+        """A push, a frame per partition."""
         common = {"worker": push.worker, "incarnation": 1, "step": step}
         if push.gradients is None:
             return [
@@ -227,7 +259,11 @@ class Servers:
 
     def pulled(self, worker: int) -> list[torch.Tensor] | None:
         """The weights in what a worker was sent last; None where partitions are missing."""
-        frames = [frame for frame in self.outlets[worker].take() if frame.kind is wire.Kind.PULLED]
+        return self.weights_in(self.outlets[worker].take())
+
+    def weights_in(self, frames: Sequence[wire.Frame]) -> list[torch.Tensor] | None:
+        """The weights in such frames; None where partitions are missing."""
+        frames = [frame for frame in frames if frame.kind is wire.Kind.PULLED]
         if {frame.partition for frame in frames} != set(range(self.plan.num_partitions)):
             return None
         buckets = self._flat([None] * len(self.spec.parameters))
@@ -272,55 +308,6 @@ class Servers:
 def bitmap(present: Sequence[bool]) -> bytes:
     """Bit i is piece i, lowest bit first."""
     return bytes(np.packbits(np.array(present, dtype=bool), bitorder="little"))
-
-
-def mean_in_rank_order(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
-    """`(w0*g0 + w1*g1 + ...) / (w0 + w1 + ...)`: in the arrays' dtype, weights as they travel."""
-    dtype = parts[0][1].dtype
-    total = None
-    for weight, values in parts:
-        product = values * dtype.type(weight)
-        total = product if total is None else total + product
-    return np.asarray(total / dtype.type(sum(weight for weight, _ in parts)), dtype=dtype)
-
-
-@dataclass(slots=True)
-class Local:
-    """One torch optimizer over whole parameters, fed the rank-order mean."""
-
-    spec: TableSpec
-    weights: list[torch.Tensor]
-    _torch: torch.optim.Optimizer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.weights = [weight.clone() for weight in self.weights]
-        known = KNOWN[self.spec.optimizer.name]
-        start = self.spec.optimizer.hyperparameters
-        groups = [{"params": [w], **self._hyper(start, place)} for place, w in enumerate(self.weights)]
-        kernel = {"fused": True} if known.fused else {"foreach": False}
-        self._torch = known.cls(groups, **dict(start.groups[0]), **kernel)
-
-    def _hyper(self, hyper: Hyperparameters, parameter: int) -> Mapping[str, object]:
-        return dict(hyper.groups[self.spec.parameters[parameter].group])
-
-    def step(self, pushes: Sequence[Push], hyper: Hyperparameters) -> None:
-        """Averages what was pushed and takes one step; no step where nobody had a gradient."""
-        takes = sorted((push for push in pushes if push.gradients is not None), key=lambda p: p.worker)
-        for place, weight in enumerate(self.weights):
-            self._torch.param_groups[place].update(self._hyper(hyper, place))
-            weight.grad = self._mean(place, takes)
-        if self.spec.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.weights, self.spec.clip_grad_norm)
-        self._torch.step()
-
-    def _mean(self, place: int, takes: Sequence[Push]) -> torch.Tensor | None:
-        theirs = [push.gradients[place] for push in takes if push.gradients is not None]
-        if all(gradient is None for gradient in theirs):
-            return None
-        zeros = torch.zeros_like(self.weights[place])
-        arrays = [(zeros if gradient is None else gradient).numpy() for gradient in theirs]
-        weights = [float(np.float32(push.weight)) for push in takes]
-        return torch.from_numpy(mean_in_rank_order(list(zip(weights, arrays, strict=True))))
 
 
 def same(ours: Sequence[torch.Tensor] | None, theirs: Sequence[torch.Tensor]) -> bool:

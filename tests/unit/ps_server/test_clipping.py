@@ -12,7 +12,8 @@ from ps_server.clipping import Clipping, Norm, coefficient, holders
 from ps_server.decisions import Decisions
 from ps_wire.plan import Plan
 
-from .tables import Local, Push, Servers, draw, group, same, table_spec
+from .local import Local
+from .tables import Push, Servers, draw, group, same, table_spec
 
 ONE_PAGE = {"shapes": ((7,),)}
 
@@ -152,7 +153,7 @@ def test_a_suspended_clipped_job_can_go_on():
     """All leave a step that one partition has and another has not: it closes when somebody is back."""
     spec = spec_of(1.0, shapes=((20000,), (20000,)))
     servers = Servers(spec, draw(spec, 1), num_shards=2)
-    frames = servers._frames(0, Push(worker=0, gradients=draw(spec, 2)))
+    frames = servers.frames(0, Push(worker=0, gradients=draw(spec, 2)))
     servers._give(frames[0].partition, frames[0])
     servers.leave(0)
     assert [table.undecided() for table in servers.shards] == [None, None]
@@ -261,3 +262,14 @@ def test_what_was_taken_before_members_have_gone_is_of_the_epoch_before():
     assert clipping.take() is None
     clipping.complete(5, 0, 1.0)
     assert clipping.take() == (5, 1.0, 3)
+
+
+def test_a_job_that_went_back_to_a_snapshot_is_decided_from_its_step_on():
+    """A table is opened again at a later step than 0."""
+    decisions = Decisions(2)
+    decisions.opened("j", spec_of(), 7, step=5)
+    norms = [Norm(job="j", table=0, opening=7, step=5, squares=4.0) for _ in range(2)]
+    assert decisions.reported(0, norms[0]) is None
+    found = decisions.reported(1, norms[1])
+    assert found is not None
+    assert found[0].step == 5

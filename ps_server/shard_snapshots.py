@@ -1,0 +1,134 @@
+"""Snapshots on one shard: its part of those that are taken, and of those that are restored."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+
+from ps_server.log import logger
+from ps_server.shard_table import ShardTable
+from ps_server.snapshot_saving import Saving
+from ps_wire.address import check_job_name
+from ps_wire.errors import (
+    ConfigurationRefused,
+    FrameMalformed,
+    SnapshotCorrupt,
+    SnapshotFailed,
+    SnapshotMissing,
+)
+from ps_wire.snapshot import FILE, MANIFEST, NAME, FileRecord, parse
+from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.v1 import shard_pb2 as pb
+
+
+class ShardSnapshots:
+    """See the module's docstring. Thread-safe.
+
+    Attributes:
+        store: where this shard's are; None: it was started without --snapshot-dir.
+    """
+
+    def __init__(self, shard: int, num_shards: int, table_of: Callable[[str, int], ShardTable]) -> None:
+        """Takes a way to a job's tables."""
+        self.store: SnapshotStore | None = None
+        self._shard = shard
+        self._num_shards = num_shards
+        self._table_of = table_of
+        self._lock = threading.Lock()
+        self._savings: dict[str, Saving] = {}
+        self._found_whole = ("", "")  # job, snapshot: the last one whose files were compared
+
+    def save(self, job: str, snapshot: str, number: int, clocks: Mapping[int, Mapping[int, int]]) -> None:
+        """Begins to save a job; an earlier snapshot of it that is under way is given up.
+
+        Raises:
+            ConfigurationRefused: this shard has no --snapshot-dir.
+            CutAborted: see `Saving.arm`.
+        """
+        tables = {table: self._table_of(job, table) for table in clocks}
+        saving = Saving(
+            self._places(),
+            job=job,
+            snapshot=snapshot,
+            number=number,
+            shard=self._shard,
+            num_shards=self._num_shards,
+            tables=tables,
+        )
+        self.end(job)
+        with self._lock:
+            self._savings[job] = saving
+        saving.arm(clocks)
+
+    def figures(self, job: str, number: int) -> tuple[int, int, int, FileRecord | None, str]:
+        """See `Saving.figures`."""
+        with self._lock:
+            saving = self._savings.get(job)
+        if saving is None or saving.number != number:
+            raise SnapshotFailed(f"shard {self._shard} takes no such snapshot of job {job}")
+        return saving.figures()
+
+    def end(self, job: str, *, snapshot: str = "", manifest: bytes = b"", keep: int = 1) -> None:
+        """See `Saving.end`; a complete snapshot gets its manifest here, too, where storage is not shared."""
+        with self._lock:
+            saving = self._savings.pop(job, None)
+        if saving is not None:
+            saving.end()
+        if not manifest or self.store is None:
+            return
+        try:
+            self.store.manifest(job, snapshot)
+        except SnapshotMissing:
+            self.store.complete(job, snapshot, parse(manifest, MANIFEST))
+            for name in self.store.keep_last(job, keep):
+                logger.info("job %s: snapshot %s deleted", job, name)
+
+    def arrive(self, file: pb.SnapshotFile) -> Arriving:
+        """A file of a snapshot is brought from elsewhere. Raises FrameMalformed: its name is none of ours."""
+        _check_name(file, FILE)
+        return Arriving(self._places(), file)
+
+    def files(self, file: pb.SnapshotFile) -> list[str]:
+        """Files of a snapshot that are here."""
+        _check_name(file, re.compile(""))
+        return self._places().files(file.job, file.snapshot)
+
+    def _places(self) -> SnapshotStore:
+        if self.store is None:
+            raise ConfigurationRefused(
+                f"shard {self._shard} has no place for snapshots: start it with --snapshot-dir"
+            )
+        return self.store
+
+
+class Arriving:
+    """One file that is brought from elsewhere; it is kept once it is what it is said to be."""
+
+    def __init__(self, store: SnapshotStore, file: pb.SnapshotFile) -> None:
+        self._file = file
+        self._writing = store.begin(file.job, file.snapshot, file.name)
+
+    def take(self, data: bytes) -> None:
+        """More of it."""
+        self._writing.write(data)
+
+    def end(self) -> None:
+        """All of it is here.
+
+        Raises:
+            SnapshotCorrupt: it is not what it is said to be; `abandon` must follow.
+        """
+        if self._writing.sha256 != self._file.sha256:
+            raise SnapshotCorrupt(f"{self._file.name} has changed on its way", file=self._file.name)
+        self._writing.finish()
+
+    def abandon(self) -> None:
+        """The rest of it does not come."""
+        self._writing.abandon()
+
+
+def _check_name(file: pb.SnapshotFile, names: re.Pattern[str]) -> None:
+    check_job_name(file.job)
+    if not NAME.fullmatch(file.snapshot) or not names.match(file.name):
+        raise FrameMalformed(f"{file.snapshot[:64]!r}, {file.name[:64]!r}: this is no file of a snapshot")

@@ -1,0 +1,151 @@
+"""Server processes that die or are stopped, and come back: what becomes of a job that trains meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import ps_worker as ps
+from ps_lab import snapshot_calls
+from ps_wire.access import OPEN
+from tests.integration.processes import LIMIT_S, Process, Zygote
+from tests.integration.servers import SERVING, Servers, free_ports, fresh_job, wait_health
+from tests.integration.team import join, together
+
+pytestmark = [pytest.mark.integration, pytest.mark.fault]
+
+STEPS, NUMEL = 12, 5000
+GOES_ON_S = 3.0  # from a server's readiness until training goes on
+SLOW = 4.0  # times as long as on an idle machine
+
+
+class Restarting(Servers):
+    """Two shards whose processes can be replaced."""
+
+    def __init__(self, start: Callable[..., Process], folder: Path, *options: str) -> None:
+        self._start = start
+        self._given = ("--snapshot-dir", str(folder), *options)
+        super().__init__(start, 2, *self._given)
+
+    def again(self, shard: int) -> float:
+        """Another process of a shard, at the same address; returns when it was ready."""
+        address = self.addresses[shard]
+        self.processes[shard] = self._start(
+            "ps-server",
+            *("--shard", f"{shard}/2", "--port", address.rpartition(":")[2]),
+            *(("--coordinator", self.addresses[0]) if shard else ()),
+            *self._given,
+        )
+        wait_health(address, SERVING)
+        return time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def restarting(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarting]:
+    """The same servers for all tests here, as far as they are the same."""
+    servers = Restarting(zygote.start, tmp_path_factory.mktemp("snapshots"))
+    yield servers
+    assert servers.close() == [0, 0], "\n".join(process.text for process in servers.processes)
+
+
+class Run:
+    """A run of two workers under bsp, in threads; worker 0 calls `at_step` before each of its steps."""
+
+    def __init__(self, servers: Servers, at_step: Callable[[str, int], None]) -> None:
+        self.job = fresh_job()
+        self.undone: list[list[int]] = [[], []]
+        self.stepped_s: list[float] = []
+        self._servers, self._at_step = servers, at_step
+
+    def train(self) -> list[torch.Tensor]:
+        return together([lambda: self._train(0), lambda: self._train(1)])
+
+    def _train(self, rank: int) -> torch.Tensor:
+        with join(self._servers, self.job, num_workers=2, worker=rank) as worker:
+            table = worker.table({"w": torch.zeros(NUMEL)}, optimizer=ps.SGD(lr=0.1, momentum=0.9))
+            while table.step < STEPS:
+                if rank == 0:
+                    self._at_step(self.job, table.step)
+                try:
+                    table.push({"w": torch.full((NUMEL,), 1.0 + rank + table.step)})
+                    values = table.pull().result(LIMIT_S).values["w"]
+                    self.stepped_s.append(time.monotonic())
+                except ps.RolledBack as error:
+                    self.undone[rank].append(error.step)
+            worker.finish()
+            return values
+
+
+class Killing:
+    """Takes a snapshot while training goes on, kills a server some steps later, and starts it again."""
+
+    def __init__(self, servers: Restarting, shard: int) -> None:
+        self._servers, self._shard = servers, shard
+        self._taken = threading.Event()
+        self.ready_s: float | None = None
+
+    def at_step(self, job: str, step: int) -> None:
+        if step == 2 and self.ready_s is None:
+            threading.Thread(target=self._take, args=(job,), daemon=True).start()
+        if step == STEPS - 2 and self.ready_s is None:
+            assert self._taken.wait(LIMIT_S)
+            self._servers.processes[self._shard].kill()
+            self.ready_s = self._servers.again(self._shard)
+
+    def _take(self, job: str) -> None:
+        list(snapshot_calls.take(self._servers.addresses[0], job, OPEN))
+        self._taken.set()
+
+
+@pytest.mark.parametrize("shard", [1, 0])
+def test_after_kill_9_of_a_server_all_go_back_to_the_snapshot_and_end_with_the_same_bits(
+    restarting: Restarting, shard: int
+) -> None:
+    """A shard and the coordinator alike; each worker is told once, and training goes on within seconds."""
+    undisturbed = Run(restarting, lambda _job, _step: None).train()
+    killing = Killing(restarting, shard)
+    run = Run(restarting, killing.at_step)
+    assert all(map(torch.equal, run.train(), undisturbed))
+    assert len(run.undone[0]) == 1
+    assert run.undone[0] == run.undone[1]
+    assert killing.ready_s is not None
+    assert min(at for at in run.stepped_s if at > killing.ready_s) - killing.ready_s < GOES_ON_S * SLOW
+
+
+def test_a_rolling_restart_loses_nothing(restarting: Restarting) -> None:
+    """SIGTERM ends each server with 0, one after the other; nobody is rolled back, the bits are the same."""
+    stops = {3: 1, 6: 0, 9: 1}
+
+    def at_step(_job: str, step: int) -> None:
+        shard = stops.pop(step, None)
+        if shard is not None:
+            restarting.processes[shard].signal(signal.SIGTERM)
+            assert restarting.processes[shard].wait_end() == 0
+            restarting.again(shard)
+
+    undisturbed = Run(restarting, lambda _job, _step: None).train()
+    run = Run(restarting, at_step)
+    assert all(map(torch.equal, run.train(), undisturbed))
+    assert run.undone == [[], []]
+
+
+def test_of_two_processes_of_one_shard_the_older_is_fenced(restarting: Restarting, zygote: Zygote) -> None:
+    """It ends with 78, and says that another was started; of two coordinators on one directory, too."""
+    for shard in (1, 0):
+        older, (port,) = restarting.processes[shard], free_ports(1)
+        newer = zygote.start(
+            "ps-server",
+            *("--shard", f"{shard}/2", "--port", str(port), *restarting._given),
+            *(("--coordinator", restarting.addresses[0]) if shard else ()),
+        )
+        assert older.wait_end() == 78
+        assert "another" in older.text
+        newer.signal(signal.SIGTERM)
+        assert newer.wait_end() == 0
+        restarting.again(shard)

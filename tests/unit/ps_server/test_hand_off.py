@@ -1,0 +1,148 @@
+"""A shard hands what it holds to the process after it: all of it, once, to the same shard."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from ps_server import hand_off
+from ps_server.hand_off import Inherited
+from ps_server.shard import Shard
+from ps_wire import frame as wire
+from ps_wire.plan import Plan
+from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+
+from .tables import Kept
+
+NUMEL = 3000
+SPEC = TableSpec(
+    number=0,
+    parameters=(ParameterSpec(name="w", shape=(NUMEL,)),),
+    optimizer=OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.5), ("momentum", 0.9)),))),
+    buckets=BucketOptions(partition_bytes=4096),
+)
+PLAN = Plan(SPEC, 1)
+INHERITED = Inherited(boot=b"boot", generation=4, coordinator=3, more={"done": [[7, "x"]]})
+
+
+class Held:
+    """A shard with a job of two workers, and what they are answered."""
+
+    def __init__(self, shard: Shard | None = None) -> None:
+        self.outlet = Kept()
+        self.shard = shard or Shard(index=0, num_shards=1, memory_limit_bytes=None)
+        if shard is None:
+            for worker in (0, 1):
+                self.shard.admit(
+                    job="j",
+                    consistency_text="bsp",
+                    num_workers=2,
+                    worker=worker,
+                    incarnation=1,
+                    clocks={},
+                    reader=False,
+                )
+            self.shard.open_table("j", SPEC, 5)
+            for partition in map(PLAN.partition, range(PLAN.num_partitions)):
+                self.send(wire.Kind.LOAD, partition=partition.index, payload=bytes(partition.numel * 4))
+            self.shard.start_table("j", 0)
+
+    def send(self, kind: wire.Kind, **fields) -> None:
+        frame = wire.Frame(kind=kind, **{"incarnation": 1, **fields})
+        self.shard.table("j", 0).receive(frame, self.outlet, member=True)
+
+    def push(self, worker: int, step: int, partitions=range(PLAN.num_partitions)) -> None:
+        for index in partitions:
+            values = torch.full((PLAN.partition(index).numel,), 1.0 + worker + step + index)
+            self.send(
+                wire.Kind.PUSH, worker=worker, step=step, partition=index, payload=values.numpy().tobytes()
+            )
+
+    def weights(self) -> list[torch.Tensor]:
+        return [cell.values.now.clone() for cell in self.shard.table("j", 0).cells()]
+
+    def pulled(self, worker: int, step: int) -> set[int]:
+        """Versions that a pull is answered with, by now."""
+        self.outlet.take()
+        meta = struct.pack(f"<{PLAN.num_partitions}I", *range(PLAN.num_partitions))
+        self.send(wire.Kind.PULL, worker=worker, step=step, meta=meta)
+        return {frame.version for frame in self.outlet.take() if frame.kind is wire.Kind.PULLED}
+
+
+def successor(folder, index=0, num_shards=1) -> tuple[Shard, Inherited | None]:
+    shard = Shard(index=index, num_shards=num_shards, memory_limit_bytes=None)
+    return shard, hand_off.take(folder, shard)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_successor_goes_on_to_the_bit(tmp_path, mapped):
+    """With what was staged, momentum, clocks, and both halves of the weights where workers map them."""
+    held, reference = Held(), Held()
+    for it in (held, reference):
+        if mapped:
+            it.shard.table("j", 0).halves()
+        it.push(0, 0)
+        it.push(1, 0)
+        it.push(0, 1)
+        it.push(1, 1, partitions=[0])
+    before = [cell.values._weights.other for cell in held.shard.table("j", 0).cells()]
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    shard, inherited = successor(tmp_path)
+    assert (inherited.boot, inherited.generation, inherited.coordinator) == (b"boot", 4, 3)
+    assert inherited.more == INHERITED.more
+    went_on = Held(shard)
+    others = [cell.values._weights.other for cell in shard.table("j", 0).cells()]
+    assert not mapped or all(map(torch.equal, others, before))
+    for it in (went_on, reference):
+        it.push(0, 1)  # again: its acknowledgement may have been lost
+        it.push(1, 1)
+        it.push(1, 2)
+        it.push(0, 2)
+    assert all(map(torch.equal, went_on.weights(), reference.weights()))
+    assert went_on.pulled(0, 3) == {3}
+    ledger = shard.table("j", 0).ledger(0)
+    assert ledger.applied == 3 * PLAN.num_partitions
+    assert ledger.duplicates == PLAN.num_partitions
+
+
+def test_a_hand_off_is_used_once(tmp_path):
+    """Who comes later begins with nothing."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    assert successor(tmp_path)[1] is not None
+    shard, inherited = successor(tmp_path)
+    assert inherited is None
+    assert not shard.jobs()
+
+
+@pytest.mark.parametrize(("index", "num_shards"), [(1, 2), (0, 2)])
+def test_a_hand_off_is_for_one_shard_only(tmp_path, index, num_shards):
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    mine = hand_off.file_of(tmp_path, 0)
+    mine.rename(hand_off.file_of(tmp_path, index))
+    shard, inherited = successor(tmp_path, index, num_shards)
+    assert inherited is None
+    assert not shard.jobs()
+
+
+def test_a_hand_off_that_was_cut_off_is_none(tmp_path):
+    """What is missing is not made up: the shard counts as lost."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    path = hand_off.file_of(tmp_path, 0)
+    path.write_bytes(path.read_bytes()[:-100])
+    shard, inherited = successor(tmp_path)
+    assert inherited is None
+    assert not shard.jobs()
+
+
+def test_a_fence_without_its_verdict_is_handed_off_with_the_table(tmp_path):
+    """No step closes until the verdict comes; then it closes without the worker."""
+    held = Held()
+    held.push(0, 0)
+    held.shard.fence(job="j", worker=1, incarnation=1)
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    went_on = Held(successor(tmp_path)[0])
+    assert went_on.pulled(0, 1) == set()
+    went_on.shard.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
+    assert {frame.version for frame in went_on.outlet.take() if frame.kind is wire.Kind.PULLED} == {1}

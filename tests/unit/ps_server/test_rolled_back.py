@@ -1,0 +1,156 @@
+"""A job that goes back to a snapshot, as the coordinator sees it: who is waited for, and where they begin."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ps_server import coordinator_state
+from ps_server.job_life import JobLife
+from ps_server.member import Member, TableRecord
+from ps_server.membership import Job
+from ps_server.saved_job import SavedJob
+from ps_wire.errors import WorkerNumberTaken
+
+from .desk import Desk, table
+
+FLOOR = 5 << 16
+
+
+def saved(*workers: int, num_workers: int = 2, step: int = 7, tables: int = 1) -> SavedJob:
+    job = Job("j", "bsp", num_workers).spec
+    specs = tuple(table(number) for number in range(tables))
+    clocks = {number: dict.fromkeys(workers, step) for number in range(tables)}
+    return SavedJob(snapshot="s", job=job, tables=specs, clocks=clocks, workers=frozenset(workers))
+
+
+def roll_back(desk: Desk, to: SavedJob) -> None:
+    actions = desk.job.roll_back(to, floor=FLOOR, lease_s=10.0)
+    for member in desk.job.roster.returning():
+        desk.told.setdefault((member.worker, member.incarnation), [])
+    desk.do(actions)
+
+
+def come_back(desk: Desk, member: Member) -> Member:
+    """As another incarnation, with its first table."""
+    again = desk.join(member.worker, before=member.incarnation)
+    desk.make(again)
+    return again
+
+
+def first_step(desk: Desk, member: Member) -> int | None:
+    replies = desk.told[member.worker, member.incarnation]
+    started = [reply.table_started.step for reply in replies if reply.HasField("table_started")]
+    return started[-1] if started else None
+
+
+def test_a_job_goes_on_once_all_who_trained_have_come_back():
+    """None of them trains alone; their incarnations are above all before."""
+    desk = Desk(2)
+    members = desk.start()
+    roll_back(desk, saved(0, 1))
+    for member in members:
+        assert desk.told[member.worker, member.incarnation][-1].rolled_back.step == 7
+    zero = come_back(desk, members[0])
+    assert first_step(desk, zero) is None
+    one = come_back(desk, members[1])
+    assert (first_step(desk, zero), first_step(desk, one)) == (7, 7)
+    assert min(zero.incarnation, one.incarnation) > FLOOR
+
+
+def test_each_worker_goes_on_at_its_own_step_of_the_cut():
+    """Under ssp and asp they differ."""
+    desk = Desk(2, consistency="asp")
+    members = desk.start()
+    at = dataclasses.replace(saved(0, 1), clocks={0: {0: 4, 1: 9}})
+    roll_back(desk, at)
+    back = [come_back(desk, member) for member in members]
+    assert [first_step(desk, member) for member in back] == [4, 9]
+
+
+def test_who_does_not_come_back_is_waited_for_as_long_as_its_lease():
+    """Then the others go on."""
+    desk = Desk(2)
+    members = desk.start()
+    roll_back(desk, saved(0, 1))
+    zero = come_back(desk, members[0])
+    desk.lose(members[1])
+    assert first_step(desk, zero) == 7
+
+
+def test_a_worker_that_had_died_before_is_not_waited_for():
+    """It trained at the cut; the coordinator has evicted it since."""
+    desk = Desk(2)
+    members = desk.start()
+    desk.lose(members[1])
+    roll_back(desk, saved(0, 1))
+    assert first_step(desk, come_back(desk, members[0])) == 7
+
+
+def test_a_number_is_kept_for_who_is_to_come_back():
+    """A stranger does not get it while its lease is alive."""
+    desk = Desk(2)
+    desk.start()
+    roll_back(desk, saved(0, 1))
+    with pytest.raises(WorkerNumberTaken):
+        desk.join(1)
+
+
+def test_a_new_coordinator_waits_for_those_of_the_cut_and_takes_whoever_has_their_numbers():
+    """It knows no incarnation of theirs: new processes are as good as those that lived on."""
+    desk = Desk(2)
+    roll_back(desk, saved(0, 1))
+    zero = desk.join(0)
+    desk.make(zero)
+    assert first_step(desk, zero) is None
+    one = desk.join(1, before=3)
+    desk.make(one)
+    assert (first_step(desk, zero), first_step(desk, one)) == (7, 7)
+
+
+def test_a_restored_job_that_nobody_comes_back_to_is_kept():
+    """It is suspended, and who comes later goes on with it."""
+    desk = Desk(1)
+    roll_back(desk, saved(0, num_workers=1))
+    desk.lose(*desk.job.roster.returning())
+    assert desk.job.state == "suspended"
+    late = desk.join(0)
+    assert desk.told[0, late.incarnation][-1].joined.resumed
+
+
+def test_one_who_had_finished_comes_back_too():
+    """Its last steps are undone with those of the others."""
+    desk = Desk(2)
+    members = desk.start()
+    desk.finish(members[0])
+    roll_back(desk, saved(0, 1))
+    back = [come_back(desk, member) for member in members]
+    assert [first_step(desk, member) for member in back] == [7, 7]
+    assert desk.job.state == "running"
+
+
+def test_all_tables_start_again_in_their_order():
+    desk = Desk(1)
+    (member,) = desk.start(num_tables=2)
+    roll_back(desk, saved(0, num_workers=1, tables=2))
+    again = come_back(desk, member)
+    desk.make(again, 1)
+    replies = desk.told[0, again.incarnation]
+    assert [it.table_started.step for it in replies if it.HasField("table_started")] == [7, 7]
+    assert not any(it.table_made.upload for it in replies)
+
+
+@pytest.mark.parametrize(
+    ("cls", "handed_on"),
+    [
+        (JobLife, {*coordinator_state.PLAIN, *coordinator_state.PAIRS}),
+        (Member, set(coordinator_state.MEMBER)),
+        (TableRecord, set(coordinator_state.TABLE)),
+    ],
+)
+def test_a_coordinator_hands_on_every_field(cls, handed_on):
+    """Or says which it leaves out: whoever adds one is asked."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    assert names == handed_on | coordinator_state.LEFT_OUT[cls]
+    assert not handed_on & coordinator_state.LEFT_OUT[cls]

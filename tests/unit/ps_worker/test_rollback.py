@@ -1,0 +1,192 @@
+"""Servers that lose what they held: all go back to the last snapshot, together, and training goes on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ps_worker as ps
+from ps_lab import snapshot_calls
+from ps_server.durability import Durability
+from ps_wire.access import OPEN
+from ps_wire.errors import JobUnknown
+from ps_worker.model_spec import pack
+
+from .saving import save
+from .service import Cluster, fresh_name, together
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def durable(loop_thread, tmp_path):
+    """Two shards with a snapshot folder and state directories."""
+    options = {
+        "snapshot_dir": str(tmp_path / "snapshots"),
+        "state_dir": tmp_path / "state-{shard}",
+        "durability": Durability.SNAPSHOT,
+    }
+    cluster = Cluster(loop_thread, 2, options=options)
+    yield cluster
+    cluster.close()
+
+
+def table_of(worker: ps.Worker, clip_grad_norm: float | None = None) -> ps.Table:
+    return worker.table(
+        {"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=0.1, momentum=0.9), clip_grad_norm=clip_grad_norm
+    )
+
+
+def step(table: ps.Table, rank: int) -> torch.Tensor:
+    table.push({"w": torch.full((3000,), 1.0 + rank + table.step)})
+    return table.pull().result(LIMIT_S).values["w"]
+
+
+@pytest.mark.parametrize(("lost", "clip_grad_norm"), [(0, None), (1, None), (0, 100.0), (1, 100.0)])
+def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp_path, lost, clip_grad_norm):
+    """Whichever server dies: workers are told the step, and end with the weights of a run without deaths."""
+    job, saved_at, dies_at, steps = fresh_name(), 3, 5, 8
+    meet = threading.Barrier(2, timeout=LIMIT_S)
+
+    def train(rank, name, *, faults):
+        seen, saved = [], not faults
+        with ps.connect(servers=durable.servers, job=name, num_workers=2, worker=rank) as worker:
+            table = table_of(worker, clip_grad_norm)
+            while table.step < steps:
+                if not saved and table.step == saved_at:
+                    if meet.wait() == 0:
+                        save(durable, str(tmp_path / "snapshots"), job, dict.fromkeys(range(2), pack({})))
+                    saved = meet.wait() >= 0
+                if faults and table.step == dies_at and not seen and meet.wait() == 0:
+                    durable.kill(lost)
+                    durable.start_again(lost)
+                try:
+                    values = step(table, rank)
+                except ps.RolledBack as error:
+                    seen.append((error.step, table.step))
+            worker.finish()
+            return values, seen, worker._link._now.joined.incarnation
+
+    whole = together([lambda rank=rank: train(rank, "whole", faults=False) for rank in range(2)])
+    found = together([lambda rank=rank: train(rank, job, faults=True) for rank in range(2)], 60.0)
+    for (expected, _, _), (values, seen, incarnation) in zip(whole, found, strict=True):
+        assert seen == [(saved_at, saved_at)]
+        assert torch.equal(values, expected)
+        assert incarnation > 1 << 16
+
+
+class Faults:
+    """Takes a snapshot of a job that runs, and has a server die some steps after it is there."""
+
+    def __init__(self, cluster: Cluster, job: str, *, takes_at: int, lost: int) -> None:
+        self._cluster, self._job, self._takes_at, self._lost = cluster, job, takes_at, lost
+        self._taken = threading.Event()
+        self._died = False
+        self._left = 3  # steps until it dies
+
+    def at_step(self, step: int) -> None:
+        """By one worker, before each step."""
+        if step == self._takes_at:
+            threading.Thread(target=self._take, daemon=True).start()
+        if step < self._takes_at or self._died or not self._taken.wait(0.02):
+            return
+        self._left -= 1
+        if self._left == 0:
+            self._died = True
+            self._cluster.kill(self._lost)
+            self._cluster.start_again(self._lost)
+
+    def _take(self) -> None:
+        list(snapshot_calls.take(self._cluster.servers.split(",")[0], self._job, OPEN))
+        self._taken.set()
+
+
+EPOCHS, SAMPLES = 3, 240
+
+
+def train(worker: ps.Worker, faults: Faults | None, heard: list[int]) -> list[torch.Tensor]:
+    """A training script: three of its lines are about rollbacks."""
+    drawn = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
+    model = torch.nn.Linear(6, 3)
+    torch.nn.init.constant_(model.weight, 0.1)
+    torch.nn.init.zeros_(model.bias)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9)
+    worker.register_state("scheduler", scheduler)
+    loader = worker.loader(torch.utils.data.TensorDataset(drawn), batch_size=4)
+    finished = False
+    while not finished:
+        try:
+            for _ in worker.epochs(EPOCHS):
+                for (x,) in loader:
+                    model(x).square().mean().backward()
+                    if faults is not None and worker.rank == 0:
+                        faults.at_step(worker.step)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+            worker.finish()
+            finished = True
+        except ps.RolledBack as error:
+            heard.append(error.step)
+    assert scheduler.last_epoch == worker.step == EPOCHS * SAMPLES // 8
+    return [it.detach().clone() for it in model.parameters()]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_training_loop_rewinds_epochs_loader_and_scheduler(durable, told):
+    """It ends with the weights of a run without deaths; a callback is told instead of an error."""
+    job, heard = fresh_name(), [[], []]
+
+    def run(name, faults, rank):
+        settings = {"on_rollback": heard[rank].append} if told else {}
+        settings |= {"servers": durable.servers, "job": name, "num_workers": 2, "worker": rank}
+        with ps.connect(**settings) as worker:
+            return train(worker, faults, heard[rank])
+
+    faults = Faults(durable, job, takes_at=35, lost=1)
+    found = together([lambda rank=rank: run(job, faults, rank) for rank in range(2)], 60.0)
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == 1
+    undisturbed = fresh_name()
+    whole = together([lambda rank=rank: run(undisturbed, None, rank) for rank in range(2)])
+    for ours, theirs in zip(found, whole, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_without_durability_a_lost_shard_ends_the_job_and_says_so(loop_thread):
+    cluster = Cluster(loop_thread, 2)
+    try:
+        with ps.connect(servers=cluster.servers, job=fresh_name(), num_workers=1) as worker:
+            table = table_of(worker)
+            step(table, 0)
+            cluster.kill(1)
+            cluster.start_again(1)
+            with pytest.raises(JobUnknown, match=r"--durability none.*start the job again.*--snapshot-dir"):
+                step(table, 0)
+    finally:
+        cluster.close()
+
+
+def test_a_snapshot_that_cannot_be_used_gives_way_to_the_one_before(durable, tmp_path, caplog):
+    """It is said; no shard goes on from the one and another from the other."""
+    job, folder = fresh_name(), tmp_path / "snapshots"
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        for _ in range(2):
+            step(table, 0)
+            newest = save(durable, str(folder), job, {0: pack({})})
+        file = folder / job / newest / "shard-1-of-2.safetensors"
+        file.write_bytes(file.read_bytes()[:-8])
+        durable.kill(0)
+        durable.start_again(0)
+        with pytest.raises(ps.RolledBack) as error:
+            step(table, 0)
+        assert error.value.step == table.step == 1
+        versions = [
+            {cell.machine.version for cell in it.shard.table(job, 0).cells()} for it in durable.shards
+        ]
+        assert versions == [{1}, {1}]
+    assert f"snapshot {newest} cannot be used" in caplog.text
