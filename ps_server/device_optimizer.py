@@ -1,4 +1,4 @@
-"""Optimizers on an accelerator, with their state there; weights stay on the host, where replies are sent from.
+"""Optimizers on an accelerator, with their state there; weights stay on the host, where they are sent from.
 
 A step takes the weights and the mean of the gradients to the device and brings the weights back, so nobody
 else has to know that there is one. It waits for its own copies, never for the whole device. Not measured on a

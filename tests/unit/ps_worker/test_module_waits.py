@@ -177,3 +177,14 @@ def test_a_compiled_module_waits_outside_its_graph_and_nothing_compiles_again(
 
     check(cluster, compiled, seeded(Model), adam, overlap=True, buckets=PAGES)
     torch._dynamo.reset()
+
+
+def test_a_model_that_is_wrapped_can_be_copied_and_saved_and_the_copy_knows_no_worker(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Model)
+        worker.wrap(adam(model), model, buckets=PAGES)
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(copied(batch(0, 0, 2, 3, 64)), model(batch(0, 0, 2, 3, 64)))
+            assert [hook.__self__._tell for hook in copied._forward_pre_hooks.values()] == [None]
+
+    run_workers(cluster, body)
