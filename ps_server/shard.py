@@ -12,9 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import torch
+
 from ps_server import optimizers, table_state
 from ps_server.attendance import Choice, TableAttendance
 from ps_server.clipping import Norm
+from ps_server.device_optimizer import HOST, optimizer_on
 from ps_server.gate import gate_of
 from ps_server.log import logger
 from ps_server.member import rolled_back
@@ -64,9 +67,19 @@ class Shard(ShardMembers):
         num_shards: int,
         memory_limit_bytes: int | None,
         submit: Callable[[Callable[[], None]], None] | None = None,
+        device: torch.device = HOST,
     ) -> None:
-        """`submit` has complete steps closed on other threads; None: on the thread that completes one."""
+        """Has no table yet.
+
+        Args:
+            index: of this one.
+            num_shards: of the service.
+            memory_limit_bytes: for the tables of all jobs; None for no limit.
+            submit: has complete steps closed on other threads; None: on the thread that completes one.
+            device: on which optimizers run.
+        """
         self._submit = submit
+        self._make_optimizer = optimizer_on(device)
         self.index = index
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
@@ -122,6 +135,7 @@ class Shard(ShardMembers):
             gate=gate_of(entry.consistency),
             nonfinite=entry.nonfinite,
             opening=opening,
+            make_optimizer=self._make_optimizer,
             report=self._report,
             attend=self._attend,
             submit=self._submit,

@@ -121,7 +121,8 @@ class Link(Rejoining):
         exchange = self._made_again(spec)
         if exchange is None:
             self._membership.make_table(spec)
-            exchange = self._exchange(spec, strict=strict, pulls=pulls)  # while the shards open it
+            maps = pulls and all(value.is_cpu for value in values)
+            exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
             exchange.begins = self.capture.begin
             exchange.connect(self._connections)
             self._newest = spec, exchange

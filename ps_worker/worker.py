@@ -18,6 +18,7 @@ from ps_wire.consistency import BSP
 from ps_wire.errors import RolledBack, UsageError
 from ps_wire.table import BucketOptions
 from ps_worker import model_spec, stopping, terminal
+from ps_worker.at_forward import AtForward
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
@@ -181,7 +182,7 @@ class Worker(WorkerData, WorkerState):
             announce=self._announce,
             waits=self._link.say_wait,
         )
-        self._at_forwards.append(model.register_forward_pre_hook(self._at_forward))
+        self._at_forwards.append(model.register_forward_pre_hook(AtForward(self._begin_step).before))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped

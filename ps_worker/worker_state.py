@@ -164,10 +164,6 @@ class WorkerState:
             return True
         return False
 
-    def _at_forward(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._link.capture.begin()
-
     def _clocks(self) -> dict[int, int]:
         clocks = {table.number: table.step for table in self._tables}
         for optimizer in self._optimizers:
