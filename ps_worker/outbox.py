@@ -1,14 +1,23 @@
-"""Frames on their way to a shard over one connection, in order."""
+"""Frames on their way to a shard over one connection: in order, but a PULL goes round pushes of others.
+
+What is asked for is asked as early as it may be: behind the push of the same partition, before pushes of other
+partitions that still wait here. So weights come while gradients leave, and not after them. A long list is cut
+where pushes of so many bytes lie between, since each frame has its cost.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
+from ps_wire import meta
 from ps_wire.frame_socket import take_batch
+
+PULL_BYTES = 16 << 20  # of pushes between two parts of a PULL
 
 
 class Outbox:
@@ -23,8 +32,18 @@ class Outbox:
     def put(self, frames: Iterable[wire.Frame]) -> None:
         """Queues frames; a payload must stay as it is until the shard has acknowledged it."""
         with self._changed:
-            self._frames.extend(frames)
+            for frame in frames:
+                if frame.kind is wire.Kind.PULL and not frame.flags:
+                    self._put_pull(frame)
+                else:
+                    self._frames.append(frame)
             self._changed.notify()
+
+    def _put_pull(self, pull: wire.Frame) -> None:
+        pushes: list[wire.Frame] = []
+        while self._frames and self._frames[-1].kind is wire.Kind.PUSH:
+            pushes.append(self._frames.pop())
+        self._frames.extend(_mixed(pull, pushes[::-1]) if pushes else [pull])
 
     def close(self) -> None:
         """What is queued still leaves, and nothing after it."""
@@ -47,3 +66,27 @@ class Outbox:
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._closed)
             return take_batch(self._frames, lambda frame: frame)
+
+
+def _mixed(pull: wire.Frame, pushes: list[wire.Frame]) -> Iterator[wire.Frame]:
+    """The pushes in order, and parts of the PULL as early as each may be."""
+    wanted = meta.read_listed(pull)
+    mine = {push.partition for push in pushes if push.table == pull.table}.intersection(wanted)
+    ready = [index for index in wanted if index not in mine]
+    if ready:
+        yield _part(pull, ready)
+    ready, between = [], 0
+    for push in pushes:
+        if ready and between >= PULL_BYTES:
+            yield _part(pull, ready)
+            ready, between = [], 0
+        yield push
+        between += len(push.payload)
+        if push.table == pull.table and push.partition in mine:
+            ready.append(push.partition)
+    if ready:
+        yield _part(pull, ready)
+
+
+def _part(pull: wire.Frame, indices: list[int]) -> wire.Frame:
+    return replace(pull, partition=indices[0], meta=meta.listed(indices))
