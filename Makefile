@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
 
-.PHONY: install demo test check bench bench-peers protos api clean
+.PHONY: install demo test check chaos bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -17,6 +17,10 @@ test: $(VENV)/installed-test
 
 check: $(VENV)/installed-test
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest -m "not integration" $(CORE) --cov-branch --cov-fail-under=98'
+
+# Faults drawn from a seed, over real processes; what fails says how to run it again.
+chaos: $(VENV)/installed-test
+	$(PY) -m tests.faults.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),2)
 
 bench: $(VENV)/installed-test
 	$(PY) benchmarks/run.py

@@ -47,6 +47,7 @@ class Runs(ExitStack):
         self.optimizer_cost = cache(self._optimizer_cost)
         self.latency = cache(self._latency)
         self.worker_cost = cache(self._worker_cost)
+        self.snapshot = cache(self._snapshot)
         self.idle_server_bytes = cache(self._idle_server_bytes)
         self.tls_dir = cache(self._tls_dir)
 
@@ -67,6 +68,9 @@ class Runs(ExitStack):
 
     def _worker_cost(self) -> Figures:
         return self._line("worker_cost.py", {})
+
+    def _snapshot(self) -> Figures:
+        return self._line("snapshot.py", {})
 
     def _idle_server_bytes(self) -> int:
         with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:

@@ -43,6 +43,10 @@ class Runs(Protocol):
         """The JSON of `worker_cost.py`."""
         ...
 
+    def snapshot(self) -> Figures:
+        """The JSON of `snapshot.py`."""
+        ...
+
     def idle_server_bytes(self) -> int:
         """Resident memory of a server without a job."""
         ...
@@ -220,5 +224,16 @@ ROWS: tuple[Row, ...] = (
         1,
         lambda runs: 100 * float(runs.worker_cost()["checks_share"]["cpu"]),
         "%",
+    ),
+    _row(
+        "steps a second without a snapshot / while one is taken and written",
+        1.25,
+        lambda runs: float(runs.snapshot()["normal_over_during"]),
+    ),
+    _row(
+        "slowest step meanwhile",
+        None,
+        lambda runs: 1000 * float(runs.snapshot()["slowest_step_s"]["during"]),
+        "ms",
     ),
 )

@@ -18,8 +18,9 @@ HEAD = """# The API of a training script
 """
 # Public for other files of the package: a script does not call them.
 INSIDE = {
-    "Worker": {"is_in"},
-    "WrappedOptimizer": {"settle", "refresh", "abandon", "detach"},
+    "Worker": {"is_in", "place"},
+    "WrappedOptimizer": {"settle", "refresh", "abandon", "detach", "sends"},
+    "Loader": {"position"},
     "OptimizerChoice": {"spec"},
 }
 TITLES = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises"}

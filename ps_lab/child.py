@@ -1,7 +1,8 @@
 """One child process: its output line by line, its end reported once, nothing of it left behind.
 
 It runs in a process group of its own, so that Ctrl-C reaches only us and we choose the order in which things
-end; what it started itself ends with it. Two threads per child, reader and waiter, both ours.
+end; what it started itself ends with it, and with us (see `keeper`). Two threads per child, reader and
+waiter, both ours.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ps_lab.errors import shell_code
+from ps_lab.keeper import Keeper
 
 LINE_BYTES = 64 << 10  # a longer line is handed on in parts, so that a child cannot fill our memory
 DRAIN_S = 2.0  # output that a grandchild outside the group may hold open is not waited for longer
 
+_keeper = Keeper()
 _TETHER = str(Path(__file__).with_name("tether.py"))
 
 
@@ -66,6 +69,7 @@ class Child:
             process_group=0,
         )
         self.pid = self._process.pid
+        _keeper.keep(self.pid)
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
         self._reader.start()
         self._waiter = threading.Thread(target=self._wait, name=f"{name} end", daemon=True)
@@ -112,6 +116,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         else:
             self._process.wait()
+        _keeper.release(self.pid)
         with self._lock:
             self.exit_code = shell_code(self._process.wait())
         self._reader.join(DRAIN_S)

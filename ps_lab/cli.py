@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from ps_lab import snapshot_cli
 from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
 from ps_wire import carrier as carriers
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app)
+app.add_typer(snapshot_cli.app)
 
 
 TokenFile: TypeAlias = Annotated[

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_lab.status import Job, Shard, Status, Table, TableWorker, Worker, merge_tables
+from ps_lab.status import EpochUse, Job, Shard, Status, Table, TableWorker, Worker, merge_tables
 from ps_wire.access import OPEN, Access
 from ps_wire.channel import dial
 from ps_wire.errors import ServerUnreachable, ShardMismatch
@@ -120,10 +121,35 @@ def _job(job: coordinator.JobStatus, replies: list[shard.TablesReply]) -> Job:
         nonfinite=job.job.nonfinite,
         state=job.state,
         epoch=job.epoch,
-        events=dict(sorted(job.events.items())),
+        events=_events(job, replies, [table for part in parts.values() for table in part]),
+        happened=tuple(job.happened),
+        epochs=tuple(
+            EpochUse(
+                loader=use.loader,
+                epoch=use.epoch,
+                samples=use.samples,
+                used=use.used,
+                handed_on=use.handed_on,
+                over=use.over,
+            )
+            for use in job.epochs
+        ),
         workers=tuple(_worker(worker) for worker in sorted(job.workers, key=lambda worker: worker.worker)),
         tables=tuple(merge_tables(parts[number]) for number in sorted(parts)),
     )
+
+
+def _events(
+    job: coordinator.JobStatus, replies: list[shard.TablesReply], parts: list[Table]
+) -> dict[str, int]:
+    """What the coordinator and the shards have seen; of pushes that were dropped, each shard's partitions."""
+    counts: Counter[str] = Counter(job.events)
+    for reply in replies:
+        for events in reply.events:
+            if events.job == job.job.name:
+                counts.update(events.counts)
+    counts["drop"] = sum(worker.dropped for part in parts for worker in part.workers)
+    return {kind: count for kind, count in sorted(counts.items()) if count}
 
 
 def _worker(worker: coordinator.WorkerStatus) -> Worker:
@@ -139,6 +165,7 @@ def _worker(worker: coordinator.WorkerStatus) -> Worker:
         heartbeat_age_s=worker.heartbeat_age_s,
         lease_left_s=None if worker.lease_left_s < 0 else worker.lease_left_s,
         metrics=dict(sorted(worker.progress.metrics.items())),
+        waits=worker.progress.waits,
     )
 
 

@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 
 from ps_lab.status import Job, Status, Table, TableWorker, Worker
 
+SHOWN_EVENTS = 5
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -17,6 +18,10 @@ def tables(status: Status) -> Iterator[RichTable]:
     if status.jobs:
         yield _workers(status)
         yield _tables(status)
+    if any(job.epochs for job in status.jobs):
+        yield _epochs(status)
+    if any(job.happened for job in status.jobs):
+        yield _happened(status)
     yield _shards(status)
 
 
@@ -55,6 +60,7 @@ def _workers(status: Status) -> RichTable:
         ("step", "samples", "clock", "gap", "max gap", "waited s", "at gate s", "heard s ago"),
     )
     table.add_column("metrics")
+    table.add_column("waits")
     for job in status.jobs:
         for worker in job.workers:
             table.add_row(*_worker_cells(job, worker))
@@ -81,6 +87,7 @@ def _worker_cells(job: Job, worker: Worker) -> tuple[str, ...]:
         " ".join(f"{part.gate_wait_s:.1f}" for _, part in parts),
         f"{worker.heartbeat_age_s:.1f}",
         " ".join(f"{name}={value:.4g}" for name, value in worker.metrics.items()),
+        worker.waits,
     )
 
 
@@ -107,6 +114,23 @@ def _tables(status: Status) -> RichTable:
                     for counter in ("applied", "dropped", "abstained", "duplicates")
                 ),
             )
+    return table
+
+
+def _epochs(status: Status) -> RichTable:
+    table = _table("epochs", ("job",), ("loader", "epoch", "samples", "used", "handed on", "unused"))
+    for job in status.jobs:
+        for use in job.epochs:
+            counts = (use.loader, use.epoch, use.samples or "?", use.used, use.handed_on)
+            table.add_row(job.name, *map(str, counts), use.unused if use.over else "")
+    return table
+
+
+def _happened(status: Status) -> RichTable:
+    table = _table("events", ("job", "event"))
+    for job in status.jobs:
+        for line in job.happened[-SHOWN_EVENTS:]:
+            table.add_row(job.name, line)
     return table
 
 

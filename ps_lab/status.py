@@ -41,6 +41,7 @@ class Worker:
         heartbeat_age_s: since the coordinator heard of it.
         lease_left_s: until it is evicted if nothing more is heard of it; None: never.
         metrics: the latest of each `worker.log(...)`.
+        waits: for what, and for whom, if it has waited for long; else empty.
     """
 
     worker: int
@@ -54,6 +55,7 @@ class Worker:
     heartbeat_age_s: float
     lease_left_s: float | None
     metrics: Mapping[str, float]
+    waits: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,32 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochUse:
+    """What became of the samples of an epoch of a loader, on all workers.
+
+    Attributes:
+        loader: its number, in the order in which workers make them.
+        epoch: of it.
+        samples: of the epoch; 0: not known.
+        used: the steps that were made of them are committed.
+        handed_on: of these, by another worker than the one whose share they were in.
+        over: nobody hands out any more of it.
+    """
+
+    loader: int
+    epoch: int
+    samples: int
+    used: int
+    handed_on: int
+    over: bool
+
+    @property
+    def unused(self) -> str:
+        """Samples that no committed step was made of, for people."""
+        return str(max(self.samples - self.used, 0)) if self.samples else "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One job: waiting, running, suspended or ended.
 
@@ -146,7 +174,9 @@ class Job:
         nonfinite: what becomes of gradients with NaN or infinity.
         state: see above.
         epoch: of its membership; grows with every change.
-        events: what happened to members, kind -> how often: join, rejoin, resume, leave, finish, evict.
+        events: what happened, kind -> how often; the kinds are in ps_server/events.py.
+        happened: the last of them that the coordinator saw, as in its log, with their times.
+        epochs: that began last, of loaders whose batches are trained on.
         workers: by number.
         tables: by number.
     """
@@ -159,6 +189,8 @@ class Job:
     state: str
     epoch: int
     events: Mapping[str, int]
+    happened: tuple[str, ...]
+    epochs: tuple[EpochUse, ...]
     workers: tuple[Worker, ...]
     tables: tuple[Table, ...]
 

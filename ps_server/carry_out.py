@@ -21,14 +21,17 @@ def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
     done = pb.OrderDone(number=order.number)
     try:
         kind = order.WhichOneof("kind")
-        clocks = _ORDERS[kind or ""](shard, getattr(order, str(kind)), order.number)
+        found = _ORDERS[kind or ""](shard, getattr(order, str(kind)), order.number)
     except PsError as error:
         done.refused.CopyFrom(refused_to_proto(error))
     except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it, not wait for ever
         logger.exception("bug while carrying out an order")
         done.refused.CopyFrom(refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
     else:
-        for number, clock in clocks.items():
+        if isinstance(found, pb.Saved):
+            done.saved.CopyFrom(found)
+            return done
+        for number, clock in found.items():
             done.clocks[number] = clock
     return done
 
@@ -86,6 +89,19 @@ def _open_table(shard: Shard, order: pb.OpenTable, number: int) -> Figures:
     return {}
 
 
+def _restore(shard: Shard, order: pb.Restore, number: int) -> Figures:
+    shard.restore(
+        job=order.job,
+        tables=[table_from_proto(table) for table in order.tables],
+        snapshot=order.snapshot,
+        generation=order.generation,
+        incarnation=order.incarnation,
+        step=order.step,
+        opening=number,
+    )
+    return {}
+
+
 def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
     shard.start_table(order.job, order.table)
     return {}
@@ -119,7 +135,27 @@ def _end_cut(shard: Shard, order: pb.Cut, _number: int) -> Figures:
     return {order.table: shard.table(order.job, order.table).cut.end((order.reader, order.number))}
 
 
-_ORDERS: Mapping[str, Callable[[Shard, Any, int], Figures]] = {
+def _save_cut(shard: Shard, order: pb.Save, _number: int) -> Figures:
+    clocks = {table.table: dict(table.clocks) for table in order.tables}
+    shard.snapshots.save(order.job, order.snapshot, order.number, clocks)
+    return {}
+
+
+def _end_save(shard: Shard, order: pb.Save, _number: int) -> Figures:
+    shard.snapshots.end(order.job, snapshot=order.snapshot, manifest=order.manifest, keep=order.keep)
+    return {}
+
+
+def _look_save(shard: Shard, order: pb.Save, _number: int) -> pb.Saved:
+    waiting, written, total, record, counters = shard.snapshots.figures(order.job, order.number)
+    saved = pb.Saved(waiting=waiting, bytes=written, total_bytes=total)
+    if record is not None:
+        saved.file, saved.sha256, saved.bytes = record.name, record.sha256, record.bytes
+        saved.counters = counters
+    return saved
+
+
+_ORDERS: Mapping[str, Callable[[Shard, Any, int], Figures | pb.Saved]] = {
     "admit": _admit,
     "remove": _remove,
     "fence": _fence,
@@ -128,6 +164,7 @@ _ORDERS: Mapping[str, Callable[[Shard, Any, int], Figures]] = {
     "enter": _enter,
     "open_table": _open_table,
     "start_table": _start_table,
+    "restore": _restore,
     "drop_job": _drop_job,
     "decide": _decide,
     "choose": _choose,
@@ -135,4 +172,7 @@ _ORDERS: Mapping[str, Callable[[Shard, Any, int], Figures]] = {
     "hold_cut": _hold_cut,
     "arm_cut": _arm_cut,
     "end_cut": _end_cut,
+    "save_cut": _save_cut,
+    "look_save": _look_save,
+    "end_save": _end_save,
 }

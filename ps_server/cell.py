@@ -104,7 +104,7 @@ class Cell(CellMembers, CellScreening):
             HyperparametersDiffer: an earlier step did not take this worker's, which is strict.
             FrameRefused: as `Partition.push`.
         """
-        with self.lock, trace.span("stage"):
+        with self.lock, trace.span("stage", self._index, contribution):
             again = partial(self.push, contribution, outlet, now_s, scratch)
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
@@ -126,7 +126,7 @@ class Cell(CellMembers, CellScreening):
 
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
         """A member asks for the weights. Raises what `Partition.pull` raises."""
-        with self.lock, trace.span("take a pull"):
+        with self.lock, trace.span("take a pull", self._index, pull):
             again = partial(self.pull, pull, outlet, scratch)
             if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
                 return
@@ -226,7 +226,7 @@ class Cell(CellMembers, CellScreening):
 
     def _close_now(self, now_s: float, scratch: Scratch) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
-        with self.lock, trace.span("close"):
+        with self.lock, trace.span("close", self._index, self._closing):
             step, self._closing = self._closing, None
             if step is None or not self.machine.complete:  # one has joined: it is said again
                 return
@@ -260,7 +260,6 @@ class Cell(CellMembers, CellScreening):
         if not any(isinstance(action, Apply) for action in actions):
             self.values.carry()
         self._carry_out(actions, now_s, scratch, average)
-        self.values.keep_only(self.machine.needs())
         self._give_back()
 
     def _give_back(self) -> None:
@@ -270,6 +269,7 @@ class Cell(CellMembers, CellScreening):
             if not lent.payload.pulls:
                 self._send(lent.worker, self._replies.free(lent.worker, lent.step))
 
+    @trace.traced("apply")
     def _apply(self, action: Apply, scratch: Scratch, average: torch.Tensor | None) -> None:
         gradients: list[Gradient] = [item.payload for item in action.contributions]
         hyper = gradients[0].hyper

@@ -16,9 +16,11 @@ from ps_server.average import Scratch
 from ps_server.backup_partition import BackupPartition
 from ps_server.partition import Action, Contribution, Partition
 from ps_server.quorum import Quorum
+from ps_wire import trace
 from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
+    from ps_server.cell_values import CellValues
     from ps_server.cut_table import CutCell
 
 
@@ -28,6 +30,7 @@ class CellMembers:
     lock: threading.RLock
     machine: Partition
     cut: CutCell
+    values: CellValues
     _outlets: dict[int, Outlet]
     _lent: dict[int, Contribution]
     _held: int | None
@@ -55,6 +58,7 @@ class CellMembers:
                 self._stands()
             return clock
 
+    @trace.traced("evict")
     def evict(self, worker: int, incarnation: int, limit: int, now_s: float, scratch: Scratch) -> int:
         """See `Partition.evict`; returns the newest clock seen here.
 
@@ -80,9 +84,10 @@ class CellMembers:
             self._carry_out(actions, now_s, scratch)
 
     def _stands(self) -> None:
-        """With backup workers: what was done here may have changed who is there."""
+        """With backup workers: who is there may have changed, and which weights are needed."""
         if self._quorum is not None and isinstance(self.machine, BackupPartition):
             self._quorum.stands(self._index, self.machine.standing)
+            self.values.keep_only(self.machine.needs())
 
 
 def _own(contribution: Contribution) -> Contribution:

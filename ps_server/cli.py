@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from ps_server.durability import Durability
+from ps_server.snapshot_policy import policy_of
 from ps_wire import trace
 from ps_wire.access import read
 from ps_wire.address import is_loopback, parse_address, parse_servers
@@ -58,6 +60,23 @@ def serve(
             help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
         ),
     ] = None,
+    snapshot_dir: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_DIR",
+            metavar="URL",
+            help="Where jobs' snapshots are, the same for all shards: a folder, or s3://..., gs://...",
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_EVERY", metavar="500steps|5m", help="How often shard 0 has them taken."
+        ),
+    ] = None,
+    snapshot_keep: Annotated[
+        int, typer.Option(envvar="PS_SNAPSHOT_KEEP", min=1, help="Of each job, the last ones.")
+    ] = 3,
     token_file: Annotated[
         Path | None,
         typer.Option(envvar="PS_TOKEN_FILE", help="Holds the token that every call must carry."),
@@ -67,6 +86,23 @@ def serve(
         typer.Option(
             envvar="PS_TLS_DIR",
             help="Folder with ca.crt, tls.crt and tls.key: TLS, and whoever connects shows a certificate.",
+        ),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_STATE_DIR",
+            help="Local folder of this shard alone, for generations and what it hands to the process after "
+            "it when it is stopped. Default: one in --snapshot-dir, where that is local.",
+        ),
+    ] = None,
+    durability: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_DURABILITY",
+            metavar="none|snapshot",
+            help="When a shard is lost: its jobs end, or all shards go back to their snapshots together, "
+            "which is the default with --snapshot-dir.",
         ),
     ] = None,
     insecure: Annotated[
@@ -81,6 +117,8 @@ def serve(
     from ps_server.process import Server, ServerOptions  # noqa: PLC0415
 
     index, num_shards = parse_shard(shard)
+    if snapshot_every is not None and snapshot_dir is None:
+        raise UsageError("--snapshot-every needs --snapshot-dir")
     check_host(host, guarded=token_file is not None or tls_dir is not None, insecure=insecure)
     options = ServerOptions(
         shard=index,
@@ -92,6 +130,10 @@ def serve(
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         data_port=data_port,
         health_port=health_port,
+        snapshot_dir=snapshot_dir,
+        snapshots=policy_of(snapshot_every, snapshot_keep),
+        state_dir=find_state_dir(state_dir, snapshot_dir, index),
+        durability=parse_durability(durability, snapshot_dir),
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards)
@@ -142,6 +184,32 @@ def parse_bytes(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise UsageError(f"--memory-limit {text!r}: write bytes, such as 500M or 8G")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def find_state_dir(given: Path | None, snapshot_dir: str | None, shard: int) -> Path | None:
+    """Where this shard keeps its own state; None: nowhere."""
+    if given is not None:
+        return given
+    if snapshot_dir is None or ("://" in snapshot_dir and not snapshot_dir.startswith("file://")):
+        return None
+    return Path(snapshot_dir.removeprefix("file://")) / f".state-{shard}"
+
+
+def parse_durability(text: str | None, snapshot_dir: str | None) -> Durability:
+    """What becomes of jobs when a shard is lost.
+
+    Raises:
+        UsageError: it is none of these, or there is nowhere to take snapshots.
+    """
+    if text is None:
+        return Durability.NONE if snapshot_dir is None else Durability.SNAPSHOT
+    if text not in list(Durability):
+        raise UsageError(f"--durability {text!r}: it is one of {', '.join(Durability)}")
+    if text == Durability.SNAPSHOT and snapshot_dir is None:
+        raise UsageError(
+            "--durability snapshot needs --snapshot-dir, and --snapshot-every or snapshots on demand"
+        )
+    return Durability(text)
 
 
 def parse_coordinator(index: int, coordinator: str | None, servers: str | None) -> str | None:

@@ -99,7 +99,7 @@ class Cut:
         if self.key is None or limits is None or self.machine.staged:
             return False
         if self.machine.gate.backup:  # a late worker's pushes are not in it: it is not waited for
-            return self.machine.version >= max(limits.values(), default=0)
+            return not self.machine.clocks or self.machine.version >= max(limits.values(), default=0)
         return all(clock >= limits.get(worker, 0) for worker, clock in self.machine.clocks)
 
     def leave(self, worker: int) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from ps_server.cut import Cut, CutKey
 from ps_server.partition import Partition
 from ps_wire.carrier import Message, Outlet
-from ps_wire.errors import PsError
+from ps_wire.errors import CutAborted, PsError
 
 CUT_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
 
@@ -26,6 +27,7 @@ class CutCell:
         self._pulled = pulled
         self._readers: dict[int, tuple[int, Outlet]] = {}  # reader -> number of its cut, where it goes
         self._sent: CutKey | None = None
+        self._taker: tuple[CutKey, Callable[[], None]] | None = None
         self._going = False
 
     def wait_for(self, reader: int, number: int, outlet: Outlet) -> None:
@@ -44,6 +46,20 @@ class CutCell:
         """See `Cut.arm`."""
         self._cut.arm(key, limits)
         self.go_on()
+
+    def save(self, key: CutKey, limits: Mapping[int, int], take: Callable[[], None]) -> None:
+        """Holds and arms in one; at the moment of this cut `take` is called, which only reads.
+
+        Raises:
+            CutAborted: a worker has pushed beyond the cut already.
+        """
+        clocks = self._cut.hold(key)
+        beyond = [worker for worker, clock in clocks.items() if clock > limits.get(worker, clock)]
+        if beyond:
+            self.end(key)
+            raise CutAborted(f"worker {beyond[0]} has pushed beyond the cut")
+        self._taker = key, take
+        self.arm(key, limits)
 
     def end(self, key: CutKey) -> bool:
         """See `Cut.end`; whether the weights have been sent."""
@@ -95,6 +111,9 @@ class CutCell:
     def _send(self) -> None:
         assert self._cut.key is not None
         key = reader, number = self._cut.key
+        if self._taker is not None and self._taker[0] == key:
+            self._taker[1]()
+            self._taker, self._sent = None, key
         awaited, outlet = self._readers.pop(reader, (None, None))
         if outlet is not None and awaited == number:
             outlet.send(self._pulled(number))
@@ -107,10 +126,13 @@ class _Cell(Protocol):
     cut: CutCell
 
 
-class CutTable:
+AnyCell = TypeVar("AnyCell", bound=_Cell)
+
+
+class CutTable(Generic[AnyCell]):
     """The cuts of all cells of a table. Thread-safe."""
 
-    def __init__(self, cells: Iterable[_Cell], *, settle: Callable[[], None]) -> None:
+    def __init__(self, cells: Iterable[AnyCell], *, settle: Callable[[], None]) -> None:
         """Takes `settle`, called when pushes may have gone on."""
         self._cells = tuple(cells)
         self._settle = settle
@@ -135,6 +157,30 @@ class CutTable:
                 cell.cut.arm(key, limits)
         self._settle()
 
+    def save(
+        self, key: CutKey, limits: Mapping[int, int], take: Callable[[AnyCell], None], *, limit_s: float
+    ) -> None:
+        """Each partition is taken when it has the pushes below `limits`, worker -> step, and no other.
+
+        Args:
+            key: of the cut.
+            limits: of workers who trained when the cut was made.
+            take: called under a cell's lock, once for each.
+            limit_s: then the cut ends by itself.
+
+        Raises:
+            CutAborted: a worker has pushed beyond the cut; some cells may have been taken.
+        """
+        self._set_limit(key, limit_s)
+        try:
+            for cell in self._cells:
+                with cell.lock:
+                    cell.cut.save(key, limits, partial(take, cell))
+        except CutAborted:
+            self.end(key)
+            raise
+        self._settle()
+
     def end(self, key: CutKey) -> int:
         """The cut is over, or given up: what was kept goes on; returns how many partitions were not sent."""
         self._lift_limit(key)
@@ -145,8 +191,8 @@ class CutTable:
         self._settle()
         return unsent
 
-    def _set_limit(self, key: CutKey) -> None:
-        timer = threading.Timer(CUT_LIMIT_S, self.end, (key,))
+    def _set_limit(self, key: CutKey, limit_s: float = CUT_LIMIT_S) -> None:
+        timer = threading.Timer(limit_s, self.end, (key,))
         timer.daemon = True
         with self._lock:
             before, self._limit = self._limit, (key, timer)

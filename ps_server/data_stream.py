@@ -74,9 +74,8 @@ class _Outbox:
 class DataStreams:
     """Makes the handler of the stream and bounds the number of strangers."""
 
-    def __init__(self, shard: Shard, *, generation: int) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._generation = generation
         self._strangers = 0
         self._open: set[_Outbox] = set()
 
@@ -98,7 +97,6 @@ class DataStreams:
         session = Session(
             self._shard,
             outbox,
-            generation=self._generation,
             token_bytes=TOKEN_BYTES,
             carrier=Carrier.GRPC,
         )

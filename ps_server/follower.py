@@ -11,17 +11,21 @@ from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
 from ps_server.choices import UNANSWERED, attendance_to_proto
 from ps_server.clipping import Norm
+from ps_server.hand_off import Inherited
 from ps_server.log import logger
 from ps_server.orders import norm_to_proto
 from ps_server.shard import Shard
 from ps_wire.access import OPEN, Access
 from ps_wire.channel import dial_async
+from ps_wire.errors import Fenced
 from ps_wire.frame import PROTOCOL
+from ps_wire.status import error_of
 from ps_wire.tls_diagnosis import diagnose
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
 RETRY_S = 0.5
+KEPT_ANSWERS = 64  # orders of jobs that are under way side by side, and more
 
 
 class Follower:
@@ -29,6 +33,7 @@ class Follower:
 
     Attributes:
         address: the coordinator's; its name is resolved again at every connection.
+        done: the last answers to orders, by number.
     """
 
     def __init__(
@@ -37,20 +42,27 @@ class Follower:
         *,
         address: str,
         advertise: str,
-        boot: bytes,
+        inherited: Inherited,
         on_ready: Callable[[bool], None],
+        on_fenced: Callable[[Fenced], None],
         access: Access = OPEN,
     ) -> None:
         self.address = address
         self._access = access
         self._shard = shard
         self._on_ready = on_ready
+        self._on_fenced = on_fenced
+        self._busy = asyncio.Lock()
+        done = [pb.OrderDone.FromString(bytes.fromhex(text)) for text in inherited.more.get("done", ())]
+        self.done: dict[int, pb.OrderDone] = {it.number: it for it in done}
         self._register = pb.Register(
             protocol=PROTOCOL,
             shard=shard.index,
             num_shards=shard.num_shards,
             address=advertise,
-            boot=boot,
+            boot=inherited.boot,
+            generation=inherited.generation,
+            coordinator=inherited.coordinator,
         )
 
     async def run(self) -> None:
@@ -69,23 +81,63 @@ class Follower:
         try:
             await self._follow(rpc.CoordinatorStub(channel))
             reason = "the coordinator ended the stream"
+        except Fenced as error:
+            reason = error.message
         except grpc.aio.AioRpcError as error:
+            if isinstance(fenced := error_of(error, self.address), Fenced):
+                self._on_fenced(fenced)
             refused = await asyncio.to_thread(diagnose, self.address, self._access.tls)
             reason = refused.message if refused is not None else f"{error.code().name}: {error.details()}"
         self._on_ready(False)
         return reason
 
+    @property
+    def coordinator(self) -> int:
+        """The newest generation of a coordinator that was followed."""
+        return int(self._register.coordinator)
+
+    async def drain(self) -> None:
+        """Returns once no order is being carried out; none is begun any more."""
+        await self._busy.acquire()
+
+    async def _carry_out(self, order: pb.Order) -> pb.OrderDone:
+        """Carries an order out; one that came before, whose answer was lost with a stream, is answered."""
+        done = self.done.get(order.number)
+        if done is None:
+            done = self.done[order.number] = await asyncio.to_thread(carry_out, self._shard, order)
+            while len(self.done) > KEPT_ANSWERS:
+                del self.done[next(iter(self.done))]
+        return done
+
+    def _begin(self, granted: pb.Granted) -> None:
+        if granted.coordinator < self._register.coordinator:
+            raise Fenced(
+                f"this coordinator is of generation {granted.coordinator}; shard {self._shard.index} has "
+                f"followed one of {self._register.coordinator}"
+            )
+        self._shard.begin(granted.generation, keep=self._register.generation == granted.generation)
+        self._register.generation, self._register.coordinator = granted.generation, granted.coordinator
+
     async def _follow(self, stub: rpc.CoordinatorStub) -> None:
-        answers: asyncio.Queue[pb.FollowRequest] = asyncio.Queue()
+        answers: asyncio.Queue[pb.FollowRequest | None] = asyncio.Queue()
         answers.put_nowait(pb.FollowRequest(register=self._register))
 
         async def outgoing() -> AsyncIterator[pb.FollowRequest]:
-            while True:
-                yield await answers.get()
+            while (answer := await answers.get()) is not None:
+                yield answer
 
         call = stub.Follow(outgoing(), metadata=self._access.metadata)
-        await call.wait_for_connection()
-        await call.initial_metadata()
+        try:
+            await call.wait_for_connection()
+            await call.initial_metadata()
+            self._report_to(answers)
+            async for order in call:
+                await self._take(order, answers)
+        finally:
+            answers.put_nowait(None)
+            call.cancel()
+
+    def _report_to(self, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
         loop = asyncio.get_running_loop()
 
         def report(norm: Norm) -> None:
@@ -96,16 +148,22 @@ class Follower:
             loop.call_soon_threadsafe(answers.put_nowait, message)
 
         self._shard.on_norm, self._shard.on_attendance = report, attend
-        for norm in self._shard.undecided():  # or what became of them was lost with the stream before
-            report(norm)
-        for attendance in self._shard.unchosen():
-            attend(attendance)
-        self._on_ready(True)
-        async for order in call:
-            if order.WhichOneof("kind") == "decide":  # waits for no other order, and nobody for its answer
-                loop.run_in_executor(None, carry_out, self._shard, order)
-                continue
-            done = await asyncio.to_thread(carry_out, self._shard, order)
-            if order.WhichOneof("kind") in UNANSWERED:
-                continue
-            answers.put_nowait(pb.FollowRequest(done=done))
+
+    async def _take(self, order: pb.Order, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
+        match order.WhichOneof("kind"):
+            case "granted":  # the first one
+                self._begin(order.granted)
+                for norm in self._shard.undecided():  # or what became of them was lost with the stream before
+                    self._shard.on_norm(norm)
+                for attendance in self._shard.unchosen():
+                    self._shard.on_attendance(attendance)
+                self._on_ready(True)
+            case "decide":  # waits for no other order, and nobody for its answer
+                asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
+            case kind if kind in UNANSWERED:
+                async with self._busy:
+                    await asyncio.to_thread(carry_out, self._shard, order)
+            case _:
+                async with self._busy:
+                    answers.put_nowait(pb.FollowRequest(done=await self._carry_out(order)))
+                    await asyncio.sleep(0)  # lets it leave

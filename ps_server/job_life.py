@@ -28,6 +28,7 @@ from ps_server.member import (
 from ps_server.roster import Roster
 from ps_server.shares import ANY, Shares
 from ps_wire.errors import ConfigurationRefused, PsError
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
@@ -59,7 +60,10 @@ class JobLife:
     _tables: JobTables = field(init=False)
     _awaited: set[int] = field(default_factory=set)  # gone with a job that was suspended
     _any_finished: bool = False
+    _uploaders: list[Member] = field(default_factory=list)  # who were asked for the final state
     _broken: PsError | None = None
+    _first_steps: dict[tuple[int, int], int] = field(default_factory=dict)  # (table, worker)
+    _restored: bool = False  # from a snapshot, and nobody has begun to train yet
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.name, self.num_workers)
@@ -89,19 +93,20 @@ class JobLife:
         return len(self._tables)
 
     @property
+    def specs(self) -> list[TableSpec]:
+        """Of these tables, by number."""
+        return [record.spec for record in self._tables.records]
+
+    @property
     def forgotten(self) -> bool:
         """Nobody is here and there is no state to keep."""
         return not self.roster.present() and not self._has_state
 
     @property
     def _has_state(self) -> bool:
-        return self.state is not JobState.WAITING
+        return self.state is not JobState.WAITING or self._restored
 
-    def share(self, member: Member, loader: int, epoch: int) -> list[int]:
-        """The workers that share an epoch of a loader with this one; none where it has no part of it."""
-        return self.shares.ask(loader, epoch, member.worker, member.incarnation, self._sharing())
-
-    def _sharing(self) -> dict[int, int]:
+    def sharing(self) -> dict[int, int]:
         """Who shares what begins now: those here, and those whom a job that starts with all still awaits."""
         members = self.roster.members
         sharing = {member.worker: member.incarnation for member in self.roster.here()}
@@ -114,11 +119,11 @@ class JobLife:
     # -- inputs ----------------------------------------------------------------------------------------
 
     def uploaded_final(self, member: Member) -> list[Action]:
-        """The last state outside tables is here: the job has ended."""
-        if member is not self.roster.first_finished():
+        """The last state outside tables is here: the job has ended, unless somebody has come to train on."""
+        if not any(member is asked for asked in self._uploaders):
             raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
         self.has_final_state = True
-        return self._end()
+        return self._check_end()
 
     def finish(self, member: Member) -> list[Action]:
         """A worker has no more data: it leaves the gates and waits for the others."""
@@ -161,7 +166,10 @@ class JobLife:
         """The job's state is given up: it is as if it had never been."""
         self.state = JobState.WAITING
         self._any_finished = self.has_final_state = False
+        self._uploaders.clear()
         self._tables.records.clear()
+        self._restored = False
+        self._first_steps.clear()
         self.clocks.clear()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
@@ -179,8 +187,10 @@ class JobLife:
         if member.state is MemberState.FINISHING:
             member.state = MemberState.FINISHED
             self._any_finished = True
+            self.shares.finished(worker, incarnation, member.steps)
         elif member.state is MemberState.LEAVING:
             member.state = MemberState.LEFT
+            self.shares.gone(worker, incarnation, member.steps)
             actions.append(tell(member, left=pb.Left()))
         return actions + self._check_end()
 
@@ -195,15 +205,28 @@ class JobLife:
         if not self._has_state:
             return [*(self._ended(member) for member in self.roster.finished()), *self.drop()]
         uploader = self.roster.first_finished()
-        if uploader is not None:
+        if uploader is not None and not self.has_final_state:
+            self._uploaders.append(uploader)
             return [tell(uploader, upload_final=pb.UploadFinal())]
         if self._any_finished:
             return self._end()
+        started = self._start_restored()
         self.state = JobState.SUSPENDED
         self._tables.suspend()
         self.shares.clear()
         self._awaited = set(range(self.num_workers))
-        return []
+        return started
+
+    def _start_restored(self) -> list[Action]:
+        """Nobody has come back to a job that was restored: whoever comes later goes on with it."""
+        if not self._restored:
+            return []
+        self._restored = False
+        orders: list[Action] = []
+        for number, record in enumerate(self._tables.records):
+            record.started = True
+            orders.append(ToShards(pb.Order(start_table=pb.StartTable(job=self.name, table=number))))
+        return orders
 
     def _go_on_without(self) -> list[Action]:
         """Those who wait for a table to start may have waited for the one who went."""
@@ -215,6 +238,7 @@ class JobLife:
 
     def _end(self) -> list[Action]:
         self.state = JobState.ENDED
+        self.shares.end()
         return [self._ended(member) for member in self.roster.present()]
 
     def _ended(self, member: Member) -> ToMember:

@@ -30,3 +30,8 @@ class KeptHyperparameters:
         with self._lock:
             kept = self._kept.get(worker)
             return None if kept is None else kept.get(number)
+
+    def all(self) -> dict[int, dict[int, Hyperparameters]]:
+        """Worker -> number -> what is kept, the oldest first."""
+        with self._lock:
+            return {worker: dict(kept) for worker, kept in self._kept.items()}

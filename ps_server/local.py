@@ -29,7 +29,6 @@ from ps_wire.service import FramesOut, Landing
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 
 ADDRESS = "this process"
-GENERATION = 1
 
 
 class LocalService:
@@ -39,13 +38,14 @@ class LocalService:
         self.addresses = (ADDRESS,)
         self.carriers = (MEMORY,)
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(_AtOnce())
+        at_once = _AtOnce()
+        self._loop.set_default_executor(at_once)
         self._thread = threading.Thread(target=self._run, name="ps-local", daemon=True)
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-        service = ShardService(shard, generation=GENERATION, carriers=[shard_pb2.Carrier(name=MEMORY)])
+        service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)])
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
-        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop))
+        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop, lane=at_once))
         self.coordinator = _Calls(coordinator, services[0]["Coordinator"], self._loop)
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard
@@ -72,7 +72,11 @@ class LocalService:
     def _accept(self, outlet: Outlet) -> Receiver:
         if self._shard is None:
             raise ServerNotReady("the server in this process has stopped")
-        return Session(self._shard, outlet, generation=GENERATION, token_bytes=TOKEN_BYTES)
+        return Session(self._shard, outlet, token_bytes=TOKEN_BYTES)
+
+    def move(self, shard: int, address: str) -> None:
+        """See `Service.move`: it is in this process."""
+        raise AssertionError((shard, address))
 
     def close(self) -> None:
         """See `Service.close`: its thread has ended then, and its memory is free."""

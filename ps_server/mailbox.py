@@ -26,10 +26,11 @@ class Mailbox:
         taken: number of the last request that was taken.
     """
 
-    def __init__(self) -> None:
-        self.session = secrets.token_bytes(16)
-        self.taken = 0
-        self._number = 0
+    def __init__(self, *, session: bytes | None = None, number: int = 0, taken: int = 0) -> None:
+        """An empty one; of a member that another coordinator knew, with what that one had."""
+        self.session = secrets.token_bytes(16) if session is None else session
+        self.taken = taken
+        self._number = number
         self._kept: deque[pb.MemberReply] = deque()
         self._stream: Stream | None = None
 
@@ -77,6 +78,11 @@ class Mailbox:
         for reply in self._kept:
             self._stream.put_nowait(reply)
         return self._stream
+
+    def end_stream(self) -> None:
+        """The stream ends; what was said is kept for another one."""
+        if self._stream is not None:
+            self._stream.put_nowait(None)
 
     def detach(self, stream: Stream) -> None:
         """A stream has ended."""

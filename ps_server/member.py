@@ -1,7 +1,7 @@
 """Members of a job, and what the coordinator sends: values for `membership`.
 
 Member: joining -> joined -> finishing -> finished -> left, or joined -> leaving -> left; lost (evicted) from
-anywhere.
+anywhere. After a rollback it is returning, from anywhere, until another incarnation takes its place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ps_wire.errors import Evicted, JobMismatch, PsError
+from ps_wire.errors import Evicted, JobMismatch, PsError, RolledBack
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -39,6 +39,7 @@ class MemberState(StrEnum):
     LEAVING = "leaving"
     LEFT = "left"
     LOST = "lost"
+    RETURNING = "returning"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class Member:
     Attributes:
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
+        steps: that it has taken, as it says when it goes.
     """
 
     worker: int
@@ -59,16 +61,24 @@ class Member:
     num_tables: int = 0
     late: bool = False
     lease_s: float = 0.0
+    steps: int = 0
 
     @property
     def holder(self) -> str:
         """How people are told who it is."""
+        if not self.host and not self.pid:
+            return f"worker {self.worker}"
         return f"worker {self.worker} (host {self.host}, pid {self.pid})"
 
     @property
     def present(self) -> bool:
         """Whether it is still connected, as far as it has said."""
         return self.state not in (MemberState.LEFT, MemberState.LOST)
+
+    def returns_from(self, incarnation: int) -> bool:
+        """Whether it is told to come back, and this is the incarnation that it had, or nobody knows."""
+        known = self.host or self.pid
+        return self.state is MemberState.RETURNING and (not known or self.incarnation == incarnation)
 
     @property
     def trains(self) -> bool:
@@ -140,6 +150,11 @@ def evicted(job: str, worker: int, incarnation: int) -> Evicted:
         worker=worker,
         incarnation=incarnation,
     )
+
+
+def rolled_back(job: str, step: int, why: str = "a server has lost what it held") -> RolledBack:
+    """What every incarnation gets whose steps are no more."""
+    return RolledBack(f"job {job} goes on from its snapshot of step {step}: {why}", step=step)
 
 
 def removal(job: str, member: Member) -> ToShards:

@@ -21,7 +21,9 @@ from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
 from ps_server.member import JobState, Member, MemberState, evicted
 from ps_server.orders import Shards
 from ps_server.readers import Readers
+from ps_server.recovery import Recovery
 from ps_server.room import Room
+from ps_server.takings import Takings
 from ps_wire import consistency, nonfinite
 from ps_wire.address import check_job_name
 from ps_wire.errors import (
@@ -29,6 +31,7 @@ from ps_wire.errors import (
     JobFull,
     JobUnknown,
     PsError,
+    ServerNotReady,
     StrangerRefused,
     UsageError,
     WorkerNumberTaken,
@@ -55,14 +58,25 @@ class MemberStreams:
         shards: Shards,
         rooms: dict[str, Room],
         readers: Readers,
+        takings: Takings,
         room_of: Callable[[spec_pb2.Job], Room],
     ) -> None:
         """Takes `room_of`, which gives the room of a job, a new one if need be."""
         self._shards = shards
         self._rooms = rooms
         self._readers = readers
+        self._takings = takings
         self._room_of = room_of
         self._looking: asyncio.Task[None] | None = None
+        self.recovery: Recovery | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends all streams; who comes is to come again, to this coordinator's successor."""
+        self._closed = True
+        for room in self._rooms.values():
+            for mailbox in room.mailboxes.values():
+                mailbox.end_stream()
 
     def stop(self) -> None:
         """Evicts nobody any more."""
@@ -90,12 +104,14 @@ class MemberStreams:
         finally:
             reading.cancel()
             mailbox.detach(stream)
-            if member.lease_s == 0:  # nothing else says that it is gone
+            if member.lease_s == 0 and not self._closed:  # nothing else says that it is gone
                 self._gone(room, member)
-            if mailbox.over or not member.present:
+            if (mailbox.over or not member.present) and not self._closed:
                 room.close(member)
 
     async def _begin(self, messages: AsyncIterator[pb.MemberRequest]) -> tuple[Room, Member, Mailbox, Stream]:
+        if self._closed:
+            raise ServerNotReady("the coordinator stops, and its successor goes on")
         try:
             async with asyncio.timeout(JOIN_LIMIT_S):
                 first = await anext(aiter(messages))
@@ -111,6 +127,7 @@ class MemberStreams:
     async def _join(self, join: pb.Join) -> tuple[Room, Member, Mailbox, Stream]:
         check_protocol(join.protocol)
         gatekeeper.check_job(join.job.name)
+        self._check_recovered()
         self._shards.check_ready()
         wanted = spec_pb2.Job(
             name=check_job_name(join.job.name),
@@ -133,17 +150,23 @@ class MemberStreams:
                     host=one_line(join.host, MAX_HOST),
                     pid=join.pid,
                     lease_s=join.lease_s,
+                    before=join.evicted,
                 )
                 break
             except (WorkerNumberTaken, JobFull):
                 if not await self._gives_way(room, worker):
                     raise
+        self._takings.joins(room.job.name)
         mailbox = room.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
         room.events.record(event, member, epoch=room.job.epoch)
+        self.look()
+        return room, member, mailbox, mailbox.attach()
+
+    def look(self) -> None:
+        """Looks at leases from now on, as long as there are jobs."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
-        return room, member, mailbox, mailbox.attach()
 
     async def _gives_way(self, room: Room, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
@@ -169,8 +192,17 @@ class MemberStreams:
         gatekeeper.check_job(resume.job)
         room = self._rooms.get(resume.job)
         if room is None:
-            raise JobUnknown(f"no job {resume.job[:64]!r} here")
+            self._check_recovered()
+            raise JobUnknown(
+                f"no job {resume.job[:64]!r} here: shard 0 was started again, and keeps nothing of it; start "
+                "it again, and servers with --snapshot-dir, --snapshot-every and --state-dir"
+            )
         known = room.job.roster.members.get(resume.worker)
+        unheard = known is not None and (known.worker, known.incarnation) not in room.mailboxes
+        if known is not None and known.state is MemberState.RETURNING and unheard:
+            # one of those that the coordinator before this one knew
+            taken_back = room.take_back(known, resume)
+            return room, known, taken_back, self._attached(taken_back)
         mailbox = room.mailboxes.get((resume.worker, resume.incarnation))
         if mailbox is None or known is None or known.incarnation != resume.incarnation:
             if known is not None and resume.incarnation <= known.incarnation:
@@ -179,11 +211,20 @@ class MemberStreams:
         if not hmac.compare_digest(mailbox.session, resume.session):
             raise StrangerRefused(f"this is not the session of worker {resume.worker}", worker=resume.worker)
         mailbox.heard(resume.heard)
-        stream = mailbox.attach()
-        mailbox.ask(pb.MemberReply(resumed=pb.Resumed(taken=mailbox.taken)))
+        stream = self._attached(mailbox)
         room.heard(known)
         room.events.record(Event.RESUME, known, epoch=room.job.epoch)
         return room, known, mailbox, stream
+
+    @staticmethod
+    def _attached(mailbox: Mailbox) -> Stream:
+        stream = mailbox.attach()
+        mailbox.ask(pb.MemberReply(resumed=pb.Resumed(taken=mailbox.taken)))
+        return stream
+
+    def _check_recovered(self) -> None:
+        if self.recovery is not None:
+            self.recovery.check()
 
     # -- what workers say ------------------------------------------------------------------------------
 
@@ -192,10 +233,12 @@ class MemberStreams:
     ) -> None:
         try:
             async for message in messages:
-                if not member.present:  # it has not heard yet that it was evicted
+                if not member.present or self._closed:  # it has not heard yet that it was evicted
                     continue
                 room.heard(member)
-                if mailbox.takes(message):
+                # what one says who is to come back, but that it goes, is of steps that are no more
+                void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
+                if mailbox.takes(message) and not void:
                     self._take(message, room, member, mailbox)
         except PsError as error:
             logger.warning("job %s worker %d refused: %s", room.job.name, member.worker, error)
@@ -217,17 +260,24 @@ class MemberStreams:
                 self._readers.uploaded(job.name, member, message.uploaded.step)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
+            case "cut_ready":
+                self._takings.ready(job.name, member, message.cut_ready)
+            case "cut_captured":
+                self._takings.captured(job.name, member, message.cut_captured)
             case "finish":
                 room.progress[member.worker] = _bounded(message.finish.progress)
+                member.steps = message.finish.progress.step
                 room.do(job.finish(member))
                 room.events.record(Event.FINISH, member, epoch=job.epoch)
-                self._readers.gone(job.name, member)
+                self._no_more(job.name, member)
             case "leave":
                 room.progress[member.worker] = _bounded(message.leave.progress)
+                member.steps = message.leave.progress.step
                 reason = one_line(message.leave.reason, MAX_REASON)
                 room.do(job.leave(member, reason))
-                room.events.record(Event.LEAVE, member, epoch=job.epoch, detail=reason or "done")
-                self._readers.gone(job.name, member)
+                event = Event.DRAIN if message.leave.drained else Event.LEAVE
+                room.events.record(event, member, epoch=job.epoch, detail=reason or "done")
+                self._no_more(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
@@ -235,7 +285,12 @@ class MemberStreams:
         """A member has heard its last word: if that was not its own wish, it is out at once."""
         if room.job.roster.members.get(member.worker) is member and member.present:
             room.do(room.job.lost(member))
-        self._readers.gone(room.job.name, member)
+        self._no_more(room.job.name, member)
+
+    def _no_more(self, job: str, member: Member) -> None:
+        """A member takes no more steps."""
+        self._readers.gone(job, member)
+        self._takings.gone(job, member)
 
     # -- leases ----------------------------------------------------------------------------------------
 
@@ -244,7 +299,7 @@ class MemberStreams:
             now_s = time.monotonic()
             for room in list(self._rooms.values()):
                 for member in room.evict_silent(now_s):
-                    self._readers.gone(room.job.name, member)
+                    self._no_more(room.job.name, member)
             await asyncio.sleep(LOOK_S)
 
 
@@ -264,10 +319,15 @@ def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
     )
 
 
+def _leaves(message: pb.MemberRequest) -> bool:
+    return bool(message.WhichOneof("kind") == "leave")
+
+
 def _bounded(progress: pb.Progress) -> pb.Progress:
-    """A worker's progress with at most `MAX_METRICS` metrics that have short, printable names."""
+    """A worker's progress with at most `MAX_METRICS` metrics, and short, printable texts."""
     for name in [name for name in progress.metrics if len(name) > 64 or not name.isprintable()]:
         del progress.metrics[name]
     for name in sorted(progress.metrics)[MAX_METRICS:]:
         del progress.metrics[name]
+    progress.waits = one_line(progress.waits, MAX_REASON)
     return progress

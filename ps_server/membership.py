@@ -28,9 +28,11 @@ from ps_server.member import (
     check_job,
     entrance,
     refusal,
+    rolled_back,
     tell,
 )
-from ps_wire.errors import ConfigurationRefused, PsError
+from ps_server.saved_job import SavedJob
+from ps_wire.errors import ConfigurationRefused, PsError, ServerNotReady
 from ps_wire.messages import table_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -51,8 +53,11 @@ class Job(JobLife):
         host: str,
         pid: int,
         lease_s: float = 0.0,
+        before: int = 0,
     ) -> tuple[Member, list[Action]]:
         """A worker wants to belong; `worker` is None where the number is to be given to it.
+
+        `before` is the incarnation that it had, 0 where it is new.
 
         Raises:
             JobMismatch: it wants another consistency, number of workers or `nonfinite`.
@@ -60,12 +65,12 @@ class Job(JobLife):
             JobFull: there is no free number.
         """
         check_job(self.spec, wanted)
-        number = self.roster.number(worker)
+        number = self.roster.number(worker, before)
         if self._broken is not None and self.roster.present():  # those who are here were told to go
             raise self._broken
         self._broken = None
         ended = self.state is JobState.ENDED
-        late = self._has_state and not ended
+        late = self._has_state and not ended and not self._restored
         if late:
             self.state = JobState.RUNNING
         member = self.roster.add(number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s)
@@ -74,7 +79,7 @@ class Job(JobLife):
             job=self.spec,
             worker=member.worker,
             incarnation=member.incarnation,
-            clocks=self.clocks,
+            clocks={table: self._first_step(number, table) for table in range(len(self._tables))},
             reader=ended or late,
         )
         return member, [ToShards(pb.Order(admit=order))]
@@ -115,6 +120,8 @@ class Job(JobLife):
                 return self._admitted(order.admit)
             case "remove" | "evict" as kind:
                 gone = getattr(order, kind)
+                if kind == "evict":  # of its pushes, those of the steps before the limits count
+                    self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
                 return self._removed(gone.worker, gone.incarnation, clocks)
             case "enter":
                 return self._entered(order.enter)
@@ -142,6 +149,56 @@ class Job(JobLife):
             member.state = MemberState.LOST
         return told + self._check_end()
 
+    # -- servers that lost what they held --------------------------------------------------------------
+
+    def roll_back(self, saved: SavedJob, *, floor: int, lease_s: float) -> list[Action]:
+        """All shards hold the snapshot's part of the job by now: it goes on from there.
+
+        Who trains, or has finished and not gone, is told to come back, and waited for as long as its lease is
+        renewed. A coordinator that knows nobody waits for those who trained at the cut.
+
+        Args:
+            saved: the snapshot.
+            floor: incarnations up to this one are over.
+            lease_s: of those whom the coordinator does not know.
+        """
+        self.epoch += 1
+        self.state = JobState.ENDED if saved.ended else JobState.WAITING
+        self._restored = not saved.ended
+        self.has_final_state = saved.ended and "final" in saved.states
+        self._any_finished = saved.ended
+        self._broken = None
+        self._tables.records[:] = [
+            TableRecord(spec, opened=True, loaded=True, started=saved.ended) for spec in saved.tables
+        ]
+        self.clocks = {table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()}
+        self._first_steps = {
+            (table, worker): clock
+            for table, clocks in saved.clocks.items()
+            for worker, clock in clocks.items()
+        }
+        self.shares.restore(saved.shares)
+        known = bool(self.roster.members)
+        self.roster.floor = floor
+        actions: list[Action] = []
+        for member in self.roster.present():
+            if member.state is MemberState.JOINING or member.reader:
+                member.state = MemberState.LOST
+                error = ServerNotReady(f"job {self.name} is going back to a snapshot: join again")
+                actions.append(refusal(member, error))
+            else:
+                member.state, member.num_tables = MemberState.RETURNING, 0
+                actions.append(self.go_back(member))
+        for worker in sorted(saved.workers) if not known and not saved.ended else ():
+            self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s)
+            self.roster.members[worker].state = MemberState.RETURNING
+        return actions + self._check_end()
+
+    def go_back(self, member: Member) -> ToMember:
+        """What one who is returning is told."""
+        error = rolled_back(self.name, max(self.clocks.values(), default=0))
+        return tell(member, rolled_back=pb.RolledBack(step=error.step, why=error.message))
+
     # -- inside: joining and starting ------------------------------------------------------------------
 
     def _admitted(self, order: pb.AdmitMember) -> list[Action]:
@@ -155,6 +212,7 @@ class Job(JobLife):
             incarnation=member.incarnation,
             ended=member.reader,
             resumed=member.late,
+            rolled_back=self._restored,
         )
         return [tell(member, joined=joined), *self._tell_waiting()]
 
@@ -229,6 +287,10 @@ class Job(JobLife):
 
     def _missing(self) -> list[str]:
         waits = self.state is not JobState.RUNNING
+        if self._restored:  # those who trained are returning, or were given up
+            coming = (MemberState.JOINING, MemberState.RETURNING)
+            back = [f"{it.holder} to come back" for it in self.roster.members.values() if it.state in coming]
+            return back + self._tables.missing(self.roster, range(0))
         needed = range(self.num_workers if waits and not self.min_workers else 0)
         return self._tables.missing(self.roster, needed, self.min_workers if waits else 0)
 
@@ -252,8 +314,16 @@ class Job(JobLife):
         table = self._tables.records[number]
         table.starting, table.started = False, True
         self.state = JobState.RUNNING
+        if all(record.started for record in self._tables.records):
+            self._restored = False
         makers = [member for member in self.roster.here() if member.num_tables > number]
-        return [self._table_started(member, number, self.clocks.get(number, 0)) for member in makers]
+        return [
+            self._table_started(member, number, self._first_step(member.worker, number)) for member in makers
+        ]
+
+    def _first_step(self, worker: int, table: int) -> int:
+        """Of a worker that begins when a table does."""
+        return self._first_steps.get((table, worker), self.clocks.get(table, 0))
 
     def _table_started(self, member: Member, number: int, step: int = 0) -> ToMember:
         return tell(member, table_started=pb.TableStarted(table=number, step=step))

@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
 from ps_server.choices import Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
+from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
+from ps_server.standings import Standings
 from ps_wire.errors import ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 
+RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_RETRY_LIMIT)
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
@@ -53,34 +58,59 @@ class _Registered:
     """A shard that follows: its address, the orders on their way to it and those it has not answered."""
 
     address: str
-    boot: bytes
     outbox: asyncio.Queue[pb.Order | None]
-    waiting: dict[int, asyncio.Future[pb.OrderDone]] = field(default_factory=dict)
+    waiting: dict[int, asyncio.Future[pb.OrderDone | None]] = field(default_factory=dict)
+
+
+_Answered: TypeAlias = "asyncio.Future[pb.OrderDone | None]"  # None: its stream has ended
+_Sent: TypeAlias = tuple[_Registered, _Answered]
 
 
 class Shards:
     """All shards, as the coordinator reaches them. Used on the event loop only."""
 
-    def __init__(self, own: Shard, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        own: Shard,
+        address: str,
+        loop: asyncio.AbstractEventLoop,
+        generations: Generations | None = None,
+        lane: Executor | None = None,
+    ) -> None:
+        """Takes shard 0, its generations, and what carries its orders out one by one (default: a thread)."""
         self.num_shards = own.num_shards
         self._own = own
         self._address = address
         self._registered: dict[int, _Registered] = {}
-        self._boots: dict[int, bytes] = {}
+        self.standings = Standings(generations or Generations(None))
+        own.generation = self.standings.generations.own
+        self._complete = asyncio.Event()
+        if self.num_shards == 1:
+            self._complete.set()
         self._numbers = itertools.count(secrets.randbits(48))  # no coordinator before had the same
         self._decisions = Decisions(own.num_shards)
         self._choices = Choices(own.num_shards)
         self._loop = loop
         # one thread: shard 0, too, carries orders out in the order in which they are sent
-        self._lane = ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
+        self._lane = lane or ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
         own.on_norm = self._report_own
         own.on_attendance = self._attend_own
-        self.on_lost_state: Callable[[int], Awaitable[None]] | None = None
+        self.on_lost_state: Callable[[int], None] | None = None
 
     @property
     def own(self) -> Shard:
         """Shard 0, in this process."""
         return self._own
+
+    @property
+    def places(self) -> list[pb.ShardPlace]:
+        """Where each shard is, and its generation, by shard."""
+        known = self.standings.known
+        generations = [self._own.generation, *(known.get(i, (b"", 0))[1] for i in range(1, self.num_shards))]
+        return [
+            pb.ShardPlace(address=address, generation=generation)
+            for address, generation in zip(self.addresses, generations, strict=True)
+        ]
 
     @property
     def addresses(self) -> list[str]:
@@ -100,12 +130,24 @@ class Shards:
                 f"of {self.num_shards} shards, not registered with the coordinator yet: {', '.join(missing)}"
             )
 
-    async def register(self, message: pb.Register) -> asyncio.Queue[pb.Order | None]:
+    async def wait_complete(self, limit_s: float | None = RESTART_LIMIT_S) -> None:
+        """Waits until all shards follow.
+
+        Raises:
+            ServerNotReady: naming those who do not within the limit.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._complete.wait()
+        self.check_ready()
+
+    def register(self, message: pb.Register) -> asyncio.Queue[pb.Order | None]:
         """A shard starts to follow; returns where its orders come out, None at the end.
 
         Raises:
             ProtocolMismatch: another version.
             ShardMismatch: a number or count that does not fit.
+            Fenced: a newer process has this number, or this coordinator is not the newest one.
         """
         check_protocol(message.protocol)
         if message.num_shards != self.num_shards or not 1 <= message.shard < self.num_shards:
@@ -113,22 +155,25 @@ class Shards:
                 f"a server registers as shard {message.shard}/{message.num_shards}; "
                 f"the coordinator is shard 0/{self.num_shards}"
             )
+        generation, lost = self.standings.register(message)
+        granted = pb.Granted(generation=generation, coordinator=self.standings.generations.own)
         before = self._registered.pop(message.shard, None)
         if before is not None:
-            self._give_up(message.shard, before)
-        known_boot = self._boots.get(message.shard)
-        self._boots[message.shard] = message.boot
-        if known_boot not in (None, message.boot) and self.on_lost_state is not None:
-            await self.on_lost_state(message.shard)
-        entry = _Registered(message.address, message.boot, asyncio.Queue())
+            self._give_up(before)
+        if lost and self.on_lost_state is not None:
+            self.on_lost_state(message.shard)
+        entry = _Registered(message.address, asyncio.Queue())
+        entry.outbox.put_nowait(pb.Order(granted=granted))
         self._registered[message.shard] = entry
+        if len(self._registered) == self.num_shards - 1:
+            self._complete.set()
         logger.info("shard %d registered at %s", message.shard, message.address)
         return entry.outbox
 
     def close(self) -> None:
         """Ends the streams of all followers."""
-        for shard, entry in self._registered.items():
-            self._give_up(shard, entry)
+        for entry in self._registered.values():
+            self._give_up(entry)
         self._lane.shutdown(wait=False)
 
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
@@ -136,7 +181,8 @@ class Shards:
         entry = self._registered.get(shard)
         if entry is not None and entry.outbox is outbox:
             del self._registered[shard]
-            self._give_up(shard, entry)
+            self._complete.clear()
+            self._give_up(entry)
             logger.warning("shard %d at %s no longer follows", shard, entry.address)
 
     def answered(self, shard: int, done: pb.OrderDone) -> None:
@@ -179,18 +225,41 @@ class Shards:
     def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
         return self._loop.run_in_executor(self._lane, carry_out, self._own, order)
 
-    async def order(self, order: pb.Order, *, absent_ok: bool = False, least: bool = False) -> dict[int, int]:
+    def raise_generation(self) -> int:
+        """All shards are about to hold something else: one new generation, which the order for it names."""
+        return self.standings.raise_all()
+
+    async def order(
+        self,
+        order: pb.Order,
+        *,
+        absent_ok: bool = False,
+        least: bool = False,
+        limit_s: float = ORDER_LIMIT_S,
+    ) -> dict[int, int]:
         """Sends an order to every shard and waits for all; returns the largest figures that they answer.
 
         Args:
             order: its number is set here.
             absent_ok: also if a shard is not registered.
             least: the smallest figures instead.
+            limit_s: for each shard to answer.
 
         Raises:
             PsError: what the first shard that refused has said; the others may have carried it out.
-            ServerNotReady: a shard is not registered, or did not answer within `ORDER_LIMIT_S`.
+            ServerNotReady: a shard is not registered, or did not answer within the limit.
         """
+        clocks: dict[int, int] = {}
+        extreme = min if least else max
+        for outcome in await self.order_each(order, absent_ok=absent_ok, limit_s=limit_s):
+            for number, clock in outcome.clocks.items():
+                clocks[number] = extreme(clocks.get(number, clock), clock)
+        return clocks
+
+    async def order_each(
+        self, order: pb.Order, *, absent_ok: bool = False, limit_s: float = ORDER_LIMIT_S
+    ) -> list[pb.OrderDone]:
+        """As `order`, with the answer of each shard, by number."""
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -198,18 +267,15 @@ class Shards:
         message.number = next(self._numbers)
         self._note(message)
         own = self._carry_out_own(message)  # all are sent before anything else is: shards agree on the order
-        entries = sorted(self._registered.items())
-        sent = [(index, entry, self._send(entry, message)) for index, entry in entries]
-        others = [self._answer(*one, message.number) for one in sent]
+        above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
+        boots = {index: self.standings.known[index][0] for index in above}
+        sent = {index: self._send(index, message) for index in above}
+        others = [self._answer(index, boots[index], message, limit_s, sent[index]) for index in above]
         outcomes = await asyncio.gather(own, *others)
-        clocks: dict[int, int] = {}
-        extreme = min if least else max
         for outcome in outcomes:
             if outcome.HasField("refused"):
                 raise refused_from_proto(outcome.refused)
-            for number, clock in outcome.clocks.items():
-                clocks[number] = extreme(clocks.get(number, clock), clock)
-        return clocks
+        return outcomes
 
     def _note(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):
@@ -221,33 +287,53 @@ class Shards:
                 self._choices.opened(order.open_table.job, table_from_proto(table), order.number)
                 if table.HasField("clip_grad_norm"):
                     self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
+            case "restore":
+                for table in order.restore.tables:
+                    self._decisions.reopened(order.restore.job.name, table.number)
+                    self._choices.opened(order.restore.job.name, table_from_proto(table), order.number)
+                    if table.HasField("clip_grad_norm"):
+                        self._decisions.opened(order.restore.job.name, table_from_proto(table), order.number)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
                 self._choices.dropped(order.drop_job.job)
 
-    @staticmethod
-    def _send(entry: _Registered, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
-        future: asyncio.Future[pb.OrderDone] = asyncio.get_running_loop().create_future()
+    def _send(self, shard: int, order: pb.Order) -> _Sent | None:
+        entry = self._registered.get(shard)
+        if entry is None:
+            return None
+        future: _Answered = asyncio.get_running_loop().create_future()
         entry.waiting[order.number] = future
         entry.outbox.put_nowait(order)
-        return future
+        return entry, future
+
+    async def _answer(
+        self, shard: int, boot: bytes, order: pb.Order, limit_s: float, sent: _Sent | None
+    ) -> pb.OrderDone:
+        """Until it is answered: a shard that follows again gets it again, and does nothing twice."""
+        while sent is not None:
+            done = await self._answer_once(shard, sent, order.number, limit_s)
+            if done is not None:
+                return done
+            with suppress(ServerNotReady):
+                await self.wait_complete()
+            sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None
+        error = ServerNotReady(f"shard {shard} is gone (it was awaited for {RESTART_LIMIT_S:g} s)")
+        return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
 
     @staticmethod
-    async def _answer(
-        shard: int, entry: _Registered, future: asyncio.Future[pb.OrderDone], number: int
-    ) -> pb.OrderDone:
+    async def _answer_once(shard: int, sent: _Sent, number: int, limit_s: float) -> pb.OrderDone | None:
+        entry, future = sent
         try:
-            async with asyncio.timeout(ORDER_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 return await future
         except TimeoutError:
             entry.waiting.pop(number, None)
-            error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {ORDER_LIMIT_S:g} s")
+            error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {limit_s:g} s")
             return pb.OrderDone(number=number, refused=refused_to_proto(error))
 
     @staticmethod
-    def _give_up(shard: int, entry: _Registered) -> None:
-        error = ServerNotReady(f"shard {shard} at {entry.address} is gone")
-        for number, future in entry.waiting.items():
+    def _give_up(entry: _Registered) -> None:
+        for future in entry.waiting.values():
             if not future.done():
-                future.set_result(pb.OrderDone(number=number, refused=refused_to_proto(error)))
+                future.set_result(None)
         entry.outbox.put_nowait(None)

@@ -7,13 +7,14 @@ together, so that threads and peers are woken once and not for each frame.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 
 from ps_server.session import MAX_OUTBOX_FRAMES
+from ps_wire import frame as wire
 from ps_wire.carrier import Message
+from ps_wire.frame_queue import FrameQueue
 from ps_wire.frame_socket import take_batch
 
 MAX_OUTBOX_BYTES = 64 << 20  # of payload; from a peer that has so much to read, nothing is taken meanwhile
@@ -52,7 +53,9 @@ class Outbox:
     def __init__(self) -> None:
         self.broken = False
         self._changed = threading.Condition()  # guards what follows
-        self._messages: deque[Message] = deque()
+        self._messages: FrameQueue[Message] = FrameQueue(
+            attrgetter("frame"), bulk=wire.Kind.PULLED, others_wait=False
+        )
         self._bytes = 0
         self._closed = False
 
@@ -93,7 +96,10 @@ class Outbox:
                 self._changed.wait_for(lambda: self._closed or self._bytes <= MAX_OUTBOX_BYTES)
 
     def next(self) -> list[Message]:
-        """Waits for messages, in order; none at the end. What is taken must be given to `done`."""
+        """Waits for messages, weights of first layers first; none at the end.
+
+        What is taken must be given to `done`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._closed)
             return take_batch(self._messages, attrgetter("frame"))

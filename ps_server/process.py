@@ -11,6 +11,9 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,27 +22,32 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from ps_server import optimizers
+from ps_server import hand_off, optimizers
 from ps_server.coordinator import Coordinator
 from ps_server.data_stream import DataStreams
+from ps_server.durability import Durability
 from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
+from ps_server.generations import Generations
+from ps_server.hand_off import Inherited
 from ps_server.log import logger
 from ps_server.orders import Shards
 from ps_server.pool import Pool
 from ps_server.rpc_errors import ErrorInterceptor
+from ps_server.saved_jobs import SavedJobs
 from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
+from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.socket_server import SocketServer
 from ps_wire.access import OPEN, Access
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.carrier import Carrier
 from ps_wire.channel import SERVER, bind
-from ps_wire.errors import Unavailable
+from ps_wire.errors import Fenced, PsError, Unavailable
+from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.token import TokenCheck
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 
-GENERATION = 1
 GRACE_S = 3.0  # calls that are answering may finish; streams of members and data do not end by themselves
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -59,6 +67,10 @@ class ServerOptions:
         memory_limit_bytes: for the tables of all jobs; None for no limit.
         data_port: of the TCP carrier; 0 lets the system choose.
         health_port: of the health service alone, without TLS; None: it is on the control port only.
+        state_dir: where generations, and what is handed off, are kept; None: nowhere.
+        snapshot_dir: URL of the jobs' snapshots, the same for all shards; None: there are none.
+        snapshots: when they are taken, and how many are kept.
+        durability: what becomes of jobs when a shard loses what it held.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
     """
 
@@ -71,7 +83,11 @@ class ServerOptions:
     memory_limit_bytes: int | None
     data_port: int = 0
     health_port: int | None = None
+    state_dir: Path | None = None
+    snapshot_dir: str | None = None
+    durability: Durability = Durability.NONE
     access: Access = OPEN
+    snapshots: SnapshotPolicy = NO_SNAPSHOTS
 
 
 class Server:
@@ -86,6 +102,17 @@ class Server:
             memory_limit_bytes=options.memory_limit_bytes,
             submit=self._pool.submit,
         )
+        self._saved: SavedJobs | None = None
+        self._store: SnapshotStore | None = None
+        if options.snapshot_dir is not None:
+            self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
+            self._saved = SavedJobs(self._store)
+            self._shard.read_part = partial(self._saved.read_part, shard=options.shard)
+        self._inherited = Inherited(boot=secrets.token_bytes(16), generation=0)
+        self._coordinator: Coordinator | None = None
+        self._follower: Follower | None = None
+        self._stopped: asyncio.Future[int] | None = None
+        self._grace_s = GRACE_S
         self._health = HealthServicer()
         self._stops: list[Callable[[], None]] = []
         self._status_changes: set[asyncio.Task[None]] = set()
@@ -95,40 +122,85 @@ class Server:
 
         Raises:
             Unavailable: the port is in use, or the host is not ours to bind.
+            Fenced: a newer process has this server's place.
         """
         keep_large_blocks(one_arena=True)
         optimizers.warm_up()
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
+        if self._options.state_dir is not None:
+            inherited = await asyncio.to_thread(hand_off.take, self._options.state_dir, self._shard)
+            self._inherited = inherited or self._inherited
+            self._shard.generation = self._inherited.generation
         server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
         sockets = self._listen()
         advertised = f"{self._options.advertise}:{port}"
+        stopped = self._stopped = self._catch_signals()
         self._add_services(server, advertised)
-        stopped = self._catch_signals()
         await server.start()
         probed = await self._serve_health()
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         following = self._start_following(advertised)
         logger.info("serving on %s:%d", self._options.host, port)
-        code = await stopped
+        await asyncio.wait([stopped])
         logger.info("stopping")
         await self._health.enter_graceful_shutdown()
+        hands_off = await self._drain(stopped)
         if following is not None:
             following.cancel()
         for stop in self._stops:
             stop()
-        await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(GRACE_S))
+        await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(self._grace_s))
         if probed is not None:
             await probed.stop(None)
         await asyncio.to_thread(self._pool.close)
+        if hands_off:
+            await asyncio.to_thread(self._hand_off)
         logger.info("stopped")
-        return code
+        return stopped.result()
+
+    async def _drain(self, stopped: asyncio.Future[int]) -> bool:
+        """Takes nothing any more; what is under way comes to its end. Whether all can be handed off."""
+        if self._options.state_dir is None or stopped.exception() is not None or stopped.result() != 0:
+            return False
+        self._service.ready = False
+        if self._follower is not None:
+            await self._follower.drain()
+        drained = self._coordinator is None or await self._coordinator.drain()
+        if drained and self._coordinator is not None:
+            self._stops.remove(self._coordinator.stop)
+            self._stops.append(self._coordinator.halt)
+        await asyncio.to_thread(self._shard.retire)
+        return drained
+
+    def _hand_off(self) -> None:
+        """No thread works on the shard any more: writes what it holds for the process after this one."""
+        assert self._options.state_dir is not None
+        more: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        coordinator = self._inherited.coordinator
+        if self._coordinator is not None:
+            more, tensors = self._coordinator.capture()
+        if self._follower is not None:
+            more = {"done": [it.SerializeToString().hex() for it in self._follower.done.values()]}
+            coordinator = self._follower.coordinator
+        handed_on = Inherited(
+            boot=self._inherited.boot,
+            generation=self._shard.generation,
+            coordinator=coordinator,
+            more=more,
+            tensors=tensors,
+        )
+        try:
+            hand_off.write(self._options.state_dir, self._shard, handed_on)
+        except (PsError, OSError) as error:
+            logger.error("nothing is handed off, and what this shard held is lost: %s", error)
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        token = self._options.access.token
-        if token is None:
+        access = self._options.access
+        if access.token is None:
             return [ErrorInterceptor()]
-        return [ErrorInterceptor(), Gatekeeper(TokenCheck(token), self._shard.count_refused)]
+        return [ErrorInterceptor(), Gatekeeper(TokenCheck(access.tokens), self._shard.count_refused)]
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = f"{self._options.host}:{self._options.port}"
@@ -160,13 +232,10 @@ class Server:
             self._shard,
             host=options.host,
             port=options.data_port,
-            generation=GENERATION,
             tls=options.access.tls,
         )
         grpc_carrier = shard_pb2.Carrier(name=Carrier.GRPC)
-        self._service = ShardService(
-            self._shard, generation=GENERATION, carriers=[*sockets.offers, grpc_carrier]
-        )
+        self._service = ShardService(self._shard, carriers=[*sockets.offers, grpc_carrier])
         return sockets
 
     def _add_services(self, server: grpc.aio.Server, advertised: str) -> None:
@@ -176,13 +245,25 @@ class Server:
             reflection.SERVICE_NAME,
         ]
         shard_pb2_grpc.add_ShardServicer_to_server(self._service, server)
-        streams = DataStreams(self._shard, generation=GENERATION)
+        streams = DataStreams(self._shard)
         self._stops.append(streams.close)
         server.add_generic_rpc_handlers((streams.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._options.shard == 0:
-            shards = Shards(self._shard, advertised, asyncio.get_running_loop())
-            coordinator = Coordinator(shards)
+            generations = Generations(self._options.state_dir)
+            shards = Shards(self._shard, advertised, asyncio.get_running_loop(), generations)
+            durable = self._options.durability is Durability.SNAPSHOT
+            coordinator = Coordinator(
+                shards,
+                self._saved if durable else None,
+                store=self._store,
+                policy=self._options.snapshots,
+                on_fenced=self._fence,
+            )
+            if self._inherited.more:
+                coordinator.take_over(self._inherited.more, self._inherited.tensors)
+            coordinator.begin()
+            self._coordinator = coordinator
             self._stops.append(coordinator.stop)
             coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)
             names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
@@ -193,15 +274,23 @@ class Server:
             self._set_ready(True)
             return None
         self._set_ready(False)
-        follower = Follower(
+        follower = self._follower = Follower(
             self._shard,
             address=self._options.coordinator,
             advertise=advertised,
-            boot=secrets.token_bytes(16),
+            inherited=self._inherited,
             on_ready=self._set_ready,
+            on_fenced=self._fence,
             access=self._options.access,
         )
         return asyncio.get_running_loop().create_task(follower.run())
+
+    def _fence(self, error: Fenced) -> None:
+        """A newer process has this server's place: nothing is taken any more."""
+        self._set_ready(False)
+        self._shard.begin(self._shard.generation, keep=False)
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_exception(error)
 
     def _set_ready(self, ready: bool) -> None:
         self._service.ready = ready

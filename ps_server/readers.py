@@ -50,6 +50,10 @@ class Readers:
         self._talking: set[asyncio.Task[None]] = set()
         self._cuts: WeakKeyDictionary[Room, asyncio.Lock] = WeakKeyDictionary()
 
+    def lock_of(self, room: Room) -> asyncio.Lock:
+        """What is held while a job is cut."""
+        return self._cuts.setdefault(room, asyncio.Lock())
+
     def uploaded(self, job: str, member: Member, step: int) -> None:
         """See `LiveState.uploaded`."""
         self.live.uploaded(job, member, step)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ps_server.events import Event, Events
 from ps_server.leases import Leases
@@ -17,8 +18,13 @@ from ps_server.mailbox import Mailbox
 from ps_server.member import Action, Member, MemberState, ToMember, ToShards, TwoRounds
 from ps_server.membership import Job
 from ps_server.orders import Shards
-from ps_wire.errors import PsError
+from ps_server.saved_job import SavedJob
+from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
+
+UNKNOWN_HOST = "?"  # a worker says it when it joins
+ALL_TAKEN = 1 << 62  # more than anybody says
+RETURN_S = 10.0  # for workers whose lease is not known to come back
 
 
 class Room:
@@ -36,6 +42,7 @@ class Room:
         self._on_empty = on_empty
         self._actions: deque[Action] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._frozen = False
 
     @property
     def idle(self) -> bool:
@@ -49,6 +56,46 @@ class Room:
         self.heard_s[member.worker] = time.monotonic()
         self.do(actions)
         return mailbox
+
+    def take_back(self, member: Member, resume: pb.Resume) -> Mailbox:
+        """A member of the job that the coordinator before this one knew is here, to be told to come back.
+
+        Nothing that it has said to that one is to be said again.
+        """
+        self.leases.end(member.worker, member.incarnation)
+        member.incarnation, member.host = resume.incarnation, UNKNOWN_HOST
+        mailbox = Mailbox(session=resume.session, number=resume.heard, taken=ALL_TAKEN)
+        self.mailboxes[member.worker, member.incarnation] = mailbox
+        self.leases.grant(member.worker, member.incarnation, member.lease_s, time.monotonic())
+        mailbox.put(self.job.go_back(member).reply)
+        return mailbox
+
+    async def settle(self) -> None:
+        """Returns once nothing is on its way to members or shards."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def freeze(self) -> None:
+        """Does nothing more, for shards have lost what it is about; returns once nothing is on its way."""
+        self._frozen = True
+        self._actions.clear()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def roll_back(self, saved: SavedJob, *, floor: int) -> None:
+        """The shards have the snapshot's part of the job: it goes on, with what follows for its members."""
+        actions = self.job.roll_back(saved, floor=floor, lease_s=RETURN_S)
+        now_s = time.monotonic()
+        for member in self.job.roster.returning():  # each has a full term
+            self.leases.grant(member.worker, member.incarnation, member.lease_s, now_s)
+            self.events.record(Event.ROLL_BACK, member, epoch=self.job.epoch, detail=saved.snapshot)
+        self.thaw(actions)
+
+    def thaw(self, actions: Sequence[Action]) -> None:
+        """Goes on, with these."""
+        self._frozen = False
+        self._actions.clear()
+        self.do(actions)
 
     def heard(self, member: Member) -> None:
         """A member is alive."""
@@ -82,7 +129,8 @@ class Room:
 
     def do(self, actions: Sequence[Action]) -> None:
         """Queues actions; one task carries them out, one change at a time."""
-        self._actions.extend(actions)
+        if not self._frozen:
+            self._actions.extend(actions)
         if self._task is None and self._actions:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -96,8 +144,14 @@ class Room:
                     await self._order(action)
         finally:
             self._task = None
+        self.say_epochs()
         self._wake()
         self._check_empty()
+
+    def say_epochs(self) -> None:
+        """Says what became of the samples of epochs that have come to their end."""
+        for use in self.job.shares.over():
+            self.events.record_epoch(use)
 
     def close(self, member: Member) -> None:
         """A member has heard its last word: its mailbox goes."""
@@ -118,6 +172,7 @@ class Room:
             return
         if kind == "joined":
             action.reply.joined.session = mailbox.session
+            action.reply.joined.shards.extend(self._shards.places)
             member = self.job.roster.members[action.worker]
             if member.incarnation == action.incarnation and member.state is MemberState.JOINED:
                 self.leases.grant(*key, member.lease_s, time.monotonic())
@@ -130,11 +185,18 @@ class Room:
         job = self.job
         order = action.first if isinstance(action, TwoRounds) else action.order
         try:
+            await self._shards.wait_complete()
             if isinstance(action, TwoRounds):
                 order = action.second(await self._shards.order(order, least=action.least))
             clocks = await self._shards.order(order)
         except PsError as error:
+            if isinstance(error, ServerNotReady):  # a shard that comes back empty has the job rolled back
+                with suppress(ServerNotReady):
+                    await self._shards.wait_complete()
+            if self._frozen:
+                return
             logger.warning("job %s: order %s: %s", job.name, order.WhichOneof("kind"), error)
             self._actions.extend(job.failed(order, error))
         else:
-            self._actions.extend(job.done(order, clocks))
+            if not self._frozen:
+                self._actions.extend(job.done(order, clocks))

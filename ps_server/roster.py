@@ -10,11 +10,16 @@ from ps_wire.errors import JobFull, JobUnknown, WorkerNumberTaken
 
 @dataclass(slots=True)
 class Roster:
-    """The latest incarnation of every worker of one job. Not thread-safe."""
+    """The latest incarnation of every worker of one job. Not thread-safe.
+
+    Attributes:
+        floor: incarnations up to this one are over, whoever had them.
+    """
 
     job: str
     num_workers: int
     members: dict[int, Member] = field(default_factory=dict)
+    floor: int = 0
 
     def holders(self, wanted: int | None) -> list[Member]:
         """Who is in the way of one that wants this number, or any: nobody where it can have it."""
@@ -23,14 +28,16 @@ class Roster:
             return [member for member in present if member.worker == wanted]
         return present if len(present) >= self.num_workers else []
 
-    def number(self, wanted: int | None) -> int:
+    def number(self, wanted: int | None, before: int = 0) -> int:
         """The number that a joining worker gets: the wanted one, else the lowest free one.
+
+        One that had it as incarnation `before`, and was told to come back, gets it again.
 
         Raises:
             JobFull: the number is not one of the job's, or none is free.
             WorkerNumberTaken: the number is held; its holder is named.
         """
-        taken = {member.worker for member in self.present()}
+        taken = {member.worker for member in self.present() if not member.returns_from(before)}
         if wanted is None:
             free = [number for number in range(self.num_workers) if number not in taken]
             if free:
@@ -61,13 +68,15 @@ class Roster:
         before = self.members.get(number)
         member = Member(
             worker=number,
-            incarnation=before.incarnation + 1 if before is not None else 1,
+            incarnation=max(before.incarnation if before is not None else 0, self.floor) + 1,
             host=host,
             pid=pid,
             reader=reader,
             late=late,
             lease_s=lease_s,
         )
+        if before is not None and before.present:
+            before.state = MemberState.LOST
         self.members.pop(number, None)  # so that the order is that of arrival
         self.members[number] = member
         return member
@@ -90,6 +99,10 @@ class Roster:
     def here(self) -> list[Member]:
         """Those who have joined and not begun to go."""
         return [member for member in self.members.values() if member.state is MemberState.JOINED]
+
+    def returning(self) -> list[Member]:
+        """Those who were told to come back and have not yet."""
+        return [member for member in self.members.values() if member.state is MemberState.RETURNING]
 
     def training(self) -> list[Member]:
         """Those whom the job waits for."""

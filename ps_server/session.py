@@ -17,6 +17,7 @@ from ps_server.shard import Shard
 from ps_server.shard_table import ShardTable
 from ps_server.shared_regions import SharedRegions
 from ps_wire import frame as wire
+from ps_wire import trace
 from ps_wire.carrier import MEMORY, Carrier, Message, Outlet
 from ps_wire.errors import (
     FrameRefused,
@@ -46,7 +47,6 @@ class Session:
         shard: Shard,
         outlet: Outlet,
         *,
-        generation: int,
         token_bytes: int,
         carrier: str = MEMORY,
     ) -> None:
@@ -54,7 +54,6 @@ class Session:
         self._shard = shard
         self._regions: SharedRegions | None = None
         self._outlet = outlet
-        self._generation = generation
         self._token_bytes = token_bytes
         self._job: str | None = None
         self._worker = 0
@@ -67,6 +66,7 @@ class Session:
         """Whether HELLO was accepted."""
         return self._job is not None
 
+    @trace.traced("take a frame")
     def receive(self, frame: wire.Frame) -> bool:
         """See `Receiver.receive`."""
         try:
@@ -98,7 +98,7 @@ class Session:
             if self._job is None:
                 self._hello(frame)
             else:
-                self._take(frame, self._job)
+                return self._take(frame, self._job)
         except PsError as error:
             self._refuse(frame, error)
             return self.authenticated
@@ -119,6 +119,7 @@ class Session:
         meta = bytes(frame.meta)
         token, name = meta[: self._token_bytes], meta[self._token_bytes :]
         job = name.decode("ascii", errors="replace")
+        self._shard.check_generation(frame.generation)
         self._shard.use_token(job, frame.worker, frame.incarnation, token)
         self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
         if frame.flags & wire.SHARED:
@@ -131,11 +132,12 @@ class Session:
             kind=wire.Kind.HELLO,
             worker=frame.worker,
             incarnation=frame.incarnation,
-            generation=self._generation,
+            generation=self._shard.generation,
         )
         self._outlet.send(Message(hello))
 
-    def _take(self, frame: wire.Frame, job: str) -> None:
+    def _take(self, frame: wire.Frame, job: str) -> bool:
+        """Takes a frame; False: the connection is of no use any more."""
         if frame.worker != self._worker:
             raise StrangerRefused(f"this connection is worker {self._worker}'s, not {frame.worker}'s")
         if frame.incarnation != self._incarnation:
@@ -145,16 +147,26 @@ class Session:
         member = self._shard.is_member(job, self._worker, self._incarnation)
         table = self._shard.table(job, frame.table)
         if frame.kind is wire.Kind.SHARE:
-            self._share(frame, table)
-            return
+            return self._share(frame, table)
         if self._regions is not None:
             frame = self._regions.filled(frame)
         table.receive(frame, self._outlet, member=member)
+        return True
 
-    def _share(self, frame: wire.Frame, table: ShardTable) -> None:
+    def _share(self, frame: wire.Frame, table: ShardTable) -> bool:
         if self._regions is None:
             raise FrameRefused("this connection shares no memory: its HELLO did not say so")
+        if len(frame.descriptors) < frame.version:  # the system had no place for them
+            logger.error(
+                "job %s worker %d: descriptors of its shared memory were lost, so its payloads travel: "
+                "is the limit of descriptors reached?",
+                self._job,
+                self._worker,
+            )
+            self._outlet.send(Message(wire.Frame(kind=wire.Kind.SHARE, table=frame.table)))
+            return False
         self._regions.take(frame, table)
+        return True
 
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:
         self._shard.count_refused()

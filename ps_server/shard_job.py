@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ps_server.member import evicted
+from ps_server.events import Event, line_of
+from ps_server.log import logger
+from ps_server.member import evicted, rolled_back
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.errors import PsError, ServerNotReady, StrangerRefused
@@ -42,6 +45,9 @@ class ShardJob:
         sessions: worker -> its live connection.
         fenced: worker -> the newest incarnation that was fenced; it and older ones may do nothing any more.
         expelled: worker -> the connection that its fence has ended, until the verdict.
+        connected: worker -> the incarnation that has had a connection.
+        events: kind -> how often it came here.
+        floor: incarnations up to this one were before the rollback to `floor_step`; 0: there was none.
     """
 
     name: str
@@ -56,17 +62,40 @@ class ShardJob:
     memory_bytes: int = 0
     fenced: dict[int, int] = field(default_factory=dict)
     expelled: dict[int, Retirable | None] = field(default_factory=dict)
+    connected: dict[int, int] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    floor: int = 0
+    floor_step: int = 0
+
+    def connections(self) -> list[Retirable]:
+        """All that are live, or wait for a verdict."""
+        return [*self.sessions.values(), *(it for it in self.expelled.values() if it is not None)]
+
+    def count_connection(self, worker: int) -> None:
+        """A worker has a connection: its first one, or another one in place of it."""
+        incarnation = self.known.get(worker, 0)
+        if self.connected.get(worker) == incarnation:
+            self.say(Event.RETRY, worker=worker, incarnation=incarnation)
+        self.connected[worker] = incarnation
+
+    def say(self, event: Event, **facts: object) -> None:
+        """Counts and logs an event."""
+        self.events[event.value] += 1
+        logger.info("job %s: %s", self.name, line_of(event, facts))
 
     def check_known(self, worker: int, incarnation: int) -> None:
         """Refuses who has not joined.
 
         Raises:
+            RolledBack: it is of a time that is undone.
             Evicted: it was silent for longer than its lease.
             ServerNotReady: it is about to be evicted.
             StrangerRefused: the worker has not joined, or another incarnation of it has.
         """
         if self.known.get(worker) == incarnation:
             return
+        if self.floor and incarnation <= self.floor:
+            raise rolled_back(self.name, self.floor_step)
         if incarnation <= self.fenced.get(worker, -1):
             if worker in self.expelled:
                 raise ServerNotReady(f"worker {worker} of job {self.name} is being evicted", worker=worker)

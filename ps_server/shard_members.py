@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from ps_server.events import Event
 from ps_server.member import evicted
 from ps_server.shard_job import ShardJob
 from ps_wire import consistency
@@ -112,12 +113,16 @@ class ShardMembers:
             if entry is None:  # it was dropped meanwhile: there is nothing to keep anybody from
                 return {}
             tables = list(entry.tables.values())
+        dropped = -sum(table.ledger(worker).dropped for table in tables)
         newest = {
             table.spec.number: table.evict(worker, incarnation, limits[table.spec.number], epoch)
             for table in tables
             if table.spec.number in limits
         }
+        dropped += sum(table.ledger(worker).dropped for table in tables)
         with self._lock:
+            if dropped:
+                entry.say(Event.DROP, worker=worker, incarnation=incarnation, pushes=dropped)
             session = entry.expelled.pop(worker, None)
         if session is not None:
             session.expel(evicted(job, worker, incarnation))

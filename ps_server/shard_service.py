@@ -10,6 +10,7 @@ import grpc.aio
 from ps_server import gatekeeper, state_stream
 from ps_server.shard import Shard, ShardJob
 from ps_server.shard_table import ShardTable
+from ps_wire.errors import ServerNotReady
 from ps_wire.frame import FIRST_READER, PROTOCOL
 from ps_wire.v1 import shard_pb2 as pb
 from ps_wire.v1 import shard_pb2_grpc as rpc
@@ -23,11 +24,10 @@ class ShardService(rpc.ShardServicer):
         carriers: that it offers for data, best first.
     """
 
-    def __init__(self, shard: Shard, *, generation: int, carriers: Sequence[pb.Carrier]) -> None:
+    def __init__(self, shard: Shard, *, carriers: Sequence[pb.Carrier]) -> None:
         self.ready = False
         self.carriers = tuple(carriers)
         self._shard = shard
-        self._generation = generation
 
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
@@ -43,8 +43,10 @@ class ShardService(rpc.ShardServicer):
     async def Open(self, request: pb.OpenRequest, context: grpc.aio.ServicerContext) -> pb.OpenReply:
         """A token for one data connection of a worker that has joined."""
         gatekeeper.check_job(request.job)
+        if not self.ready:
+            raise ServerNotReady(f"shard {self._shard.index} is not registered, or stops")
         token = self._shard.make_token(request.job, request.worker, request.incarnation)
-        return pb.OpenReply(carriers=self.carriers, token=token, generation=self._generation)
+        return pb.OpenReply(carriers=self.carriers, token=token, generation=self._shard.generation)
 
     async def Dump(
         self, request: pb.DumpRequest, context: grpc.aio.ServicerContext
@@ -88,6 +90,9 @@ class ShardService(rpc.ShardServicer):
                 for job in jobs
                 if gatekeeper.sees(job.name)
                 for table in tuple(job.tables.values())
+            ],
+            events=[
+                pb.JobEvents(job=job.name, counts=job.events) for job in jobs if gatekeeper.sees(job.name)
             ],
         )
 

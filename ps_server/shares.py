@@ -1,41 +1,336 @@
-"""Who shares which epoch of which loader: fixed when the first worker asks for its part of it. Pure."""
+"""Who hands out which samples of which epoch of which loader, and what became of them. Pure.
+
+An epoch is dealt when the first worker asks for its part of it. What somebody had and did not use when it
+left, or was evicted, goes whole to whoever next comes to the end of its share of that epoch; where nobody is
+left in it, of a later one. What nobody takes is unused. Of a loader of whose batches no step was ever made,
+such as one to validate on, nothing is left over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from ps_server.dealt import Dealt, Mark
 
 MAX_EPOCHS = 10_000  # that are remembered, over all loaders; the oldest are forgotten
+KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
+MAX_LOADERS = 1000  # of a job
 ANY = 0  # instead of an incarnation: whoever comes first under that number
+NOBODY = -1  # its share was handed out before a rollback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochUse:
+    """The samples of an epoch of a loader.
+
+    Attributes:
+        loader: its number, the same on all workers.
+        epoch: of it.
+        samples: of the epoch; 0: its length is not known, or the job did not begin it.
+        used: whose pushes are committed.
+        handed_on: of these, used by another worker than the one whose share they were in.
+        over: nobody hands out any more of it.
+    """
+
+    loader: int
+    epoch: int
+    samples: int
+    used: int
+    handed_on: int
+    over: bool
+
+    @property
+    def unused(self) -> int:
+        """Samples that no committed push was made of; 0 where the length is not known."""
+        return max(self.samples - self.used, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a worker hands out next: a share of an epoch without its first batches."""
+
+    epoch: int
+    place: int
+    count: int
+    first: int
+
+
+@dataclass(slots=True)
+class Epoch:
+    """An epoch of a loader that was dealt; see the module's docstring."""
+
+    owners: dict[int, int]  # worker -> incarnation, or ANY
+    samples: int = 0
+    used: int = 0  # in pieces that are closed
+    handed_on: int = 0
+    starts: dict[int, int] = field(default_factory=dict)  # worker -> batches of its share used before
+    begun: set[int] = field(default_factory=set)  # workers
+    left: list[tuple[int, int]] = field(default_factory=list)  # place, first batch
+
+    def place(self, worker: int) -> int:
+        """Of a worker's share, in the order of numbers."""
+        return sorted(self.owners).index(worker)
 
 
 @dataclass(slots=True)
 class Shares:
     """See the module's docstring. Not thread-safe."""
 
-    _fixed: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    _epochs: dict[tuple[int, int], Epoch] = field(default_factory=dict)
+    _dealt: dict[tuple[int, int], tuple[int, list[Dealt]]] = field(default_factory=dict)  # loader, worker
+    _training: set[int] = field(default_factory=set)  # loaders of whose batches steps were made
+    _live: dict[tuple[int, int], None] = field(default_factory=dict)  # epochs that are not over
+    _ended: list[EpochUse] = field(default_factory=list)  # and not asked for yet
 
     def ask(
-        self, loader: int, epoch: int, worker: int, incarnation: int, sharing: Mapping[int, int]
-    ) -> list[int]:
-        """The workers that share an epoch, by number; none where the one who asks has no part of it.
+        self,
+        loader: int,
+        epoch: int,
+        worker: int,
+        incarnation: int,
+        sharing: Mapping[int, int],
+        *,
+        begins: bool = True,
+        first: int = 0,
+        samples: int = 0,
+        mark: Mark | None = None,
+        rest: Mark | None = None,
+    ) -> Piece | None:
+        """What a worker hands out next of an epoch; None where there is nothing for it.
 
         Args:
             loader: its number, the same on all workers.
-            epoch: of that loader.
+            epoch: of the worker's iteration.
             worker: who asks.
-            incarnation: of it. One that came after the epoch was fixed has no part.
-            sharing: worker -> incarnation, or `ANY`, of those who share it if it is not fixed yet.
+            incarnation: of it. One that came after the epoch was dealt has no share, but what is left over.
+            sharing: worker -> incarnation, or `ANY`, of those who share it if it is not dealt yet.
+            begins: its iteration does; else the piece before is at its end.
+            first: batches of its share that were used before the job.
+            samples: of an epoch; 0: not known.
+            mark: how far it had come in the piece before, and its pace from now on.
+            rest: how far it comes in it with the step that follows; None: no further.
         """
-        shares = self._fixed.get((loader, epoch))
-        if shares is None:
-            shares = self._fixed[loader, epoch] = dict(sharing)
-            while len(self._fixed) > MAX_EPOCHS:
-                del self._fixed[next(iter(self._fixed))]
-        if shares.get(worker) == ANY:
-            shares[worker] = incarnation
-        return sorted(shares) if shares.get(worker) == incarnation else []
+        mark = mark or Mark()
+        self._close(loader, worker, incarnation, mark, rest or mark)
+        dealt = self._epochs.get((loader, epoch)) or self._begin(loader, epoch, sharing, samples)
+        if dealt.owners.get(worker) == ANY:
+            dealt.owners[worker] = incarnation
+        if not begins or dealt.owners.get(worker) != incarnation:
+            return self._left_over(loader, epoch, worker, incarnation, mark)
+        again = worker in dealt.begun
+        place, start = dealt.place(worker), 0 if again else dealt.starts.get(worker, 0)
+        if first > start:
+            dealt.samples, start = 0, first
+        if not again:
+            dealt.begun.add(worker)
+            self._take(loader, worker, incarnation, mark, Dealt(epoch=epoch, place=place, first=start))
+        return Piece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
+
+    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> Epoch:
+        while len(self._epochs) >= MAX_EPOCHS:
+            oldest = next(iter(self._epochs))
+            del self._epochs[oldest]
+            self._live.pop(oldest, None)
+        self._live[loader, epoch] = None
+        begun = self._epochs[loader, epoch] = Epoch(dict(sharing), samples=samples)
+        return begun
+
+    def _left_over(self, loader: int, epoch: int, worker: int, incarnation: int, mark: Mark) -> Piece | None:
+        for other, number in self._live if loader in self._training else ():
+            dealt = self._epochs[other, number]
+            due = number == epoch or (number < epoch and not self._pieces(loader, number))
+            if other == loader and due and dealt.left:
+                place, first = dealt.left.pop(0)
+                piece = Dealt(epoch=number, place=place, first=first, left_over=True)
+                self._take(loader, worker, incarnation, mark, piece)
+                return Piece(epoch=number, place=place, count=len(dealt.owners), first=first)
+        return None
+
+    def mark(self, loader: int, worker: int, incarnation: int, mark: Mark) -> None:
+        """A worker says how far it has come, before the pushes of the step leave."""
+        for piece in self._of(loader, worker, incarnation)[-1:]:
+            if piece.open:
+                self._training.add(loader)
+                piece.mark(mark)
+
+    def finished(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker wants no more: what it has not used stays unused."""
+        self._cut_off(worker, incarnation, clock, left_over=False)
+
+    def gone(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker has left, or was evicted: what is not of its first `clock` steps is left over."""
+        self._cut_off(worker, incarnation, clock, left_over=True)
+
+    def _cut_off(self, worker: int, incarnation: int, clock: int, *, left_over: bool) -> None:
+        for loader in self._loaders(worker):
+            for piece in self._of(loader, worker, incarnation):
+                was_open, before = piece.open, piece.used()
+                if not was_open:
+                    self._count(loader, piece, -1)
+                used = piece.used(clock)
+                piece.cut_off(clock)
+                self._count(loader, piece)
+                key = loader, piece.epoch
+                if key in self._epochs and (was_open or used.batches < before.batches):
+                    self._live[key] = None
+                    if left_over:
+                        self._epochs[key].left.append((piece.place, piece.first + used.batches))
+            self._dealt.pop((loader, worker), None)
+        for epoch in self._epochs.values():  # the shares that it has not asked for
+            if epoch.owners.get(worker) == incarnation and worker not in epoch.begun:
+                epoch.begun.add(worker)
+                if left_over:
+                    epoch.left.append((epoch.place(worker), epoch.starts.get(worker, 0)))
+
+    def end(self) -> None:
+        """The job has ended: what is left over stays unused."""
+        for key in list(self._live):
+            self._settle(key)
 
     def clear(self) -> None:
         """All workers are gone: who goes on with the job begins its epochs anew."""
-        self._fixed.clear()
+        self.end()
+        self._epochs.clear()
+        self._dealt.clear()
+        self._training.clear()
+
+    # -- snapshots -------------------------------------------------------------------------------------
+
+    def capture(self, clocks: Mapping[int, int]) -> list[dict[str, Any]]:
+        """What `restore` needs, as it was when each worker had taken so many steps: for JSON.
+
+        Args:
+            clocks: of the cut, by worker; at most a few steps ago.
+        """
+        return [self._capture(key, epoch, clocks) for key, epoch in self._epochs.items()]
+
+    def _capture(self, key: tuple[int, int], epoch: Epoch, clocks: Mapping[int, int]) -> dict[str, Any]:
+        starts = {n: epoch.starts.get(n, 0) for n in epoch.owners if n not in epoch.begun}
+        left, used, handed_on = list(epoch.left), epoch.used, epoch.handed_on
+        for (loader, worker), (_, pieces) in self._dealt.items():
+            for piece in pieces if loader == key[0] else ():
+                if piece.epoch != key[1]:
+                    continue
+                now, then = piece.used(), piece.used(clocks.get(worker))
+                samples = then.samples - (0 if piece.open else now.samples)
+                used, handed_on = used + samples, handed_on + samples * piece.left_over
+                if not piece.open and then.batches >= now.batches:
+                    continue
+                if piece.left_over or worker not in epoch.owners:
+                    left.append((piece.place, piece.first + then.batches))
+                else:
+                    starts[worker] = piece.first + then.batches
+        return {
+            "loader": key[0],
+            "epoch": key[1],
+            "workers": sorted(epoch.owners),
+            "samples": epoch.samples,
+            "used": used,
+            "handed_on": handed_on,
+            "starts": {str(worker): first for worker, first in sorted(starts.items())},
+            "left": [list(item) for item in left],
+            "trains": key[0] in self._training,
+        }
+
+    def restore(self, captured: Iterable[Mapping[str, Any]]) -> None:
+        """All is as captured; each worker goes on in its share under the incarnation that asks first."""
+        for name in ("_epochs", "_dealt", "_training", "_live", "_ended"):
+            getattr(self, name).clear()
+        for entry in captured:
+            key = int(entry["loader"]), int(entry["epoch"])
+            starts = {int(worker): int(first) for worker, first in entry["starts"].items()}
+            workers = [int(worker) for worker in entry["workers"]]
+            self._epochs[key] = Epoch(
+                {worker: ANY if worker in starts else NOBODY for worker in workers},
+                samples=int(entry["samples"]),
+                used=int(entry["used"]),
+                handed_on=int(entry["handed_on"]),
+                starts=starts,
+                begun=set(workers) - set(starts),
+                left=[(int(place), int(first)) for place, first in entry["left"]],
+            )
+            if entry["trains"]:
+                self._training.add(key[0])
+            if starts or entry["left"]:
+                self._live[key] = None
+
+    # -- accounts --------------------------------------------------------------------------------------
+
+    def uses(self, clocks: Mapping[int, int], most: int) -> list[EpochUse]:
+        """Of the epochs that began last, of loaders that train; `clocks` are workers' steps so far."""
+        keys = [key for key in self._epochs if key[0] in self._training]
+        return [self._use(key, clocks) for key in keys[-most:]]
+
+    def over(self) -> list[EpochUse]:
+        """Of the epochs of loaders that train which have come to their end since this was last asked."""
+        for key in list(self._live):
+            if self._is_over(key):
+                self._settle(key)
+        ended, self._ended = self._ended, []
+        return ended
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _take(self, loader: int, worker: int, incarnation: int, mark: Mark, piece: Dealt) -> None:
+        piece.mark(Mark(step=mark.step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples))
+        pieces = self._of(loader, worker, incarnation)
+        pieces.append(piece)
+        del pieces[:-KEPT_PIECES]
+        self._dealt[loader, worker] = incarnation, pieces
+
+    def _close(self, loader: int, worker: int, incarnation: int, mark: Mark, rest: Mark) -> None:
+        for piece in self._of(loader, worker, incarnation)[-1:]:
+            if piece.open:
+                if mark.batches:
+                    self._training.add(loader)
+                piece.close(mark, rest)
+                self._count(loader, piece)
+
+    def _count(self, loader: int, piece: Dealt, sign: int = 1) -> None:
+        epoch = self._epochs.get((loader, piece.epoch))
+        if epoch is not None:
+            epoch.used += sign * piece.used().samples
+            epoch.handed_on += sign * piece.used().samples * piece.left_over
+
+    def _of(self, loader: int, worker: int, incarnation: int) -> list[Dealt]:
+        known, pieces = self._dealt.get((loader, worker), (incarnation, []))
+        return pieces if known == incarnation else []
+
+    def _loaders(self, worker: int) -> list[int]:
+        return [loader for loader, other in self._dealt if other == worker]
+
+    def _pieces(self, loader: int, epoch: int) -> list[tuple[int, Dealt]]:
+        """That are open, with their workers."""
+        return [
+            (worker, piece)
+            for (other, worker), (_, pieces) in self._dealt.items()
+            for piece in pieces
+            if other == loader and piece.epoch == epoch and piece.open
+        ]
+
+    def _is_over(self, key: tuple[int, int]) -> bool:
+        loader, number = key
+        epoch = self._epochs[key]
+        begun = all(worker in epoch.begun for worker in epoch.owners)
+        left = epoch.left and loader in self._training
+        return begun and not left and not self._pieces(loader, number)
+
+    def _settle(self, key: tuple[int, int]) -> None:
+        self._live.pop(key, None)
+        if key[0] in self._training:
+            self._ended.append(self._use(key, {}))
+
+    def _use(self, key: tuple[int, int], clocks: Mapping[int, int]) -> EpochUse:
+        loader, number = key
+        epoch = self._epochs[key]
+        now = [(piece, piece.used(clocks.get(worker)).samples) for worker, piece in self._pieces(*key)]
+        return EpochUse(
+            loader=loader,
+            epoch=number,
+            samples=epoch.samples,
+            used=epoch.used + sum(samples for _, samples in now),
+            handed_on=epoch.handed_on + sum(samples for piece, samples in now if piece.left_over),
+            over=key not in self._live,
+        )

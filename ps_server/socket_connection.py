@@ -29,7 +29,6 @@ class SocketConnection:
         peer: FrameSocket,
         *,
         carrier: str,
-        generation: int,
         refusal: StrangerRefused | None,
         on_greeted: Callable[[], None],
         on_closed: Callable[[SocketConnection], None],
@@ -40,7 +39,6 @@ class SocketConnection:
             shard: whose frames come.
             peer: connected.
             carrier: its name, for people.
-            generation: of the shard.
             refusal: this peer may not connect.
             on_greeted: called once it is no stranger any more: it was greeted, or everything is freed.
             on_closed: called when everything of it is freed.
@@ -48,9 +46,7 @@ class SocketConnection:
         self._shard = shard
         self._peer = peer
         self._outbox = Outbox()
-        self._session = Session(
-            shard, self._outbox, generation=generation, token_bytes=TOKEN_BYTES, carrier=carrier
-        )
+        self._session = Session(shard, self._outbox, token_bytes=TOKEN_BYTES, carrier=carrier)
         self._refusal = refusal
         self._on_greeted = on_greeted
         self._on_closed = on_closed

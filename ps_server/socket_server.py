@@ -46,23 +46,19 @@ class SocketServer:
         offers: of a shard's `Open`: carriers with their addresses, best first.
     """
 
-    def __init__(
-        self, shard: Shard, *, host: str, port: int, generation: int, tls: TlsFolder | None = None
-    ) -> None:
+    def __init__(self, shard: Shard, *, host: str, port: int, tls: TlsFolder | None = None) -> None:
         """Listens, and starts to accept.
 
         Args:
             shard: that serves.
             host: to bind for `tcp`.
             port: of `tcp`; 0 lets the system choose.
-            generation: of the shard.
             tls: certificates for `tcp`; None: without TLS.
 
         Raises:
             Unavailable: the port is in use, or the host is not ours to bind.
         """
         self._shard = shard
-        self._generation = generation
         self._lock = threading.Lock()
         self._connections: set[SocketConnection] = set()
         self._strangers = 0
@@ -188,7 +184,6 @@ class SocketServer:
             self._shard,
             FrameSocket(peer),
             carrier=carrier,
-            generation=self._generation,
             refusal=_stranger(peer) if carrier is Carrier.UDS else None,
             on_greeted=self._greeted,
             on_closed=self._closed,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ps_wire import token as tokens
 from ps_wire.certificates import TlsFolder
+from ps_wire.token_file import TokenFile
 
 TOKEN_FILE, TLS_DIR = "PS_TOKEN_FILE", "PS_TLS_DIR"  # variables of the environment
 
@@ -18,18 +19,24 @@ class Access:
 
     Attributes:
         tls: certificates; None: connections are plain.
-        token: the service's or the job's; None: calls carry none.
+        token: the service's or the job's, or the file that holds it; None: calls carry none.
         job: that the token may be bound to; None: it is the service's.
     """
 
     tls: TlsFolder | None = None
-    token: str | None = field(default=None, repr=False)
+    token: str | TokenFile | None = field(default=None, repr=False)
     job: str | None = None
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Of every call."""
-        return tokens.metadata(self.token, self.job)
+        """Of a call that is made now."""
+        return tokens.metadata(next(iter(self.tokens()), None), self.job)
+
+    def tokens(self) -> tuple[str, ...]:
+        """That are good now; the first one is ours. None of them where there is no token."""
+        if isinstance(self.token, TokenFile):
+            return self.token.tokens()
+        return () if self.token is None else (self.token,)
 
 
 OPEN = Access()
@@ -50,14 +57,14 @@ def read(
         tls_dir: folder of the certificates; None: there are none.
         job: that the token may be bound to.
         serves: this process is a server, too.
-        complain: see `TlsFolder`.
+        complain: see `TlsFolder` and `TokenFile`.
 
     Raises:
         TokenRefused, TlsRefused: a file is not what it should be; it is named.
     """
     return Access(
         tls=TlsFolder(tls_dir, serves=serves, complain=complain) if tls_dir is not None else None,
-        token=tokens.read(token_file) if token_file is not None else None,
+        token=TokenFile(token_file, complain) if token_file is not None else None,
         job=job,
     )
 

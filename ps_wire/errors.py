@@ -21,6 +21,8 @@
     │   ├── WorkerNumberTaken
     │   ├── JobFull
     │   ├── MemoryLimitExceeded
+    │   ├── Fenced
+    │   ├── SnapshotMismatch       (a snapshot of another model, job or way of training)
     │   ├── TlsRefused             (retryable: files are replaced while processes run)
     │   └── TokenRefused
     ├── FrameRefused (1)               bytes that are no frame, or a frame out of place
@@ -30,8 +32,14 @@
     │   ├── PushOutOfOrder
     │   ├── StrangerRefused
     │   └── StaleIncarnation
+    ├── SnapshotUnusable (65)
+    │   ├── SnapshotMissing            there is none, or not that one
+    │   ├── SnapshotCorrupt            a file is missing, truncated or not what was written
+    │   └── SnapshotFormatUnsupported  written by an older or newer release
+    ├── SnapshotFailed (1)             one could not be written; the job goes on
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
     ├── Evicted (75)                   a worker that was silent for longer than its lease
+    │   └── RolledBack                 a job that went back to a snapshot
     ├── GradientChanged (1)            a gradient was touched after it had left
     ├── WeightsChanged (1)             a script wrote into weights that the servers hold
     ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
@@ -159,6 +167,14 @@ class MemoryLimitExceeded(ConfigurationRefused):
     """The job does not fit into the server's memory limit."""
 
 
+class Fenced(ConfigurationRefused):
+    """A newer process has this server's place; this one writes nothing any more."""
+
+
+class SnapshotMismatch(ConfigurationRefused):
+    """A snapshot of another model, or of a job that trains otherwise; the first difference is named."""
+
+
 class TlsRefused(ConfigurationRefused):
     """A certificate is missing, wrong or expired, or one end speaks TLS and the other does not."""
 
@@ -197,6 +213,28 @@ class StaleIncarnation(FrameRefused):
     """A frame of an incarnation that is not its worker's live one."""
 
 
+class SnapshotUnusable(PsError):
+    """A snapshot that cannot be restored; where there is an older one that can, it is named."""
+
+    exit_code = 65
+
+
+class SnapshotMissing(SnapshotUnusable):
+    """There is no snapshot, or not the one that was asked for."""
+
+
+class SnapshotCorrupt(SnapshotUnusable):
+    """A file of a snapshot is missing, truncated, or not what was written."""
+
+
+class SnapshotFormatUnsupported(SnapshotUnusable):
+    """A snapshot that an older or a newer release has written."""
+
+
+class SnapshotFailed(PsError):
+    """A snapshot could not be taken or written; the job goes on, and older snapshots stay."""
+
+
 class JobUnknown(PsError):
     """The servers do not know this job, table or worker."""
 
@@ -205,6 +243,15 @@ class Evicted(PsError):
     """This incarnation of a worker was silent for longer than its lease; the others went on without it."""
 
     exit_code = 75
+
+
+class RolledBack(Evicted):
+    """Servers lost what they held; the job went back to a snapshot, and so has this worker."""
+
+    @property
+    def step(self) -> int:
+        """That this worker takes next."""
+        return int(self.facts.get("step") or 0)
 
 
 class GradientChanged(PsError):
@@ -248,6 +295,8 @@ STATUS: dict[type[PsError], str] = {
     WorkerNumberTaken: "ALREADY_EXISTS",
     JobFull: "FAILED_PRECONDITION",
     MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
+    Fenced: "FAILED_PRECONDITION",
+    SnapshotMismatch: "FAILED_PRECONDITION",
     TlsRefused: "UNAUTHENTICATED",
     TokenRefused: "UNAUTHENTICATED",
     FrameRefused: "INVALID_ARGUMENT",
@@ -257,8 +306,14 @@ STATUS: dict[type[PsError], str] = {
     PushOutOfOrder: "ABORTED",
     StrangerRefused: "PERMISSION_DENIED",
     StaleIncarnation: "ABORTED",
+    SnapshotUnusable: "DATA_LOSS",
+    SnapshotMissing: "NOT_FOUND",
+    SnapshotCorrupt: "DATA_LOSS",
+    SnapshotFormatUnsupported: "FAILED_PRECONDITION",
+    SnapshotFailed: "ABORTED",
     JobUnknown: "NOT_FOUND",
     Evicted: "ABORTED",
+    RolledBack: "ABORTED",
     GradientChanged: "FAILED_PRECONDITION",
     WeightsChanged: "FAILED_PRECONDITION",
     NonFiniteGradient: "FAILED_PRECONDITION",

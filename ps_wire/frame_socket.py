@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -23,6 +22,7 @@ import numpy as np
 from ps_wire import frame as wire
 from ps_wire import trace
 from ps_wire.errors import ConnectionLost, FrameTooLarge
+from ps_wire.frame_queue import FrameQueue
 from ps_wire.service import Landing
 from ps_wire.shared_memory import AVAILABLE
 
@@ -264,7 +264,7 @@ def _in_time(
     return count
 
 
-def take_batch(queued: deque[Queued], frame_of: Callable[[Queued], wire.Frame]) -> list[Queued]:
+def take_batch(queued: FrameQueue[Queued], frame_of: Callable[[Queued], wire.Frame]) -> list[Queued]:
     """Takes from the front of a queue what may leave together."""
     taken: list[Queued] = []
     while queued and len(taken) < BATCH_FRAMES:

@@ -119,6 +119,10 @@ class Service(Protocol):
         """
         ...
 
+    def move(self, shard: int, address: str) -> None:
+        """A shard is at another address from now on."""
+        ...
+
     def close(self) -> None:
         """Ends everything that is still open; nothing of it can be used any more."""
         ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,27 +21,35 @@ from ps_wire.errors import TokenRefused
 
 AUTHORIZATION, JOB = "authorization", "ps-job"  # keys of a call's metadata
 MIN_CHARACTERS, MAX_CHARACTERS = 16, 512
+MAX_TOKENS = 4  # in a file
 _SCHEME = "Bearer "
 _FORM = re.compile(rf"[\x21-\x7e]{{{MIN_CHARACTERS},{MAX_CHARACTERS}}}")
 
 
 def read(path: Path) -> str:
-    """The token in a file: its only line.
+    """The token that calls carry: the first one in a file; for `TokenRefused` see `read_all`."""
+    return read_all(path)[0]
+
+
+def read_all(path: Path) -> tuple[str, ...]:
+    """The tokens in a file: its lines.
 
     Raises:
         TokenRefused: the file, which is named, cannot be read or holds something else.
     """
     try:
         with path.open("rb") as file:
-            text = file.read(2 * MAX_CHARACTERS).decode("ascii", errors="replace").strip()
+            text = file.read(MAX_TOKENS * 2 * MAX_CHARACTERS).decode("ascii", errors="replace")
     except OSError as error:
         raise TokenRefused(f"{path}: {error.strerror or error} (--token-file, PS_TOKEN_FILE)") from None
-    if not _FORM.fullmatch(text):
+    lines = [line.strip() for line in text.strip().splitlines()]
+    if not 1 <= len(lines) <= MAX_TOKENS or not all(map(_FORM.fullmatch, lines)):
         raise TokenRefused(
             f"{path} holds no token: one line of {MIN_CHARACTERS} to {MAX_CHARACTERS} printable characters "
-            "without spaces, as from `openssl rand -hex 32` (--token-file, PS_TOKEN_FILE)"
+            "without spaces, as from `openssl rand -hex 32` (--token-file, PS_TOKEN_FILE), and at most "
+            f"{MAX_TOKENS - 1} more such lines with tokens that are taken, too"
         )
-    return text
+    return tuple(lines)
 
 
 def of_job(service_token: str, job: str) -> str:
@@ -91,9 +99,9 @@ ANYBODY = Caller()
 
 @dataclass(frozen=True, slots=True)
 class TokenCheck:
-    """Compares what calls carry with the service's token, in constant time."""
+    """Compares what calls carry with the service's tokens, as they are now, in constant time."""
 
-    service_token: str = field(repr=False)
+    service_tokens: Callable[[], tuple[str, ...]] = field(repr=False)
 
     def caller(self, carried: Mapping[str, str | bytes]) -> Caller:
         """Who makes a call with this metadata.
@@ -105,14 +113,21 @@ class TokenCheck:
         if not isinstance(given, str) or not given.startswith(_SCHEME):
             raise TokenRefused("this service wants a token: set --token-file (PS_TOKEN_FILE)")
         token = given.removeprefix(_SCHEME).encode()
-        if hmac.compare_digest(token, self.service_token.encode()):
+        services = [service.encode() for service in self.service_tokens()]
+        if _is_one_of(token, services):
             return ANYBODY
         job = carried.get(JOB)
         name = job if isinstance(job, str) else ""
-        expected = hmac.new(self.service_token.encode(), f"job {name}".encode(), hashlib.sha256).hexdigest()
-        if not hmac.compare_digest(token, expected.encode()):
+        text = f"job {name}".encode()
+        jobs = [hmac.new(service, text, hashlib.sha256).hexdigest().encode() for service in services]
+        if not _is_one_of(token, jobs):
             raise TokenRefused(
                 "the token (--token-file, PS_TOKEN_FILE) is neither this service's nor that of "
                 + (f"job {name[:64]!r}" if name else "a job that was named")
             )
         return Caller(job=name)
+
+
+def _is_one_of(given: bytes, tokens: list[bytes]) -> bool:
+    """All of them are compared, whichever it is."""
+    return any([hmac.compare_digest(given, token) for token in tokens])  # noqa: C419 - no shortcut

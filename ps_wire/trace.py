@@ -4,7 +4,8 @@ Off unless the environment names a folder; `span` then costs a comparison. On, t
 kept, and each process writes a file of its own at its end, `PID.json`, which Perfetto and chrome://tracing
 open. Times are the monotonic clock's, which all processes of a machine share, so files can be put together.
 
-It must not know what is traced.
+Spans are also the named points at which a test of faults acts: it installs a tracer of its own, which is told
+what each span works on, and may hold the thread there. It must not know what is traced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ps_wire.errors import UsageError
 
@@ -28,6 +29,14 @@ MAX_SPANS = 1 << 17  # of a process, 20 MB; older ones are forgotten
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Tracer(Protocol):
+    """Who is told of spans; on the thread that runs them."""
+
+    def span(self, name: str, *about: Any, **named: Any) -> AbstractContextManager[None]:
+        """Entered and left with the block of that name, which works on `about`: of a call, its arguments."""
+        ...
 
 
 class Recorder:
@@ -43,7 +52,7 @@ class Recorder:
         self.process = process
         self._spans: deque[tuple[str, int, str, int, int]] = deque(maxlen=max_spans)
 
-    def span(self, name: str) -> AbstractContextManager[None]:
+    def span(self, name: str, *_about: Any, **_named: Any) -> AbstractContextManager[None]:
         """Records what its block takes, on the thread that runs it."""
         return _Span(self, name)
 
@@ -97,12 +106,12 @@ class _Span(AbstractContextManager[None]):
         self._recorder.add(self._name, self._begin_ns, time.monotonic_ns())
 
 
-_recorder: Recorder | None = None
+_tracer: Tracer | None = None
 
 
-def span(name: str) -> AbstractContextManager[None]:
+def span(name: str, *about: Any) -> AbstractContextManager[None]:
     """A block to be traced: `with trace.span("mean"):`. Nothing happens where tracing is off."""
-    return _NOTHING if _recorder is None else _recorder.span(name)
+    return _NOTHING if _tracer is None else _tracer.span(name, *about)
 
 
 def traced(name: str) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
@@ -111,14 +120,20 @@ def traced(name: str) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _R
     def decorate(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
         @functools.wraps(function)
         def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-            if _recorder is None:
+            if _tracer is None:
                 return function(*args, **kwargs)
-            with _recorder.span(name):
+            with _tracer.span(name, *args, **kwargs):
                 return function(*args, **kwargs)
 
         return call
 
     return decorate
+
+
+def install(tracer: Tracer | None) -> None:
+    """From now on this one is told of the spans of this process; None: nobody."""
+    global _tracer  # noqa: PLW0603 - spans are everywhere, and a process has one trace
+    _tracer = tracer
 
 
 def start(process: str) -> None:
@@ -130,14 +145,14 @@ def start(process: str) -> None:
     Raises:
         UsageError: what the environment names is no folder that can be written.
     """
-    global _recorder  # noqa: PLW0603 - spans are everywhere, and a process has one trace
     folder = os.environ.get(VARIABLE)
     if not folder:
         return
     path = Path(folder).absolute()
     if not path.is_dir() or not os.access(path, os.W_OK):
         raise UsageError(f"{VARIABLE}={folder} is no folder that can be written: make it, or unset it")
-    _recorder = recorder = Recorder(process)
+    recorder = Recorder(process)
+    install(recorder)
     process_id = os.getpid()
 
     def write() -> None:

@@ -24,6 +24,7 @@ from ps_wire.errors import (
     HyperparametersDiffer,
     NonFiniteGradient,
     PsError,
+    RolledBack,
     ServerUnreachable,
     StartLimitExceeded,
     UsageError,
@@ -48,7 +49,7 @@ from ps_worker.hyperparameters import (
 )
 from ps_worker.loader import Loader
 from ps_worker.reader import Cut, Reader
-from ps_worker.stats import Stats
+from ps_worker.stats import EpochUse, Stats
 from ps_worker.table import Pulled, Table
 from ps_worker.worker import Worker
 from ps_worker.wrapped import WrappedOptimizer
@@ -63,6 +64,7 @@ __all__ = [
     "Table",
     "Pulled",
     "Stats",
+    "EpochUse",
     "Staleness",
     "OptimizerChoice",
     "BucketOptions",
@@ -85,6 +87,7 @@ __all__ = [
     "ConnectionLost",
     "CutAborted",
     "Evicted",
+    "RolledBack",
     "GradientChanged",
     "HyperparametersDiffer",
     "NonFiniteGradient",

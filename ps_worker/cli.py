@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import runpy
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import torch
@@ -21,6 +19,7 @@ from ps_wire import wire_dtype as wire_dtypes
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
 from ps_wire.errors import UsageError
+from ps_worker import stopping
 from ps_worker.settings import ALONE, LEASE_S, parse_size
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
@@ -85,6 +84,13 @@ def run(
             help="Seconds without a sign of life from this worker after which the others go on without it.",
         ),
     ] = LEASE_S,
+    drain_limit: Annotated[
+        float,
+        typer.Option(
+            envvar="PS_DRAIN_LIMIT",
+            help="Seconds that a step may take to end when SIGTERM has come.",
+        ),
+    ] = stopping.LIMIT_S,
     token_file: Annotated[
         Path | None, typer.Option(envvar="PS_TOKEN_FILE", help="Holds the service's token, or the job's.")
     ] = None,
@@ -121,11 +127,14 @@ def run(
         os.environ["PS_WORKER"] = str(worker)
     if servers != ALONE:
         _share_cores(servers, most)
-    signal.signal(signal.SIGTERM, _stop)
+    if drain_limit < 0:
+        raise UsageError(f"--drain-limit must be >= 0 seconds, got {drain_limit:g}")
+    stopping.install(drain_limit)
     trace.start("worker" if worker is None else f"worker {worker}")
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
+    stopping.script_ended()
 
 
 def _share_cores(servers: str, num_workers: int) -> None:
@@ -139,12 +148,6 @@ def _share_cores(servers: str, num_workers: int) -> None:
         threads = max(1, (os.cpu_count() or 1) // num_workers)
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    """Leaves the job in order, then ends with 75: stopped before the end, run me again."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    raise SystemExit(75)
 
 
 def main() -> None:

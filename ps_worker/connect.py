@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import weakref
+from collections.abc import Callable
 from os import PathLike
 from typing import Any, Literal, overload
 
@@ -48,6 +49,7 @@ def connect(
     lease: float | None = None,
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
+    on_rollback: Callable[[int], None] | None = None,
 ) -> Worker: ...
 
 
@@ -68,6 +70,7 @@ def connect(
     role: str | None = None,
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
+    on_rollback: Callable[[int], None] | None = None,
 ) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
@@ -98,6 +101,8 @@ def connect(
         token_file: a file with the service's token, or with the job's.
         tls_dir: a folder with `ca.crt`, `tls.crt` and `tls.key`: connections are encrypted, and both ends
             show a certificate. The files are read again when they change.
+        on_rollback: called instead of raising `RolledBack` in a step, with the number of the step that is
+            taken next: servers lost state, and the job went back to a snapshot. `finish()` raises it anyway.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
@@ -133,7 +138,7 @@ def connect(
     if chosen.role == "reader":
         return Reader(chosen)
     try:
-        made = Worker(chosen)
+        made = Worker(chosen, on_rollback)
     except (JobFull, WorkerNumberTaken) as error:
         raise _with_own(error, chosen) from None
     _made.add(made)

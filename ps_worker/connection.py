@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ps_wire import frame as wire
-from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, PsError
+from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, JobUnknown, PsError, ServerNotReady
 from ps_wire.frame_socket import close_all
 from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.service import DataStream, FramesOut, Service
@@ -27,6 +27,8 @@ from ps_worker.outbox import Outbox
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 ATTEMPT_LIMIT_S = 10.0  # of one attempt to connect again, of which several fit into a retry limit
+FIRST_LIMIT_S = 0.5  # of the first one after a connection broke; each may take twice as long as before
+SEEK_AFTER = 1  # tries; then the shard may have another address
 MIN_ATTEMPT_LIMIT_S = 0.2  # for the last one, when the retry limit is all but over
 
 logger = logging.getLogger("ps_worker")
@@ -67,14 +69,21 @@ class Connection:
         peer: Peer,
         retry_limit_s: float,
         log: Callable[[str], None],
+        seek: Callable[[], None] = lambda: None,
+        generation: int = 0,
     ) -> None:
+        """Opens it.
+
+        `seek` asks where shards are now; `generation` is the shard's, at least.
+        """
+        self._seek = seek
         self._service = service
         self._carriers = carriers
-        self._address = service.addresses[shard]
         self._shard = shard
         self._job = job
         self._worker = worker
         self._incarnation = incarnation
+        self._generation = generation
         self._peer = peer
         self._retry_limit_s = retry_limit_s
         self._log = log
@@ -82,8 +91,13 @@ class Connection:
         self._outbox: Outbox | None = None
         self._call: DataStream | None = None
         self._closing = threading.Event()
+        self._lived = False
         self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
         self._thread.start()
+
+    @property
+    def _address(self) -> str:
+        return self._service.addresses[self._shard]
 
     def send(self, *frames: wire.Frame) -> None:
         """Queues frames; while the connection is down nothing is queued, since `replay` will send them."""
@@ -111,8 +125,8 @@ class Connection:
         attempt = 0
         while not self._closing.is_set():
             try:
-                for frame in self._connected(self._left_s(broken_s)):
-                    broken_s, attempt = None, 0
+                for frame in self._connected(self._left_s(broken_s, attempt)):
+                    broken_s, attempt, self._lived = None, 0, True
                     if frame.kind is wire.Kind.REFUSE:
                         self._peer.fail(refusal(frame))
                         return
@@ -122,8 +136,7 @@ class Connection:
                         close_all(frame.descriptors)
                 reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")
             except PsError as error:
-                named = type(error) is not PsError  # else a status of the carrier's own: a broken stream
-                if named and not error.retryable and not self._closing.is_set():
+                if self._is_end(error):
                     self._peer.fail(error)
                     return
                 reason = ConnectionLost(error.message)
@@ -148,15 +161,31 @@ class Connection:
                     )
                 )
                 return
-            if attempt == 0:
-                self._log(f"connection to shard {self._shard} at {self._address} broke; trying again")
-            self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
+            self._pause(attempt)
             attempt += 1
 
-    def _left_s(self, broken_s: float | None) -> float:
-        """Seconds that the next try may take."""
+    def _pause(self, attempt: int) -> None:
+        """Before the next try."""
+        if attempt == 0:
+            self._log(f"connection to shard {self._shard} at {self._address} broke; trying again")
+        self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
+        if attempt >= SEEK_AFTER:
+            self._seek()
+
+    def _is_end(self, error: PsError) -> bool:
+        """Whether no other connection can help.
+
+        A shard that has come back may not know the job yet: the coordinator says what becomes of that.
+        """
+        named = type(error) is not PsError  # else a status of the carrier's own: a broken stream
+        waits = error.retryable or (self._lived and isinstance(error, JobUnknown))
+        return named and not waits and not self._closing.is_set()
+
+    def _left_s(self, broken_s: float | None, attempt: int) -> float:
+        """Seconds that the next try may take; the first ones are short, for the shard may be elsewhere."""
         gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
-        return min(ATTEMPT_LIMIT_S, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
+        longest_s = ATTEMPT_LIMIT_S if broken_s is None else FIRST_LIMIT_S * 2.0**attempt
+        return min(ATTEMPT_LIMIT_S, longest_s, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
@@ -168,6 +197,7 @@ class Connection:
             opened = self._service.shard(self._shard).Open(request, timeout=limit_s, wait_for_ready=True)
             if outbox is not None:
                 outbox.close()  # of a carrier that did not reach the shard
+            self._check_generation(opened.generation)
             outbox = Outbox(self._hello(opened.token))
             return opened, outbox
 
@@ -184,11 +214,22 @@ class Connection:
             outbox.close()
             call.close()
 
+    def _check_generation(self, generation: int) -> None:
+        """A shard's generation only grows: an older one is a process whose place another has taken."""
+        if generation < self._generation:
+            raise ServerNotReady(
+                f"the process at {self._address} is shard {self._shard} of generation {generation}; the live "
+                f"one is of {self._generation}",
+                shard=self._shard,
+            )
+        self._generation = generation
+
     def _hello(self, token: bytes) -> wire.Frame:
         return wire.Frame(
             kind=wire.Kind.HELLO,
             worker=self._worker,
             incarnation=self._incarnation,
+            generation=self._generation,
             meta=token + self._job.encode(),
         )
 

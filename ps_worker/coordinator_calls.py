@@ -57,6 +57,15 @@ class CoordinatorCalls:
         self.put_state("live", blob)
         self._send(uploaded=pb.Uploaded(live=True, step=step))
 
+    def put_cut(self, number: int, blob: bytes) -> None:
+        """What a snapshot has of this worker beside its tables."""
+        try:
+            self.put_state(f"cut/{self.joined.worker}", blob)
+        except PsError as error:  # a snapshot's trouble: this worker trains on
+            self._log(f"a snapshot does not get this worker's state: {error}")
+            return
+        self._send(cut_captured=pb.CutCaptured(number=number))
+
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
 
@@ -112,6 +121,11 @@ class CoordinatorCalls:
             name=name,
         )
 
+    def epochs(self) -> list[pb.EpochUse]:
+        """What became of the samples of the job's last epochs."""
+        reply = self._service.coordinator.Status(pb.StatusRequest(), timeout=CALL_LIMIT_S)
+        return [use for job in reply.jobs if job.job.name == self._settings.job for use in job.epochs]
+
     def behind(self) -> list[str]:
         """Who of the others has taken the fewest steps by what the coordinator has heard, for people.
 
@@ -134,14 +148,16 @@ class CoordinatorCalls:
             if entry.progress.step == slowest
         ][:MAX_NAMED]
 
-    def share(self, loader: int, epoch: int) -> list[int]:
-        """The workers that share an epoch of a loader; none where this one has no part of it."""
-        request = pb.ShareRequest(
-            job=self._settings.job,
-            worker=self.joined.worker,
-            incarnation=self.joined.incarnation,
-            loader=loader,
-            epoch=epoch,
-        )
-        reply = self._service.coordinator.Share(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
-        return list(reply.workers)
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        """What of an epoch of a loader this worker hands out next."""
+        request.job, request.worker = self._settings.job, self.joined.worker
+        request.incarnation = self.joined.incarnation
+        coordinator = self._service.coordinator
+        reply: pb.ShareReply = coordinator.Share(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        return reply
+
+    def use(self, request: pb.UseRequest) -> None:
+        """How far this worker has come in what it hands out."""
+        request.job, request.worker = self._settings.job, self.joined.worker
+        request.incarnation = self.joined.incarnation
+        self._service.coordinator.Use(request, timeout=CALL_LIMIT_S, wait_for_ready=True)

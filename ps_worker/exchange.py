@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ps_wire import frame as wire
-from ps_wire import meta
+from ps_wire import meta, trace
 from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
@@ -33,7 +33,6 @@ from ps_worker.table_memory import Sharing, TableMemory
 from ps_worker.waits import Callback, Waits
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
-HALVES = 2  # descriptors in a shard's SHARE
 
 
 class Hooks(Protocol):
@@ -49,6 +48,7 @@ class Exchange(Reentry, Waits):
 
     Attributes:
         missed: steps that this worker skipped, for it was late.
+        skips: it may do so: which step weights are of is known when all are here.
     """
 
     def __init__(
@@ -68,12 +68,14 @@ class Exchange(Reentry, Waits):
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
-        self.partitions: list[Partition] = [plan.partition(index) for index in range(plan.num_partitions)]
+        self.partitions: list[Partition] = self.memory.partitions
         self.versions = [0] * plan.num_partitions
         self.clocks: dict[int, int] = {}
         self.missed = 0
-        self._backup = backup
+        self.skips = backup
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
+        self.begins: Callable[[], None] = lambda: None  # called before the first push of a step
+        self._begun = -1
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.number = self._table = table
@@ -92,6 +94,7 @@ class Exchange(Reentry, Waits):
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Callback] = []
+        self._awaited = frozenset()
 
     @property
     def weights(self) -> FlatBuckets:
@@ -108,7 +111,7 @@ class Exchange(Reentry, Waits):
 
         A later one where this worker was late and others went on, with backup workers.
         """
-        return max(clock, min(self.versions)) if self._backup and not self._pulls.flags else clock
+        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
 
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
@@ -122,7 +125,9 @@ class Exchange(Reentry, Waits):
 
     def _shared(self) -> list[wire.Frame]:
         descriptors = self.memory.descriptors
-        return [self._frame(wire.Kind.SHARE, descriptors=descriptors)] if descriptors else []
+        if not descriptors:
+            return []
+        return [self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)]
 
     def own(self) -> bool:
         """Before a worker leaves the gates: its weights stay as they are, shards let go of its memory.
@@ -165,6 +170,7 @@ class Exchange(Reentry, Waits):
                 place = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
                 self._send_noted([self._frame(wire.Kind.LOAD, **place)])
 
+    @trace.traced("queue pushes")
     def push(
         self,
         partitions: Sequence[Partition],
@@ -182,6 +188,7 @@ class Exchange(Reentry, Waits):
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
         """
+        self._begin(step)
         frames = []
         for partition, there in zip(partitions, present, strict=True):
             payload = self._rounded.payload(partition.index) if any(there) else b""
@@ -204,12 +211,19 @@ class Exchange(Reentry, Waits):
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
+        self._begin(step)
         self._send_again()
         for partition in self.partitions:
             if self._pushes.steps.get(partition.index) != step:
                 place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
                 self._send_noted([self._frame(wire.Kind.ABSTAIN, **place)])
 
+    def _begin(self, step: int) -> None:
+        if step != self._begun:
+            self._begun = step
+            self.begins()
+
+    @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
         """Asks for all weights at this clock, first layers first.
 
@@ -267,11 +281,20 @@ class Exchange(Reentry, Waits):
             self._take_answer(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
-        elif frame.kind is wire.Kind.SHARE and self.memory.mapped and len(frame.descriptors) == HALVES:
-            try:
-                self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
-            except (PsError, OSError) as error:
-                self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
+        elif frame.kind is wire.Kind.SHARE:
+            self._take_share(frame)
+
+    def _take_share(self, frame: wire.Frame) -> None:
+        """A shard's halves; without any, it could not take what is shared and ends the connection."""
+        if not self.memory.mapped:
+            self.memory.descriptors = ()  # the next connection brings all that is under way as payload
+            return
+        try:
+            if len(frame.descriptors) < 2:
+                raise FrameMalformed("descriptors of shared memory were lost: is their limit reached?")
+            self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
+        except (PsError, OSError) as error:
+            self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
@@ -301,6 +324,7 @@ class Exchange(Reentry, Waits):
             except FrameMalformed as error:
                 self.fail(error)
                 return
+        self.memory.on_arrival(self.partitions[index])
         with self._changed:
             if frame.step != self._pulls.step:
                 return  # something else was asked for meanwhile
@@ -315,6 +339,8 @@ class Exchange(Reentry, Waits):
             if not self._pulls:
                 self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
+                self._changed.notify_all()
+            elif index in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
             callbacks = self._due(self._when_pulled, bool(self._pulls))
             callbacks += self._due(self._when_acked, not self._pushes.acked())

@@ -55,6 +55,7 @@ class Gradients:
         syncing: Callable[[], bool],
         hyperparameters: Callable[[], Hyperparameters],
         weight: Callable[[], float],
+        settle: Callable[[], None],
         as_views: bool = False,
     ) -> None:
         """Puts hooks on the parameters as `mode` asks.
@@ -67,6 +68,7 @@ class Gradients:
             syncing: False where a backward pass only accumulates.
             hyperparameters: what the table's param-groups say now.
             weight: of this step's pushes in a BSP mean.
+            settle: called before the first push of a step.
             as_views: gradients lie in the memory that is pushed.
         """
         self.exchange = exchange
@@ -77,6 +79,7 @@ class Gradients:
         self._syncing = syncing
         self._hyperparameters = hyperparameters
         self._weight = weight
+        self._settle = settle
         self._seen: Hyperparameters | None = None  # at the first hook of a watched step
         self._turn = 0
         names = list(parameters)
@@ -102,6 +105,16 @@ class Gradients:
     def seen(self) -> bool:
         """Whether a hook has fired in this step."""
         return any(bucket.arrived for bucket in self._buckets)
+
+    @property
+    def arrived(self) -> list[torch.Tensor]:
+        """Parameters whose hooks have fired in this step."""
+        return [parameter for bucket in self._buckets for parameter in bucket.arrived]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the script may write into memory that is pushed, as `zero_grad(set_to_none=False)` does."""
+        return any(bucket.in_place for bucket in self._buckets)
 
     @property
     def there(self) -> bool:
@@ -217,6 +230,7 @@ class Gradients:
     def _complete(self, bucket: Outgoing) -> None:
         if self._syncing():
             with suppress(Evicted):  # step() joins again
+                self._settle()
                 bucket.copy()
                 bucket.check_whole()
                 self._push(bucket, late=False)

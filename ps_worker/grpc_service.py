@@ -39,6 +39,7 @@ class GrpcService:
         self._access = access
         self._control = _Line(self.addresses[0], access)
         self._lines = [_Line(address, access) for address in self.addresses]
+        self._moved: list[_Line] = []  # of addresses where a shard was before
         self.coordinator = _Calls(coordinator_pb2_grpc.CoordinatorStub, self._control)
         self._shards = [_Calls(shard_pb2_grpc.ShardStub, line) for line in self._lines]
 
@@ -66,9 +67,17 @@ class GrpcService:
         unshared = (wire.encode(frame) for frame in frames if frame.kind is not wire.Kind.SHARE)
         return GrpcStream(line.channel().stream_stream(DATA)(unshared, metadata=line.metadata), line)
 
+    def move(self, shard: int, address: str) -> None:
+        """See `Service.move`; calls that are under way end by themselves."""
+        forked.remember(address)
+        self._moved.append(self._lines[shard])
+        self._lines[shard] = _Line(address, self._access)
+        self._shards[shard] = _Calls(shard_pb2_grpc.ShardStub, self._lines[shard])
+        self.addresses = (*self.addresses[:shard], address, *self.addresses[shard + 1 :])
+
     def close(self) -> None:
         """See `Service.close`."""
-        for line in [self._control, *self._lines]:
+        for line in [self._control, *self._lines, *self._moved]:
             line.close()
 
 
@@ -80,11 +89,15 @@ class _Line:
 
     def __init__(self, address: str, access: Access) -> None:
         self.address = address
-        self.metadata = access.metadata
         self._access = access
         self._lock = threading.Lock()
         self._identity = self._newest()
         self._channels = [dial(address, access)]
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Of the next call."""
+        return self._access.metadata
 
     def channel(self) -> grpc.Channel:
         """For the next call."""

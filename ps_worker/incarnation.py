@@ -14,6 +14,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.connection import Connection, Peer
 from ps_worker.membership import Membership
+from ps_worker.places import Places
 from ps_worker.settings import Settings
 
 CLOSE_LIMIT_S = 0.2  # for an evicted one's connections: nothing that they still bring counts
@@ -45,8 +46,11 @@ class Incarnation:
         """As whom it has joined."""
         return self.membership.joined
 
-    def connect(self, carriers: CarrierChoice) -> None:
-        """Opens a connection to every shard."""
+    def connect(self, carriers: CarrierChoice, places: Places) -> None:
+        """Opens a connection to every shard, where it is now."""
+        shards = self.joined.shards
+        places.update([shard.address for shard in shards])
+        generations = [shard.generation for shard in shards] or [0] * len(self._service.addresses)
         self.connections += [
             Connection(
                 service=self._service,
@@ -58,8 +62,10 @@ class Incarnation:
                 peer=self,
                 retry_limit_s=self._settings.retry_limit_s,
                 log=self._say,
+                seek=places.seek,
+                generation=generation,
             )
-            for shard in range(len(self._service.addresses))
+            for shard, generation in enumerate(generations)
         ]
 
     def abandon(self) -> None:

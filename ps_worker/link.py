@@ -10,13 +10,14 @@ a connection may have before there is a table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ps_wire.carrier import Carrier
 from ps_wire.consistency import BSP
-from ps_wire.errors import Evicted, PsError, UsageError
+from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import AVAILABLE, Layout
 from ps_wire.table import TableSpec
@@ -64,7 +65,7 @@ class Link(Rejoining):
         except BaseException:
             self._service.close()
             raise
-        self._now.connect(self._carriers)
+        self._now.connect(self._carriers, self._places)
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -120,18 +121,8 @@ class Link(Rejoining):
         exchange = self._made_again(spec)
         if exchange is None:
             self._membership.make_table(spec)
-            plan = Plan(spec, len(self._connections))
-            exchange = Exchange(  # while the shards open it
-                table=spec.number,
-                plan=plan,
-                worker=self.rank,
-                incarnation=self._now.joined.incarnation,
-                start=spec.optimizer.hyperparameters,
-                strict=strict,
-                sharing=self._sharing(plan, pulls=pulls),
-                wire_dtype=self._settings.wire_dtype,
-                backup=getattr(self._settings.consistency, "backup", 0) > 0,
-            )
+            exchange = self._exchange(spec, strict=strict, pulls=pulls)  # while the shards open it
+            exchange.begins = self.capture.begin
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
@@ -156,6 +147,30 @@ class Link(Rejoining):
             model_spec.copy_into(self._live_or_kept(live, spec.number), outside.tensors())
         self._begun = [*self._begun[: spec.number], spec]
         return exchange, step
+
+    def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool) -> Exchange:
+        """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
+        plan = Plan(spec, len(self._connections))
+        make = partial(
+            Exchange,
+            table=spec.number,
+            plan=plan,
+            worker=self.rank,
+            incarnation=self._now.joined.incarnation,
+            start=spec.optimizer.hyperparameters,
+            strict=strict,
+            wire_dtype=self._settings.wire_dtype,
+            backup=getattr(self._settings.consistency, "backup", 0) > 0,
+        )
+        try:
+            return make(sharing=self._sharing(plan, pulls=pulls))
+        except OSError as error:
+            if self._settings.carrier is Carrier.SHM:
+                raise ConfigurationRefused(
+                    f"table {spec.number} can share no memory: {error.strerror} (PS_CARRIER=shm)"
+                ) from None
+            self._say(f"table {spec.number} shares no memory ({error.strerror}): its payloads travel")
+            return make(sharing=Sharing.PRIVATE)
 
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
         if not self._shares:
@@ -277,6 +292,7 @@ class Link(Rejoining):
                 break
             except Evicted as error:
                 self._refused(error)
+                self.announce()  # there is more to train
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
             if outside := self._outside.get(number):
@@ -287,6 +303,11 @@ class Link(Rejoining):
 
     def _live_state(self) -> bytes:
         return model_spec.pack(self._outside_tensors() | self.registered.tensors())
+
+    def _captured(self) -> bytes:
+        return model_spec.pack(
+            self._outside_tensors() | self.registered.tensors() | self.own.tensors() | self.positions().pack()
+        )
 
     def _outside_tensors(self) -> dict[str, torch.Tensor]:
         return {
@@ -299,7 +320,10 @@ class Link(Rejoining):
         """Before it leaves the gates: nothing is shared with shards any more."""
         written = [exchange.own() for exchange in self.exchanges]  # all of them, whatever one says
         if any(written):
-            self._say("the script has written into a parameter after wrap, and computed its last steps on it")
+            self._say(
+                "the script has written into a parameter after wrap: it is lost, or the last steps were "
+                "computed on it"
+            )
 
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator."""

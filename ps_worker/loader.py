@@ -1,26 +1,58 @@
 """The batches of one worker, epoch after epoch, over a `DataLoader` of torch that reads this worker's share.
 
-It counts epochs and batches, so that it can say where it is and go on there. What goes to whom is `share`'s
-(datasets with a length) and `stream_share`'s affair (without): it must not know.
+It counts epochs and batches, so that it can say where it is and go on there. What goes to whom is its
+dealer's affair, and `share`'s (datasets with a length) and `stream_share`'s (without): it must not know.
 
 Invariants: a batch is counted when it is handed out, not when it was read ahead. Nothing here waits for
-another worker.
+another worker. An iteration hands out this worker's share of its epoch, then what others have left over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ps_wire.errors import UsageError
+from ps_worker.position import Piece, Position
 from ps_worker.share import Share, ShareSampler
 from ps_worker.stream_share import SizedCollate, StreamBatches, StreamShare, check_length
 
 LoaderState: TypeAlias = dict[str, int | bool | None]
 
 OURS = ("batch_sampler", "sampler", "in_order")
+
+
+class Dealer(Protocol):
+    """Says what of an epoch this worker hands out."""
+
+    @property
+    def void(self) -> bool:
+        """Whether what it dealt last is another's by now: the rest of it is dropped."""
+
+    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+        """The next piece of an epoch, or None.
+
+        Args:
+            epoch: of the iteration.
+            begins: the iteration does; else the piece before has come to its end, or is void.
+            first: batches of this worker's share that were handed out before.
+        """
+
+
+class Alone:
+    """Always the same share, of which nothing is left over."""
+
+    void = False
+
+    def __init__(self, rank: int, num_workers: int) -> None:
+        self._place, self._count = rank, num_workers
+
+    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+        """See `Dealer`."""
+        return Piece(epoch=epoch, place=self._place, count=self._count, first=first) if begins else None
 
 
 class Loader:
@@ -51,7 +83,8 @@ class Loader:
         on_batch: Callable[[int], None],
         options: Mapping[str, Any],
         current_epoch: Callable[[], int | None],
-        deal: Callable[[int], tuple[int, int] | None] | None = None,
+        dealer: Dealer | None = None,
+        on_read: Callable[[], None] | None = None,
     ) -> None:
         """See `Worker.loader`.
 
@@ -68,8 +101,8 @@ class Loader:
             ended: the job has: nothing is handed out.
             on_batch: called with the number of samples of each batch that is handed out.
             current_epoch: the one that the script is in, or None where it does not say.
-            deal: epoch -> this worker's place among those that share it, and how many they are; None where
-                it has no part of it. Default: `rank` of `num_workers`, always.
+            dealer: says what of an epoch is this worker's. Default: the share `rank` of `num_workers`.
+            on_read: called before a batch is read in this process.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
@@ -98,10 +131,11 @@ class Loader:
         self._ended = ended
         self._on_batch = on_batch
         self._current_epoch = current_epoch
-        self._deal = deal or (lambda _: (rank, num_workers))
-        self._epoch = 0
-        self._skipped = 0  # batches that the next iteration leaves out
-        self._handed_out: int | None = None  # in the iteration that is under way, if one is
+        self._dealer = dealer or Alone(rank, num_workers)
+        self._next = Position(epoch=0)  # where the next iteration begins
+        self._now: Position | None = None  # in the iteration that is under way, if one is
+        self._own = False  # it is still in this worker's share
+        self._moved = False  # the iteration that is under way goes on elsewhere
         self._iteration = 0
         self._made_with: LoaderState = {
             "seed": seed,
@@ -113,7 +147,6 @@ class Loader:
             "even": even,
         }
         self._share: ShareSampler | StreamBatches
-        self._sizes: list[int] | None = None
         self._length: int | None = None
         if isinstance(dataset, IterableDataset):
             stream = StreamShare(
@@ -138,9 +171,15 @@ class Loader:
                 even=even,
                 drop_last=drop_last,
             )
-            self._share = ShareSampler(share, rank, shuffle=bool(self._made_with["shuffle"]), seed=seed)
-            self._sizes = self._share.sizes
-            self._length = len(self._sizes)
+            in_process = not options.get("num_workers")  # else batches are read ahead
+            self._share = ShareSampler(
+                share,
+                rank,
+                shuffle=bool(self._made_with["shuffle"]),
+                seed=seed,
+                on_read=on_read if in_process else None,
+            )
+            self._length = len(self._share.sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
 
     def __len__(self) -> int:
@@ -159,15 +198,15 @@ class Loader:
 
         Setting it begins that epoch anew, whatever `load_state_dict` has said.
         """
-        return self._epoch
+        return self._next.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._epoch, self._skipped, self._handed_out = epoch, 0, None
+        self._next, self._now = Position(epoch=epoch), None
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch begins, as frameworks do. A position inside it, of `load_state_dict`, stays."""
-        if epoch != self._epoch:
+        if epoch != self._next.epoch:
             self.epoch = epoch
 
     def end(self) -> None:
@@ -177,51 +216,79 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if self._ended:
             return
-        epoch, skipped = self._find_start()
-        self._epoch, self._skipped, self._handed_out = epoch + 1, 0, skipped
+        start = self._find_start()
         self._iteration += 1
         mine = self._iteration
-        dealt = self._deal(epoch)
-        if dealt is None or self._ended:
-            self._handed_out = None
-            return
-        self._share.begin(epoch, skipped, *dealt)
-        if isinstance(self._share, ShareSampler):
-            self._sizes = self._share.sizes
-            self._length = len(self._sizes)
-        for size, batch in self._sized(skipped):
-            if self._ended:
+        begins = True
+        while not self._ended:
+            self._next, self._now = Position(epoch=start.epoch + 1), start
+            piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
+            if piece is None:
+                break
+            self._own = begins and piece.epoch == start.epoch
+            self._moved = begins = False
+            yield from self._hand_out(start.epoch, piece, mine)
+            if self._moved:  # to where the script's loop is, or this iteration ends and the loop goes there
+                if self._next.epoch != start.epoch:
+                    return
+                start, begins = self._next, True
+            elif self._now is None:  # the script says where the next one begins
                 return
+        self._now = None
+
+    def _hand_out(self, epoch: int, piece: Piece, mine: int) -> Iterator[Any]:
+        """The batches of a piece, until one of many things ends it."""
+        self._share.begin(piece)
+        sizes = None
+        if isinstance(self._share, ShareSampler):
+            sizes = self._share.sizes
+            self._length = len(sizes) if self._own else self._length
+        self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        for size, batch in self._sized(sizes, piece.first):
             if mine != self._iteration:
                 raise UsageError(
                     "this iteration ended when the loader was iterated again: make a second loader"
                 )
+            if self._ended or self._now is None or self._dealer.void:
+                return
             self._on_batch(size)
-            assert self._handed_out is not None
-            self._handed_out += 1
+            self._now = replace(self._now, offset=self._now.offset + 1)
             yield batch
-        self._handed_out = None
 
-    def _sized(self, skipped: int) -> Iterator[tuple[int, Any]]:
+    def _sized(self, sizes: list[int] | None, skipped: int) -> Iterator[tuple[int, Any]]:
         """The batches with their numbers of samples."""
-        if self._sizes is None:
+        if sizes is None:
             return iter(self._loader)
-        return zip(self._sizes[skipped:], self._loader, strict=True)
+        return zip(sizes[skipped:], self._loader, strict=True)
 
-    def _find_start(self) -> tuple[int, int]:
+    def _find_start(self) -> Position:
         """Epoch and first batch of the iteration that begins."""
         current = self._current_epoch()
-        if current is None or current == self._epoch:
-            return self._epoch, self._skipped
-        if self._skipped:
+        if current is None or current == self._next.epoch:
+            return self._next
+        if self._next.offset:
             raise UsageError(
-                f"the loader's state is inside epoch {self._epoch}, worker.epochs is at {current}: "
-                f"iterate worker.epochs(n, start={self._epoch}) to go on there, "
+                f"the loader's state is inside epoch {self._next.epoch}, worker.epochs is at {current}: "
+                f"iterate worker.epochs(n, start={self._next.epoch}) to go on there, "
                 "or set loader.epoch to begin an epoch anew"
             )
-        return current, 0
+        return Position(epoch=current)
 
     # -- position --------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """After the last batch that it has handed out; inside `on_batch`, before the one that follows.
+
+        Setting it moves an iteration that is under way, too: inside its epoch it goes on from there, to
+        another epoch it ends. The offset counts in this worker's share of that epoch, as it is dealt then.
+        """
+        return self._now or self._next
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._next, self._now = replace(position, share=None), None
+        self._moved = True
 
     def state_dict(self) -> LoaderState:
         """Where this loader is: after the last batch that it has handed out.
@@ -229,11 +296,10 @@ class Loader:
         Returns:
             Numbers only: "epoch", "batches" (handed out in that epoch), and what the order depends on.
         """
-        if self._handed_out is None:
-            return {"epoch": self._epoch, "batches": self._skipped, **self._made_with}
-        if self._handed_out == self._length:  # whether or not the iterator was asked for one more
-            return {"epoch": self._epoch, "batches": 0, **self._made_with}
-        return {"epoch": self._epoch - 1, "batches": self._handed_out, **self._made_with}
+        at = self._now or self._next
+        if self._now is not None and not (self._own and at.offset != self._length):
+            at = self._next  # whether or not the iterator was asked for one more
+        return {"epoch": at.epoch, "batches": at.offset, **self._made_with}
 
     def load_state_dict(self, state: Mapping[str, int | bool | None]) -> None:
         """Makes the next iteration go on after the last batch before `state_dict()`, in the same order.
@@ -261,4 +327,4 @@ class Loader:
             raise UsageError(f"a loader cannot be at epoch {epoch}, batch {batches}")
         if self._length is not None and batches > self._length:
             raise UsageError(f"the state is {batches} batches into an epoch of {self._length}")
-        self._epoch, self._skipped, self._handed_out = epoch, batches, None
+        self._next, self._now = Position(epoch=epoch, offset=batches), None

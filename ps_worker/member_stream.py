@@ -160,8 +160,10 @@ class MemberStream:
                 broken_s, attempt = None, 0  # it brought something
                 error = ConnectionLost(f"the coordinator at {self._service.addresses[0]} ended the stream")
             elif isinstance(error, _Refused):
-                self._fail(error.why)
-                return
+                if self._joined is None or not error.to_resume:
+                    self._fail(error.why)
+                    return
+                error = error.why  # a coordinator that has just come back
             now_s = time.monotonic()
             broken_s = now_s if broken_s is None else broken_s
             if self._joined is None or self._closed.is_set():
@@ -209,7 +211,7 @@ class MemberStream:
     def _take_reply(self, stream: int, reply: pb.MemberReply) -> None:
         match reply.WhichOneof("kind"):
             case "refused":
-                raise _Refused(refused_from_proto(reply.refused))
+                raise _Refused(refused_from_proto(reply.refused), answers=reply.number == 0)
             case "prove":
                 self._beat_now()
                 return
@@ -233,6 +235,8 @@ class MemberStream:
 class _Refused(PsError):
     """What the coordinator has refused with; no stream that broke."""
 
-    def __init__(self, why: PsError) -> None:
+    def __init__(self, why: PsError, *, answers: bool) -> None:
+        """`answers`: it is the answer to the first message of the stream."""
         super().__init__(why.message)
         self.why = why
+        self.to_resume = answers and why.retryable

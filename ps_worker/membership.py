@@ -15,13 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ps_wire.errors import PsError, ServerNotReady, StartLimitExceeded
+from ps_wire.errors import PsError, RolledBack, ServerNotReady, StartLimitExceeded
 from ps_wire.frame import PROTOCOL
 from ps_wire.messages import table_to_proto
 from ps_wire.service import Service
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from ps_worker import stopping
+from ps_worker.capture import Capture
 from ps_worker.coordinator_calls import CoordinatorCalls
 from ps_worker.member_stream import MemberStream
 from ps_worker.reason import sendable
@@ -53,10 +55,12 @@ class Membership(CoordinatorCalls):
         self._made: dict[int, bool] = {}
         self._started: dict[int, int] = {}
         self._waiting_for = ""
+        self._waiting = False
         self._error: PsError | None = None
         self._waiting_call: Any = None
         self._leaving = False
         self.live_wanted = False  # a reader wants what lies outside tables, at the next step
+        self.capture: Capture | None = None
         self._stream: MemberStream | None = None
         self.joined = pb.Joined()
         self.again = False  # after an eviction
@@ -167,13 +171,20 @@ class Membership(CoordinatorCalls):
         ended: pb.Ended = self._wait("ended", None)
         return ended.has_state
 
+    def whom(self) -> list[str]:
+        """Who is waited for; see `behind`, for `PsError` too."""
+        with self._changed:
+            told = [f"waiting for {self._waiting_for}"] if self._waiting and self._waiting_for else []
+        return told + self.behind()
+
     def leave(self, reason: str) -> None:
         """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again."""
         self._leaving = True
         if self._stream is None:
             return
         self._stream.quiet()
-        self._stream.say(leave=pb.Leave(reason=sendable(reason), progress=self._progress()))
+        leave = pb.Leave(reason=sendable(reason), progress=self._progress(), drained=stopping.asked())
+        self._stream.say(leave=leave)
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
         self._stream.close()
@@ -181,6 +192,8 @@ class Membership(CoordinatorCalls):
     def abandon(self) -> None:
         """This incarnation was evicted: its stream ends, without a word."""
         self._leaving = True
+        if self.capture is not None:
+            self.capture.end()
         if self._stream is not None:
             self._stream.close(cancel=True)
 
@@ -197,6 +210,9 @@ class Membership(CoordinatorCalls):
 
     def _take(self, reply: pb.MemberReply) -> None:
         kind = reply.WhichOneof("kind")
+        if kind in ("cut_prepare", "cut_armed", "cut_ended"):
+            self._take_cut(reply)
+            return
         with self._changed:
             match kind:
                 case "table_made":
@@ -210,11 +226,27 @@ class Membership(CoordinatorCalls):
                     self._log(reply.notice.text)
                 case "upload_live":
                     self.live_wanted = True
+                case "rolled_back":
+                    self._fail(RolledBack(reply.rolled_back.why, step=reply.rolled_back.step))
                 case "joined" | "upload_final" | "ended" | "left":
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()
 
+    def _take_cut(self, reply: pb.MemberReply) -> None:
+        capture = self.capture
+        match reply.WhichOneof("kind"):
+            case "cut_prepare":
+                number = reply.cut_prepare.number
+                steps = capture.prepare(number) if capture is not None else {}
+                self._send(cut_ready=pb.CutReady(number=number, steps=steps))
+            case "cut_armed" if capture is not None:
+                capture.arm(reply.cut_armed.number, reply.cut_armed.steps)
+            case "cut_ended" if capture is not None:
+                capture.end(reply.cut_ended.number)
+
     def _fail(self, error: PsError) -> None:
+        if self.capture is not None:
+            self.capture.end()
         with self._changed:
             if self._error is not None:
                 return
@@ -231,7 +263,11 @@ class Membership(CoordinatorCalls):
 
     def _wait_for(self, ready: Callable[[], bool], limit_s: float | None) -> None:
         with self._changed:
-            done = self._changed.wait_for(lambda: ready() or self._error is not None, limit_s)
+            self._waiting = True
+            try:
+                done = self._changed.wait_for(lambda: ready() or self._error is not None, limit_s)
+            finally:
+                self._waiting = False
             if ready():
                 return
             if not done:

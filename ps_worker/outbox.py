@@ -1,23 +1,23 @@
-"""Frames on their way to a shard over one connection: in order, but a PULL goes round pushes of others.
+"""Frames on their way to a shard over one connection, in order; pushes of first layers overtake others.
 
-What is asked for is asked as early as it may be: behind the push of the same partition, before pushes of other
-partitions that still wait here. So weights come while gradients leave, and not after them. A long list is cut
-where pushes of so many bytes lie between, since each frame has its cost.
+What is asked for is asked as early as it may be: behind the push of the same partition, before pushes of
+others that still wait here. So weights come while gradients leave, and not after them. A PULL is cut where
+pushes of `PULL_BYTES` lie between, and not oftener, since each frame has its cost.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
 from ps_wire import meta
+from ps_wire.frame_queue import FrameQueue
 from ps_wire.frame_socket import take_batch
 
-PULL_BYTES = 16 << 20  # of pushes between two parts of a PULL
+PULL_BYTES = 16 << 20
 
 
 class Outbox:
@@ -25,7 +25,10 @@ class Outbox:
 
     def __init__(self, hello: wire.Frame) -> None:
         """Takes the frame that comes first."""
-        self._frames = deque([hello])
+        self._frames: FrameQueue[wire.Frame] = FrameQueue(
+            lambda frame: frame, bulk=wire.Kind.PUSH, others_wait=True
+        )
+        self._frames.append(hello)
         self._changed = threading.Condition()
         self._closed = False
 
@@ -33,17 +36,10 @@ class Outbox:
         """Queues frames; a payload must stay as it is until the shard has acknowledged it."""
         with self._changed:
             for frame in frames:
-                if frame.kind is wire.Kind.PULL and not frame.flags:
-                    self._put_pull(frame)
-                else:
-                    self._frames.append(frame)
+                asks = frame.kind is wire.Kind.PULL and not frame.flags
+                for part in _mixed(frame, self._frames.take_last()) if asks else [frame]:
+                    self._frames.append(part)
             self._changed.notify()
-
-    def _put_pull(self, pull: wire.Frame) -> None:
-        pushes: list[wire.Frame] = []
-        while self._frames and self._frames[-1].kind is wire.Kind.PUSH:
-            pushes.append(self._frames.pop())
-        self._frames.extend(_mixed(pull, pushes[::-1]) if pushes else [pull])
 
     def close(self) -> None:
         """What is queued still leaves, and nothing after it."""
@@ -68,12 +64,15 @@ class Outbox:
             return take_batch(self._frames, lambda frame: frame)
 
 
-def _mixed(pull: wire.Frame, pushes: list[wire.Frame]) -> Iterator[wire.Frame]:
+def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Frame]:
     """The pushes in order, and parts of the PULL as early as each may be."""
     wanted = meta.read_listed(pull)
     mine = {push.partition for push in pushes if push.table == pull.table}.intersection(wanted)
-    ready = [index for index in wanted if index not in mine]
-    if ready:
+    if not mine:
+        yield pull
+        yield from pushes
+        return
+    if ready := [index for index in wanted if index not in mine]:
         yield _part(pull, ready)
     ready, between = [], 0
     for push in pushes:
@@ -88,5 +87,5 @@ def _mixed(pull: wire.Frame, pushes: list[wire.Frame]) -> Iterator[wire.Frame]:
         yield _part(pull, ready)
 
 
-def _part(pull: wire.Frame, indices: list[int]) -> wire.Frame:
+def _part(pull: wire.Frame, indices: Sequence[int]) -> wire.Frame:
     return replace(pull, partition=indices[0], meta=meta.listed(indices))

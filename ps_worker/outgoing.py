@@ -46,6 +46,7 @@ class Outgoing:
         bucket: of the table's plan.
         left: its pushes of this step are under way or done.
         arrived: the parameters whose hooks have fired in this step, in order, again for each time.
+        in_place: backward has written a gradient where it is pushed from, so the script keeps it over steps.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Outgoing:
         self.bucket = bucket
         self.left = False
         self.arrived: list[torch.Tensor] = []
+        self.in_place = False
         self._exchange = exchange
         mine = [place.parameter for place in bucket.placements]
         self.parameters = [parameters[index] for index in mine]
@@ -234,7 +236,9 @@ class Outgoing:
             view = self._views[place]
             if gradient.dtype is view.dtype and gradient.device == view.device:
                 self.parameters[place].grad = gradients[place] = view
-        return [gradient for gradient in gradients if gradient is not None]
+        there = [gradient for gradient in gradients if gradient is not None]
+        self.in_place = len(moved) < len(there)
+        return there
 
     @trace.traced("push")
     def push(self, *, step: int, weight: float, late: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from ps_wire import frame as wire
 from ps_wire.plan import Partition
@@ -45,6 +46,10 @@ class Pulls:
     def came(self, partition: int) -> None:
         """The weights of a partition are here."""
         self._missing.pop(partition, None)
+
+    def here(self, wanted: AbstractSet[int]) -> bool:
+        """Whether nothing is missing of these partitions."""
+        return not self._missing or self._missing.keys().isdisjoint(wanted)
 
     def of_shard(self, partitions: Sequence[Partition], shard: int) -> list[int]:
         """What is missing of a shard, in the order in which it is wanted."""

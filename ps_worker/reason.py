@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ps_worker import stopping
+
 MAX_CHARACTERS = 1000  # a coordinator logs half of it, and a message of megabytes would break the stream
 
 
@@ -9,6 +11,8 @@ def reason_of(error: BaseException | None) -> str:
     """What the others are told of the exception that ended a worker's block; empty: nothing went wrong."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return ""
+    if isinstance(error, SystemExit) and stopping.asked():
+        return "stopped by SIGTERM"
     kind = type(error).__name__
     try:
         return sendable(f"{kind}: {error}")

@@ -26,6 +26,7 @@ class Registered:
         self._say = say
         self._kept: dict[str, Any] = {}
         self._arrived: Mapping[str, torch.Tensor] = {}
+        self._own = False
         self._said: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -61,15 +62,20 @@ class Registered:
                 packed[f"{PREFIX}{name}/{index}"] = tensor
         return packed
 
-    def load(self, packed: Mapping[str, torch.Tensor]) -> None:
-        """What was packed elsewhere has arrived: sets what is registered, and what will be; no generators."""
-        self._arrived = packed
+    def load(self, packed: Mapping[str, torch.Tensor], *, own: bool = False) -> None:
+        """What was packed has arrived: sets what is registered, and what will be.
+
+        Args:
+            packed: see `tensors`.
+            own: it was this worker that packed it; else generators stay as they are.
+        """
+        self._arrived, self._own = packed, own
         for name in self._kept:
             self._set(name)
 
     def _set(self, name: str) -> None:
         kept, text = self._kept[name], self._arrived.get(f"{PREFIX}{name}")
-        if text is None or isinstance(kept, torch.Generator):
+        if text is None or (isinstance(kept, torch.Generator) and not self._own):
             return
         structure = json.loads(bytes(text.tolist()))
         write_state(kept, decode(structure, lambda index: self._arrived[f"{PREFIX}{name}/{index}"]))

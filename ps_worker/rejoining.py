@@ -11,15 +11,19 @@ from contextlib import suppress
 
 import torch
 
-from ps_wire.errors import Evicted, JobUnknown, PsError
+from ps_wire.errors import ConfigurationRefused, Evicted, JobUnknown, PsError, RolledBack
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
+from ps_worker.capture import Capture
 from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.exchange import Exchange
 from ps_worker.exchanges import Exchanges
 from ps_worker.incarnation import Incarnation
 from ps_worker.outside import Outside
+from ps_worker.places import Places
+from ps_worker.position import Positions
+from ps_worker.random_state import RandomState
 from ps_worker.reach import reach
 from ps_worker.registered import Registered
 from ps_worker.settings import Settings
@@ -34,7 +38,13 @@ class Rejoining(Exchanges):
     Attributes:
         rank: the worker's number.
         registered: what goes along with the state outside tables.
+        own: what only this worker goes on with, from a snapshot.
+        random: generators without a name.
+        positions: where the script is in its data.
+        clocks: table -> the step that is under way or comes next.
+        capture: of all of this for snapshots.
         on_reentry: called when the worker has joined again, with its first step by table.
+        on_restored: called when it goes on from a snapshot, with what it had saved.
         resumed: the job has its weights and steps, which this worker takes up.
     """
 
@@ -43,21 +53,32 @@ class Rejoining(Exchanges):
     ) -> None:
         super().__init__()
         self.registered = Registered(say)
+        self.own = Registered(say)
+        self.random = RandomState()
+        self.own.add("@random", self.random)
+        self.clocks: Callable[[], Mapping[int, int]] = dict
+        self.positions: Callable[[], Positions] = lambda: Positions(epoch=None, loaders=())
+        self.capture = Capture(self._clocks, self._captured)
+        self.capture.before = self.random.apply
         self.on_reentry: Callable[[dict[int, int]], None] = lambda _: None
+        self.on_restored: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
         self._settings = settings
         self._progress = progress
         self._say = say
         self._outside: dict[int, Outside] = {}
         self._begun: list[TableSpec] = []  # that have started here
         self._live: dict[str, torch.Tensor] | None = None
+        self._undone: RolledBack | None = None  # what the script has not heard yet
         if not settings.servers:
             say(ALONE)
         self._service = reach(settings, say)
+        self._places = Places(self._service)
         self._carriers = CarrierChoice(self._service, settings.carrier, say, shares=settings.shares)
 
     def _enter(self, evicted: pb.Joined | None) -> None:
         """Joins as a new incarnation."""
         now = Incarnation(self._settings, self._service, peer=self, progress=self._progress, say=self._say)
+        now.membership.capture, self.capture.put = self.capture, now.membership.put_cut
         try:
             joined = now.membership.join(evicted)
         except BaseException:  # in a notebook the process lives on, and nobody could leave for it
@@ -67,7 +88,7 @@ class Rejoining(Exchanges):
         self._now, self._membership, self._connections = now, now.membership, now.connections
         self.rank: int = joined.worker
         self.ended: bool = joined.ended
-        self.resumed: bool = joined.resumed
+        self.resumed: bool = joined.resumed or joined.rolled_back
         self._state = SharedState(
             self._settings, self._membership, calls_of=self._service.shard, say=self._say
         )
@@ -87,14 +108,24 @@ class Rejoining(Exchanges):
             self._say(f"{evicted.message}; joining again")
             try:
                 with suppress(Evicted):  # again
-                    self._reenter()
+                    self._reenter(evicted)
             except Exception:
                 raise
             except BaseException:  # Ctrl-C: whoever goes on does it again
                 self.fail(evicted)
                 raise
 
-    def _reenter(self) -> None:
+    def announce(self) -> None:
+        """To be called by the thread that trains, where it takes a step: whether steps of it are undone.
+
+        Raises:
+            RolledBack: once after each rollback.
+        """
+        undone, self._undone = self._undone, None
+        if undone is not None:
+            raise undone
+
+    def _reenter(self, evicted: Evicted) -> None:
         before = self._now
         before.abandon()
         try:
@@ -107,44 +138,88 @@ class Rejoining(Exchanges):
         for exchange in self.exchanges:
             exchange.reenter(self._now.joined.incarnation)
             exchange.connect(self._connections)
-        self._now.connect(self._carriers)
-        live = self._membership.live_state() if self._has_more and not self.ended else {}
+        self._now.connect(self._carriers, self._places)
+        restored = self._now.joined.rolled_back
+        if restored:
+            live = self._saved()
+        else:
+            live = self._membership.live_state() if self._has_more and not self.ended else {}
         steps = {}
         for spec in self._begun:
             exchange = self._exchanges[spec.number]
             self._membership.make_table(spec)
-            self._membership.wait_made(spec.number)
+            if self._membership.wait_made(spec.number):
+                raise ConfigurationRefused(
+                    f"table {spec.number} was made after the snapshot that the job went back to: start the "
+                    "script again"
+                )
             exchange.share()
             steps[spec.number] = self._membership.wait_started(spec.number) or 0
             self._get(exchange, steps[spec.number], read=self.ended)
         for number, outside in self._outside.items() if live or self.ended else ():  # else its own are newest
             outside.load(self._live_or_kept(live, number))
-        self.registered.load(live)
+        self.registered.load(live, own=restored)
         self.on_reentry(steps)
+        if isinstance(evicted, RolledBack):
+            step = max(steps.values(), default=0)
+            self._undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
+        if restored:
+            self.own.load(live, own=True)
+            self.on_restored(live)
         self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
+
+    def _clocks(self) -> Mapping[int, int]:
+        return self.clocks()
+
+    def _captured(self) -> bytes:
+        raise NotImplementedError
+
+    def _saved(self) -> dict[str, torch.Tensor]:
+        """What this worker had beside its tables at the snapshot that the job goes on from."""
+        try:
+            return model_spec.unpack(self._membership.get_state(f"snapshot/{self.rank}"))
+        except JobUnknown:
+            return {}
 
     def _live_or_kept(self, live: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
         prefix = f"{number}/"
         found = {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
         return found or self._kept(number)
 
-    def share(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        """This worker's place among those that share an epoch of a loader, and how many they are.
+    @property
+    def incarnation(self) -> int:
+        """The live one of this worker."""
+        return self._now.joined.incarnation
 
-        None: it has no part of it, for it came after the epoch had begun.
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        """What of an epoch of a loader this worker hands out next.
 
         Raises:
             PsError: the coordinator refuses, or cannot be reached.
         """
-        if self._settings.num_workers == 1:
-            return 0, 1
         while True:
             try:
-                workers = self._membership.share(loader, epoch)
+                return self._membership.share(request)
             except Evicted as error:
                 self._refused(error)
-            else:
-                return (workers.index(self.rank), len(workers)) if self.rank in workers else None
+                for mark in (request.mark, request.rest):  # of the incarnation that is gone
+                    mark.batches = mark.samples = 0
+
+    def use(self, request: pb.UseRequest) -> None:
+        """How far this worker has come in it; see `share`."""
+        self._membership.use(request)
+
+    def epochs(self) -> list[pb.EpochUse]:
+        """What became of the samples of the job's last epochs; see `share` for errors."""
+        return self._membership.epochs()
+
+    def whom(self) -> list[str]:
+        """Who is waited for: as the coordinator has said, and who is behind by what it has heard.
+
+        Raises:
+            PsError: it does not answer in time.
+        """
+        return self._membership.whom()
 
     def say_wait(self, text: str) -> None:
         """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""
@@ -176,8 +251,11 @@ class Rejoining(Exchanges):
     def _first_live(self) -> dict[str, torch.Tensor]:
         """The state of a worker that trains, asked for before the first table is entered: then none waits."""
         if self._live is None:
-            self._live = self._membership.live_state()
-            self.registered.load(self._live)
+            self._live = self._saved() if self._now.joined.rolled_back else self._membership.live_state()
+            self.registered.load(self._live, own=self._now.joined.rolled_back)
+            if self._now.joined.rolled_back:
+                self.own.load(self._live, own=True)
+                self.on_restored(self._live)
         return self._live
 
     def _get(self, exchange: Exchange, step: int, *, read: bool) -> None:

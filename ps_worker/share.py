@@ -9,11 +9,13 @@ waits at the last barrier of an epoch; otherwise batches are full but for the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.data import Sampler
+
+from ps_worker.position import Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,17 @@ class ShareSampler(Sampler[list[int]]):
         sizes: of the worker's batches in every epoch, in order.
     """
 
-    def __init__(self, share: Share, worker: int, *, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self,
+        share: Share,
+        worker: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        on_read: Callable[[], None] | None = None,
+    ) -> None:
+        """Takes `on_read`, called before a batch is given."""
+        self._on_read = on_read or (lambda: None)
         self._share = share
         self._deal(worker, share.num_workers)
         self._num_samples = share.num_samples
@@ -73,17 +85,10 @@ class ShareSampler(Sampler[list[int]]):
         self._epoch = 0
         self._skipped = 0
 
-    def begin(self, epoch: int, skipped: int, place: int, count: int) -> None:
-        """Sets what the next iteration gives: the batches of `epoch` without the first `skipped`.
-
-        Args:
-            epoch: whose order it is.
-            skipped: batches to leave out.
-            place: of the worker among those that share this epoch.
-            count: how many they are.
-        """
-        self._epoch, self._skipped = epoch, skipped
-        self._deal(place, count)
+    def begin(self, piece: Piece) -> None:
+        """Sets what the next iteration gives."""
+        self._epoch, self._skipped = piece.epoch, piece.first
+        self._deal(piece.place, piece.count)
 
     def _deal(self, place: int, count: int) -> None:
         share = replace(self._share, num_workers=count)
@@ -97,6 +102,7 @@ class ShareSampler(Sampler[list[int]]):
             order = torch.randperm(self._num_samples, generator=generator, device="cpu").tolist()
         at = self._start + sum(self.sizes[: self._skipped])
         for size in self.sizes[self._skipped :]:
+            self._on_read()
             yield list(order[at : at + size])
             at += size
 

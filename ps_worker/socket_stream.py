@@ -42,11 +42,13 @@ class SocketStream:
             connected: to the shard.
             frames: to send.
             landing: see `ps_wire.service`.
-            shares: payloads lie in memory that the shard maps, and do not travel.
+            shares: payloads of tables that the shard was told of by SHARE lie in memory that it maps, and do
+                not travel.
         """
         self._peer = FrameSocket(connected)
         self._frames = frames
         self._shares = shares
+        self._tables: set[int] = set()  # whose memory the shard maps
         self._landing = landing
         self._hello: wire.Frame | None = None
         self._sender = threading.Thread(target=self._send, name="ps-send", daemon=True)
@@ -108,7 +110,10 @@ class SocketStream:
 
     def _shared(self, frame: wire.Frame) -> wire.Frame:
         """What is left of a frame where its payload lies in shared memory."""
-        if self._shares and (frame.kind is wire.Kind.HELLO or frame.payload):
+        if frame.kind is wire.Kind.SHARE:
+            (self._tables.add if frame.descriptors else self._tables.discard)(frame.table)
+        shared = frame.table in self._tables and len(frame.payload) > 0
+        if self._shares and (frame.kind is wire.Kind.HELLO or shared):
             return replace(frame, payload=b"", flags=frame.flags | wire.SHARED)
         return frame
 

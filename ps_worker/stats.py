@@ -6,8 +6,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ps_wire.staleness import Staleness, merge_counts, summarize
+from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_worker.exchange import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochUse:
+    """What became of the samples of an epoch of a loader, on all workers.
+
+    Attributes:
+        loader: its number, in the order in which workers make them.
+        epoch: of it.
+        samples: of the epoch; 0: an iterable dataset has not said.
+        used: the steps that were made of them are committed.
+        handed_on: of these, by another worker than the one whose share they were in.
+        over: nobody hands out any more of it.
+    """
+
+    loader: int
+    epoch: int
+    samples: int
+    used: int
+    handed_on: int
+    over: bool
+
+    @property
+    def unused(self) -> int:
+        """Samples that no committed step was made of; 0 where `samples` is not known."""
+        return max(self.samples - self.used, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +54,7 @@ class Stats:
         max_gap: the largest clock gap that one of its pushes made.
         spread: newest minus oldest version over partitions, in its last pull.
         staleness: version staleness of the whole job's pushes, per push and partition.
+        epochs: accounts of those that began last, of loaders whose batches are trained on.
     """
 
     step: int
@@ -41,11 +69,13 @@ class Stats:
     max_gap: int
     spread: int
     staleness: Staleness
+    epochs: tuple[EpochUse, ...]
 
 
 def gather(
     tables: Iterable[shard_pb2.TableStatus],
     exchanges: Iterable[Exchange],
+    epochs: Iterable[pb.EpochUse],
     *,
     worker: int,
     step: int,
@@ -69,4 +99,15 @@ def gather(
         max_gap=max([entry.max_gap for entry in mine], default=0),
         spread=max([exchange.spread for exchange in exchanges], default=0),
         staleness=summarize(merge_counts(table.tau for table in tables)),
+        epochs=tuple(
+            EpochUse(
+                loader=use.loader,
+                epoch=use.epoch,
+                samples=use.samples,
+                used=use.used,
+                handed_on=use.handed_on,
+                over=use.over,
+            )
+            for use in epochs
+        ),
     )

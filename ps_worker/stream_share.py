@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ps_wire.errors import UsageError
+from ps_worker.position import Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +101,9 @@ class StreamBatches(IterableDataset[list[Any]]):
         if shared:
             self._position.share_memory_()  # type: ignore[no-untyped-call]
 
-    def begin(self, epoch: int, skipped: int, place: int, count: int) -> None:
+    def begin(self, piece: Piece) -> None:
         """See `ShareSampler.begin`."""
-        for index, value in enumerate((epoch, skipped, place, count)):
+        for index, value in enumerate((piece.epoch, piece.first, piece.place, piece.count)):
             self._position[index] = value
 
     def __iter__(self) -> Iterator[list[Any]]:

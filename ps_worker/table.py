@@ -55,12 +55,14 @@ class Table:
         exchange: Exchange,
         names: tuple[str, ...],
         step: int,
+        before_step: Callable[[int], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
+        announce: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step = step
-        self._at_step = at_step
-        self._rejoin = rejoin
+        self._before_step, self._at_step = before_step, at_step
+        self._rejoin_only, self._announce = rejoin, announce
         self.number = exchange.number
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
@@ -128,6 +130,10 @@ class Table:
         again = lambda: self._again(lambda: self.pull(out).result())  # noqa: E731
         return _future(self._exchange.when_pulled, lambda: self._pulled(out), again)
 
+    def _rejoin(self) -> None:
+        self._rejoin_only()
+        self._announce()
+
     def reenter(self, step: int) -> None:
         """The worker was evicted and has joined again: what it had pushed at its last step is void."""
         self.step = step
@@ -135,6 +141,7 @@ class Table:
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
         self.step = self._exchange.step_of(self.step)
+        self._before_step(self.step + 1)
         try:
             push()
         except Evicted:

@@ -12,7 +12,7 @@ It must not know frames, nor when who may write: that is `exchange`'s affair.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 
 from ps_wire import shared_memory
@@ -43,6 +43,8 @@ class TableMemory:
         weights: those of the version shown last: what parameters on the CPU are views of.
         descriptors: of gradients and, unless they are mapped, weights, for shards on this host; empty where
             they cannot map them.
+        partitions: of the table.
+        on_arrival: told, on a receiving thread, of each partition whose weights are here.
     """
 
     def __init__(self, plan: Plan, sharing: Sharing) -> None:
@@ -52,6 +54,8 @@ class TableMemory:
             OSError: the system has no descriptor left.
         """
         self._plan = plan
+        self.partitions = [plan.partition(index) for index in range(plan.num_partitions)]
+        self.on_arrival: Callable[[Partition], None] = lambda _: None
         self._laid: dict[int, int] = {}  # shard -> inode of what it has laid over half 0
         self._windows: list[tuple[int, int]] = []  # of what is laid: where, and how many bytes
         self._halves: list[OverlaidMemory] = []
@@ -167,12 +171,14 @@ class TableMemory:
         """Whether the script has written to memory of shards that shows the weights.
 
         Args:
-            turn: looks at a part, the next one with each version; None: at all, some 10 ms per GB.
+            turn: looks at a part, the next one with each version; None: at all, and at what showed those of
+                before, some 20 ms per GB.
         """
         windows = self._windows
         if turn is not None and windows:
             windows = [windows[turn // 2 % len(windows)]]  # halves take turns, too
-        shown = [half for half, flat in zip(self._halves, self._flats, strict=False) if flat is self.weights]
+        halves = zip(self._halves, self._flats, strict=False)
+        shown = [half for half, flat in halves if turn is None or flat is self.weights]
         return any(half.written(at=at, nbytes=count) for half in shown for at, count in windows)
 
     def restore(self) -> None:

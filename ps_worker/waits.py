@@ -40,6 +40,7 @@ class Waits:
     _pulls: Pulls
     _when_acked: list[Callback]
     _when_pulled: list[Callback]
+    _awaited: frozenset[int]  # partitions that a part of the model waits for
 
     def wait_acked(self, partitions: Iterable[Partition] | None = None, limit_s: float | None = None) -> bool:
         """Waits until these pushes (default: all) are acknowledged; False when `limit_s` ran out first.
@@ -64,20 +65,35 @@ class Waits:
             self._answered.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
-    def wait_pulled(self, report: Callable[[str], None] | None = None) -> None:
+    def wait_pulled(
+        self, report: Callable[[str], None] | None = None, wanted: frozenset[int] | None = None
+    ) -> None:
         """Waits until every weight asked for has arrived.
 
         Args:
             report: called with a text every `REPORT_WAIT_S` of waiting.
+            wanted: partitions that are enough; None: all.
 
         Raises:
             PsError: the exchange has failed.
         """
         with trace.span("wait for weights"), self._changed:
-            while self._pulls and self._error is None:
+            self._awaited = wanted or frozenset()
+            while self._error is None and (self._pulls if wanted is None else not self._pulls.here(wanted)):
                 if not self._changed.wait(REPORT_WAIT_S) and report is not None:
                     report(self._waiting_for())
             self._raise_failed()
+
+    def all_pulled_within(self, limit_s: float) -> bool:
+        """Waits until every weight asked for is here; whether it is before `limit_s` is over.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._error is not None or not self._pulls, limit_s)
+            self._raise_failed()
+            return done
 
     def _waiting_for(self) -> str:
         shards = self._pulls.shards(self.partitions)

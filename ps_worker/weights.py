@@ -12,18 +12,23 @@ go along: `param.data` is set anew with each version. What a script writes there
 writes later on the same page, so instead of bytes each step asks the system whether a part of the pages has
 been written to by this process.
 
+Weights may be shown all together (`refresh`), or, from `expect` on, as they are here and their module is
+about to run (`arrive`). Older graphs are told at both ends: by `expect`, for memory may be written from then
+on, and when a parameter shows its new values, so that what read it meanwhile is found out by its backward.
+
 Who may write when is `wrapped`'s affair; see docs/architecture.md, region ownership.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 import torch
 
 from ps_wire import trace
 from ps_wire.errors import ParameterUnsupported, WeightsChanged
+from ps_wire.plan import Partition
 from ps_worker.flat import FlatBuckets, twin
 from ps_worker.table_memory import TableMemory
 
@@ -35,7 +40,7 @@ _numel_of = torch.Tensor.numel
 
 
 class Weights:
-    """See the module's docstring. Used between steps only, by the thread that calls `step()`."""
+    """See the module's docstring. Used by the thread that trains, but for the copy of a window."""
 
     def __init__(self, memory: TableMemory, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Makes the parameters show the flat weights of the version that came last."""
@@ -52,26 +57,37 @@ class Weights:
         self._versions: list[int] = []
         self._turn = 0
         self._looked = False  # `check` has, since the last `refresh`
+        self._pending: set[int] = set()  # that do not show the weights that were asked for
+        self._expecting = False
+        self._trusted = True  # version counters are as they were noted: no Ctrl-C came between
+        self._touched: str | None = None  # what the script wrote while weights arrived
         self._window = torch.empty(0, device="cpu")
+        self._window_of = -1  # its partition
         self._kept = torch.empty(0, device="cpu")
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
             if not (parameter.is_cpu and parameter.dtype is view.dtype):
                 self._copied.add(index)
+        self._memory.on_arrival = self._keep_window
         self._show(flat)
         self.refresh()
 
-    def _show(self, flat: FlatBuckets) -> None:
-        """Parameters that lie in flat weights lie in these from now on."""
+    def _show(self, flat: FlatBuckets, places: Iterable[int] | None = None) -> None:
+        """Parameters (default: all) that lie in flat weights lie in these from now on."""
+        twins = self._twins_of(flat)
+        for place in range(len(twins)) if places is None else places:
+            if place not in self._copied:
+                self._parameters[place].data = twins[place]
+        self._note_pointers()
+        self._flat = flat  # at last: where Ctrl-C came between, it is done again
+
+    def _twins_of(self, flat: FlatBuckets) -> list[torch.Tensor]:
         twins = self._twins.get(id(flat))
         if twins is None:
             twins = self._twins[id(flat)] = list(map(twin, flat.views))
             self._places.append(list(map(_pointer_of, twins)))  # now: `share_memory()` moves a twin along
-        for index, (parameter, mine) in enumerate(zip(self._parameters, twins, strict=True)):
-            if index not in self._copied:
-                parameter.data = mine
-        self._note_pointers()
-        self._flat = flat  # at last: where Ctrl-C came between, it is done again
+        return twins
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     @trace.traced("refresh weights")
     def refresh(self) -> None:
@@ -83,14 +99,98 @@ class Weights:
         if not self._looked and self._moved():
             self._follow(arrived=True)
         self._looked = False
+        places: Iterable[int] = range(len(self._parameters))
+        if self._expecting:
+            places = sorted(self._pending)
+            self._note_touched(places)
+        self._trusted = False
         if self._memory.weights is not self._flat:
-            self._show(self._memory.weights)
-        if self._copied:
-            targets = [self._parameters[index].data for index in self._copied]
-            torch._foreach_copy_(targets, [self._flat.views[index] for index in self._copied])
+            self._show(self._memory.weights, places)
+        self._fill([place for place in self._copied if not self._expecting or place in self._pending])
+        torch.autograd.graph.increment_version([self._parameters[index] for index in places])
+        self._versions = list(map(_version_of, self._parameters))
+        self._trusted = True
+        self._pending.clear()
+        if not self._expecting:
+            self._next_window()
+        self._expecting = False
+
+    def expect(self) -> None:
+        """New weights are about to be asked for: no graph that is there may go through backward any more."""
+        self._trusted = False
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = list(map(_version_of, self._parameters))
+        self._trusted = True
+        self._looked = False
+        self._pending.update(range(len(self._parameters)))
         self._next_window()
+        self._expecting = True
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    @trace.traced("show weights")
+    def arrive(self, places: Iterable[int], version: int) -> None:
+        """The weights of some parameters are here, and nobody reads these now: they show them.
+
+        Args:
+            places: of the table; those that show them already are left as they are.
+            version: that has arrived.
+
+        Raises:
+            ParameterUnsupported: as `refresh`.
+        """
+        mine = [place for place in places if place in self._pending]
+        if not mine:
+            return
+        self._note_touched(mine)
+        parameters = [self._parameters[place] for place in mine]
+        if any(map(self._has_moved, mine)):
+            self._follow(arrived=True)
+        self._trusted = False
+        flat = self._memory.of(version)
+        if flat is not self._flat:
+            twins = self._twins_of(flat)
+            for place, parameter in zip(mine, parameters, strict=True):
+                if place not in self._copied:
+                    parameter.data = twins[place]
+                    self._pointers[place] = parameter.data_ptr()
+        self._fill([place for place in mine if place in self._copied], flat)
+        torch.autograd.graph.increment_version(parameters)
+        for place, parameter in zip(mine, parameters, strict=True):
+            self._versions[place] = parameter._version
+        self._trusted = True
+        self._pending.difference_update(mine)
+
+    def stay(self) -> None:
+        """Not all weights that were asked for have arrived, and none will: those of before are shown."""
+        if self._expecting and self._memory.mapped:
+            self._show(self._memory.weights)
+        self._expecting = False
+        self._pending.clear()
+
+    def names_of(self, places: Iterable[int]) -> list[str]:
+        """Of parameters, by their places in the table."""
+        return [self._names[place] for place in places]
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Places of the parameters that do not show the weights that were asked for."""
+        return frozenset(self._pending)
+
+    def _fill(self, places: list[int], flat: FlatBuckets | None = None) -> None:
+        if places:
+            views = (flat or self._flat).views
+            targets = [self._parameters[place].data for place in places]
+            torch._foreach_copy_(targets, [views[place] for place in places])
+
+    def _note_touched(self, places: Iterable[int]) -> None:
+        for place in places if self._trusted else ():
+            if self._parameters[place]._version != self._versions[place]:
+                self._touched = f"parameter {self._names[place]!r}"
+
+    def _has_moved(self, place: int) -> bool:
+        parameter = self._parameters[place]
+        return parameter.data_ptr() != self._pointers[place] or parameter.numel() != self._numels[place]
 
     @trace.traced("check weights")
     def check(self) -> None:
@@ -110,6 +210,9 @@ class Weights:
         self._looked = True
 
     def _check(self) -> None:
+        touched, self._touched = self._touched, None
+        if touched is not None:
+            raise _changed(touched)
         versions = list(map(_version_of, self._parameters))
         if versions != self._versions:
             pairs = zip(versions, self._versions, self._names, strict=True)
@@ -153,14 +256,21 @@ class Weights:
     def _next_window(self) -> None:
         """Keeps the bytes of another part of the flat weights."""
         self._turn += 1
-        if self._memory.mapped:
+        if self._memory.mapped or not self._memory.partitions:
             return
-        flat = self._flat.tensors[self._turn % len(self._flat.tensors)]
+        partition = self._memory.partitions[self._turn % len(self._memory.partitions)]
+        flat = self._memory.weights.partition(partition)
         windows = -(-flat.numel() // WINDOW_ELEMENTS)
-        start = self._turn // len(self._flat.tensors) % windows * WINDOW_ELEMENTS
+        start = self._turn // len(self._memory.partitions) % windows * WINDOW_ELEMENTS
         integers = torch.int32 if flat.element_size() == 4 else torch.int64  # a NaN is like a NaN
         self._window = flat.view(integers)[start : start + WINDOW_ELEMENTS]
         self._kept = self._window.clone()
+        self._window_of = partition.index
+
+    def _keep_window(self, partition: Partition) -> None:
+        """On a receiving thread, before anybody is told of it, and may write there."""
+        if partition.index == self._window_of:
+            self._kept = self._window.clone()
 
 
 def _changed(what: str) -> WeightsChanged:

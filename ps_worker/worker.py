@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
@@ -14,10 +15,9 @@ import torch
 
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
-from ps_wire.errors import UsageError
+from ps_wire.errors import RolledBack, UsageError
 from ps_wire.table import BucketOptions
-from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import model_spec, terminal
+from ps_worker import model_spec, stopping, terminal
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
@@ -28,6 +28,7 @@ from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
+from ps_worker.waiting import LongWaits
 from ps_worker.worker_data import WorkerData
 from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
 from ps_worker.wrapped import WrappedOptimizer
@@ -46,8 +47,10 @@ class Worker(WorkerData, WorkerState):
         ended: the job had already ended: loaders are empty and the final weights are loaded.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Checks the servers and joins.
+    _link: Link
+
+    def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None = None) -> None:
+        """Checks the servers and joins; `on_rollback`: see `connect`.
 
         Raises:
             ServerUnreachable: a server does not answer; its address is named.
@@ -56,22 +59,30 @@ class Worker(WorkerData, WorkerState):
         keep_large_blocks(one_arena=False)
         super().__init__(settings.consistency)
         self._settings = settings
+        self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
         self._tables: list[Table] = []
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
+        self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
         self._metrics: dict[str, float] = {}
         self._leaving = False
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
         self._finishing = False
         self._finished = False
+        self._waits = LongWaits(self._counted, self._whom, self._say)
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
+        self._link.on_restored = self._restored
+        self._link.clocks = self._clocks
+        self._link.own.add("@worker", self._counts)
+        self._link.positions = self._positions
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
         atexit.register(self.leave)
+        stopping.workers.add(self)
         if self._link.resumed:
             self._say(f"job {settings.job} is under way: this worker goes on from its weights and steps")
 
@@ -152,6 +163,7 @@ class Worker(WorkerData, WorkerState):
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
+        by_samples = self._sample_weight() if weight == "samples" else lambda: 1.0
         wrapped = WrappedOptimizer(
             optimizer,
             model=model,
@@ -160,13 +172,15 @@ class Worker(WorkerData, WorkerState):
             overlap=overlap,
             clip_grad_norm=None if mean else clip_grad_norm,
             as_views=gradient_as_bucket_view,
-            weight=self._sample_weight() if weight == "samples" else lambda: 1.0,
+            weight=partial(self._weigh, len(self._optimizers), by_samples),
             closed=self._closed,
             log=self._say,
-            at_step=self._link.at_step_boundary,
+            at_step=self._stepped,
             rejoin=self._link.rejoin,
+            announce=self._announce,
             waits=self._link.say_wait,
         )
+        self._at_forwards.append(model.register_forward_pre_hook(self._at_forward))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
@@ -202,17 +216,13 @@ class Worker(WorkerData, WorkerState):
         )
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(exchange, tuple(tensors), step, self._link.at_step_boundary, self._link.rejoin)
+        made = Table(
+            exchange, tuple(tensors), step, self._steps, self._stepped, self._link.rejoin, self._announce
+        )
         self._tables.append(made)
         return made
 
     # -- figures ---------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Steps that this worker has taken, over its tables the largest."""
-        clocks = [optimizer.step_number for optimizer in self._optimizers]
-        return max(clocks + [table.step for table in self._tables], default=0)
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Keeps the latest value of each metric; they travel with heartbeats to whoever watches the job.
@@ -238,6 +248,7 @@ class Worker(WorkerData, WorkerState):
         return gather(
             self._link.figures(),
             self._link.exchanges,
+            self._link.epochs(),
             worker=self.rank,
             step=self.step,
             abstained=sum(optimizer.abstained for optimizer in self._optimizers),
@@ -253,6 +264,7 @@ class Worker(WorkerData, WorkerState):
         Where Ctrl-C ended it, a second call waits again; no step comes between.
 
         Raises:
+            RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
             PsError: the job cannot go on.
         """
@@ -264,8 +276,13 @@ class Worker(WorkerData, WorkerState):
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
+        stopping.step_ended()
         self._finishing = True
-        self._link.finish()
+        try:
+            self._link.finish()
+        except RolledBack:
+            self._finishing = False  # there is more to train
+            raise
         for optimizer in self._optimizers:
             optimizer.refresh()
         self._finished = True
@@ -286,6 +303,9 @@ class Worker(WorkerData, WorkerState):
         self._leaving = True
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
+            last_first.callback(self._settle_pushes)
+            for handle in self._at_forwards:
+                last_first.callback(handle.remove)
             for optimizer in self._optimizers:
                 last_first.callback(optimizer.detach)
                 last_first.callback(self._let_go, optimizer)
@@ -317,8 +337,18 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
-    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        return self._link.share(loader, epoch)
+    def _at_forward(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._begin_step()
+
+    def _clocks(self) -> dict[int, int]:
+        clocks = {table.number: table.step for table in self._tables}
+        for optimizer in self._optimizers:
+            clocks |= optimizer.clocks
+        return clocks
+
+    def _begin_step(self) -> None:
+        self._link.capture.begin()
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""
@@ -327,14 +357,6 @@ class Worker(WorkerData, WorkerState):
         if self._finishing:
             return f"this worker has finished job {self._settings.job}: no step comes after finish()"
         return self._ended_text() if self.ended else None
-
-    def _progress(self) -> pb.Progress:
-        metrics = dict(self._metrics)
-        return pb.Progress(step=self.step, samples=self._samples, waited_s=self._waited_s, metrics=metrics)
-
-    @property
-    def _waited_s(self) -> float:
-        return sum(optimizer.waited_s for optimizer in self._optimizers)
 
     def _ended_text(self) -> str:
         return (

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader, Dataset
 
 from ps_wire.consistency import BSP, Consistency
 from ps_wire.errors import UsageError
 from ps_worker import torch_loader
+from ps_worker.dealing import Dealing, Deals
 from ps_worker.loader import Loader
+from ps_worker.position import Position, Positions
+
+
+class Counts:
+    """How far a worker has come with its data, as something that can be registered."""
+
+    def __init__(self, worker: WorkerData) -> None:
+        self._worker = worker
+
+    def state_dict(self) -> dict[str, Any]:
+        """Samples that were handed out."""
+        return {"samples": self._worker._samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Counts on from there."""
+        self._worker._samples = state["samples"]
 
 
 class WorkerData:
@@ -27,6 +44,7 @@ class WorkerData:
     rank: int
     num_workers: int
     ended: bool
+    _link: Deals
 
     def __init__(self, consistency: Consistency) -> None:
         self._even = isinstance(consistency, BSP)
@@ -34,7 +52,12 @@ class WorkerData:
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
+        self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
+        self._dealings: list[Dealing] = []
+        self._counts = Counts(self)
+        self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
+        self._back_to: int | None = None  # an epoch that the script's loop is to go to
 
     def loader(
         self,
@@ -49,9 +72,11 @@ class WorkerData:
         """This worker's share of a dataset; each iteration over it is one epoch.
 
         An epoch is shared by the workers who are in the job when the first of them asks for a batch of it;
-        over these every sample comes once. Who joins later has a part of the next epoch, and no batches
-        before: its `worker.epochs` passes quickly over those that have begun. What a worker had that goes in
-        the middle of an epoch is not given to another. Under BSP all get equally many batches; those of a
+        over these every sample comes once. What a worker has not used that leaves, or is evicted, in the
+        middle of an epoch, goes to whoever next comes to the end of its share; so an iteration may give more
+        batches than `len`. Used is a batch whose step is committed; see `Stats.epochs`. Who joins later has a
+        part of the next epoch, and before that what is left over: its `worker.epochs` passes quickly over
+        epochs that have begun. Under BSP all get equally many batches in their shares; those of a
         map-style dataset differ in size by at most one. An iterable dataset is read whole by every worker,
         and by every process of its DataLoader: it must give the same stream everywhere, and is not to deal
         itself. If it has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for
@@ -97,32 +122,65 @@ class WorkerData:
         return self._make_loader(**torch_loader.read(loader, seed=seed))
 
     def _make_loader(self, **given: Any) -> Loader:
+        dataset = given["dataset"]
+        dealing = Dealing(self._num_loaders, self._link, len(dataset) if isinstance(dataset, Sized) else 0)
         made = Loader(
             **given,
             rank=self.rank,
             num_workers=self.num_workers,
             even=self._even,
             ended=self.ended,
-            on_batch=partial(self._count_samples, object()),
+            on_batch=partial(self._count_samples, dealing),
             current_epoch=lambda: self._epoch,
-            deal=partial(self._deal, self._num_loaders),
+            dealer=dealing,
+            on_read=self._begin_step,
         )
+        if self._num_loaders < len(self._saved_positions):
+            made.position = self._saved_positions[self._num_loaders]
+        self._numbers[made] = self._num_loaders
+        self._dealings.append(dealing)
         self._num_loaders += 1
         self._loaders.add(made)
         return made
 
-    def _deal(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        """See `Loader`."""
+    def _take_step(self, step: int) -> None:
+        """What loaders have handed out goes into the first `step` steps of this worker."""
+        for dealing in self._dealings:
+            dealing.take_step(step)
+
+    def _begin_step(self) -> None:
+        """See `Capture.begin`."""
         raise NotImplementedError
+
+    def _positions(self) -> Positions:
+        """Where this script is in its data."""
+        at = {self._numbers[loader]: loader.position for loader in self._loaders}
+        known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
+        return Positions(epoch=self._epoch, loaders=tuple(known))
+
+    def _rewind(self, saved: Positions) -> None:
+        """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self._saved_positions = list(saved.loaders)
+        self._back_to = saved.epoch
+        for loader in self._loaders:
+            if self._numbers[loader] < len(saved.loaders):
+                loader.position = saved.loaders[self._numbers[loader]]
 
     def _end_loaders(self) -> None:
         for loader in self._loaders:
             loader.end()
 
+    def _has_batches(self) -> bool:
+        """Whether the script has a batch that no step was made of yet, as far as is known."""
+        used = [dealing for dealing in self._dealings if dealing.under_way]
+        return any(dealing.pending for dealing in used) if used else True
+
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
 
-        So a run that goes on at `start` sees the orders that an uninterrupted one would.
+        So a run that goes on at `start` sees the orders that an uninterrupted one would. Where the job goes
+        on from a snapshot, so does this: it begins at the epoch of then, or goes back to it once the body of
+        the loop is left, by `continue`, too.
 
         Args:
             count: of the whole run.
@@ -139,15 +197,24 @@ class WorkerData:
         return self._count_epochs(range(start, count))
 
     def _count_epochs(self, numbers: range) -> Iterator[int]:
+        epoch = numbers.start
         try:
-            for epoch in numbers:
+            while True:
+                epoch, self._back_to = epoch if self._back_to is None else self._back_to, None
+                if epoch >= numbers.stop:
+                    return
                 self._epoch = epoch
                 yield epoch
+                epoch += 1
         finally:
             self._epoch = None
 
-    def _count_samples(self, loader: object, samples: int) -> None:
+    def _count_samples(self, loader: Dealing, samples: int) -> None:
+        self._begin_step()
         self._samples += samples
+        loader.hand_out(samples)
+        if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
+            self._back_to = None
         for counts in self._unweighed:
             counts[loader] = counts.pop(loader, 0) + samples
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ps_wire.errors import PsError, UsageError
+import torch
+
+from ps_wire.errors import PsError, RolledBack, UsageError
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker import stopping
 from ps_worker.link import Link
+from ps_worker.position import Positions
 from ps_worker.table import Table
+from ps_worker.waiting import LongWaits
 from ps_worker.wrapped import WrappedOptimizer
 
 SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go
@@ -21,7 +29,30 @@ class WorkerState:
     _optimizers: list[WrappedOptimizer]
     _tables: list[Table]
 
+    _metrics: dict[str, float]
+    _samples: int
+    _waits: LongWaits
+    _finishing: bool
+    _finished: bool
+    _leaving: bool
+    _on_rollback: Callable[[int], None] | None
+
     def _end_loaders(self) -> None:
+        raise NotImplementedError
+
+    def _has_batches(self) -> bool:
+        raise NotImplementedError
+
+    def _take_step(self, step: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def step(self) -> int:
+        """Steps that this worker has taken, over its tables the largest."""
+        clocks = [optimizer.step_number for optimizer in self._optimizers]
+        return max(clocks + [table.step for table in self._tables], default=0)
+
+    def _rewind(self, saved: Positions) -> None:
         raise NotImplementedError
 
     def register_state(self, name: str, kept: Any) -> None:
@@ -62,7 +93,80 @@ class WorkerState:
         for table in self._tables:
             table.reenter(steps[table.number])
 
+    def _steps(self, step: int) -> None:
+        """The pushes of a table's step are about to leave, which will be its `step`-th."""
+        self._take_step(max(step, self.step))
+
+    def _stepped(self, step: int) -> None:
+        self._take_step(self.step)
+        self._link.at_step_boundary(step)
+        stopping.step_ended()
+
+    @property
+    def place(self) -> stopping.Place:
+        """Where the script is; with a loader of ours, it is in a step while it has batches of it."""
+        if self._finished:
+            return stopping.Place.DONE
+        if self._finishing or self._leaving or not (self._optimizers or self._tables):
+            return stopping.Place.BETWEEN
+        sends = any(optimizer.sends for optimizer in self._optimizers)
+        return stopping.Place.STEP if sends or self._has_batches() else stopping.Place.BETWEEN
+
+    def _weigh(self, optimizer: int, weight: Callable[[], float]) -> float:
+        """The first thing that a step of this optimizer does which has something to push."""
+        self._steps(self._optimizers[optimizer].step_number + 1)
+        return weight()
+
+    # -- what heartbeats bring -------------------------------------------------------------------------
+
+    def _progress(self) -> pb.Progress:
+        return pb.Progress(
+            step=self.step,
+            samples=self._samples,
+            waited_s=self._waited_s,
+            metrics=dict(self._metrics),
+            waits=self._waits.look(),
+        )
+
+    def _counted(self) -> tuple[int, int]:
+        return self.step, self._samples
+
+    def _whom(self) -> list[str]:
+        return self._link.whom() if hasattr(self, "_link") else []
+
+    @property
+    def _waited_s(self) -> float:
+        return sum(optimizer.waited_s for optimizer in self._optimizers)
+
+    def _restored(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """This worker goes on from a snapshot, in which it had saved this."""
+        positions = Positions.unpack(saved)
+        if positions is not None:
+            self._rewind(positions)
+
+    def _announce(self) -> bool:
+        """Whether steps are undone that the script has not heard of; an error unless it can be called.
+
+        Raises:
+            RolledBack: there is no `on_rollback`.
+        """
+        try:
+            self._link.announce()
+        except RolledBack as undone:
+            if self._on_rollback is None:
+                raise
+            self._on_rollback(undone.step)
+            return True
+        return False
+
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer) -> None:
         with suppress(PsError):  # then the others know already
             optimizer.release(SETTLE_LIMIT_S)
+
+    def _settle_pushes(self) -> None:
+        """What has left is on its way to the shards: once it is there, it counts when the worker has left."""
+        until_s = time.monotonic() + SETTLE_LIMIT_S
+        with suppress(PsError):
+            for exchange in self._link.exchanges:
+                exchange.wait_acked(limit_s=max(until_s - time.monotonic(), 0.0))

@@ -2,14 +2,14 @@
 
 It is what torch's schedulers, `GradScaler` and frameworks take for an optimizer, and owns the order of a step
 over its tables (one, and one more for each `add_param_group`). How gradients leave is `gradients`' affair,
-what a parameter shows is `weights`'. Nothing writes a weight outside `step()`.
+which weights the next forward waits for is `arrival`'s; `stages` knows where in a step it is.
 
-A step here: hooks copy and push full buckets -> step(): checks, pushes the rest or abstains -> pull -> wait
+A step here: hooks copy and push full buckets -> step(): checks, pushes the rest or abstains -> pull -> wait;
+with overlap modules wait instead, in the next forward, and for the rest its first push, or step()
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -19,23 +19,22 @@ from torch._compile import _disable_dynamo
 
 from ps_wire.errors import Evicted, UsageError
 from ps_wire.table import Hyperparameters
+from ps_worker import stopping
+from ps_worker.arrival import Arrival
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import check_sizes, read_groups, sizes_of
 from ps_worker.remote_state import StartedTable, StateAccess
-from ps_worker.sending import Sending
-from ps_worker.weights import Weights
+from ps_worker.stages import ARRIVING, NO_STEP, SENDING, Stages
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
-NO_STEP, SENDING, WAITING = "no step", "sending", "waiting"
 
 
-class WrappedOptimizer(Sending):
+class WrappedOptimizer(Stages):
     """Made by `Worker.wrap`. Its `param_groups` are the wrapped optimizer's own, so schedulers work on both.
 
     Attributes:
         step_number: steps taken, abstentions included.
         abstained: steps of these in which this worker had nothing to push.
-        waited_s: seconds in `step()` between the last push and the last weight, in all.
     """
 
     # GradScaler then always calls step(), with `grad_scale` and `found_inf` set: a worker that found an
@@ -57,6 +56,7 @@ class WrappedOptimizer(Sending):
         log: Callable[[str], None],
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
+        announce: Callable[[], bool] = lambda: False,
         waits: Callable[[str], None] | None = None,
     ) -> None:
         """See `Worker.wrap`.
@@ -73,18 +73,19 @@ class WrappedOptimizer(Sending):
             closed: why no step can be taken any more, or None.
             log: says something to the person at the terminal.
             at_step: called at the end of each step, with the number of steps taken.
-            rejoin: joins again after an eviction; calls `reenter`.
+            rejoin: joins again after an eviction or a rollback; calls `reenter`.
+            announce: says that steps are undone, once after each rollback: True, or an error for the script.
             waits: says, now and then, what is waited for; default: `log`.
         """
         self._open = False
         self._at_step = at_step
         self._rejoin = rejoin
+        self._announce = announce
         self._entries = 0  # how often the worker has joined again
         self._void = False  # the gradients that are there were computed before that
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         self.abstained = 0
-        self.waited_s = 0.0
         self._model = model
         self._start_table = start_table
         self._access = access
@@ -98,7 +99,7 @@ class WrappedOptimizer(Sending):
         self._log, self._waits = log, waits or log
         self._syncing = True
         self._tables: list[Gradients] = []
-        self._weights: list[Weights] = []
+        self._arrival = Arrival(model, report=self._waits, settle=self.settle)
         self._sizes = sizes_of(self.param_groups)
         self._stage = NO_STEP
         self._resume: torch.utils.hooks.RemovableHandle | None = None
@@ -113,14 +114,27 @@ class WrappedOptimizer(Sending):
         return self._mode is Mode.OVERLAPPING
 
     @property
+    def sends(self) -> bool:
+        """Whether a part of a step has left, and a part has not."""
+        return self._stage == SENDING or any(table.left for table in self._tables)
+
+    @property
     def num_tables(self) -> int:
         """That its parameters are in: one, and one for each group that was added."""
         return len(self._tables)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which training had nothing to do but wait for weights, in all."""
+        return self._arrival.waited_s
+
     @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Sends this step's gradients and waits for the weights of the next.
+        """Sends this step's gradients and asks for the weights of the next.
+
+        Without overlap it waits for them. With overlap each module waits for its own in the next forward, as
+        does `state_dict()`; whoever reads a parameter elsewhere calls `worker.synchronize()` before.
 
         With a `GradScaler` its scale is taken out of the gradients as they leave; if it found an overflow,
         this worker abstains from the step and the others go on.
@@ -134,6 +148,9 @@ class WrappedOptimizer(Sending):
         Raises:
             GradientChanged: a gradient or hyper-parameter changed after its bucket had left.
             WeightsChanged: the script wrote into a parameter since the last step.
+            RolledBack: servers lost state, and this worker went back with the job to a snapshot: the weights
+                and what is registered are those of then, and so is the place in `worker.epochs` and loaders.
+                Not where `on_rollback` was given to `connect`: then this returns.
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
@@ -146,8 +163,12 @@ class WrappedOptimizer(Sending):
             raise
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        entries = self._entries
+        entries, arriving = self._entries, self._stage == ARRIVING
         self.settle()
+        if arriving:
+            self._check_read()
+        if self._announce():
+            return None
         check_sizes(self._sizes, self.param_groups)
         loss = None
         if closure is not None:
@@ -159,6 +180,8 @@ class WrappedOptimizer(Sending):
             self._take_step()
         except Evicted:
             self._rejoin()
+            if self._announce():
+                return loss
         self._void = False
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
         self._at_step(self.step_number)
@@ -167,45 +190,32 @@ class WrappedOptimizer(Sending):
     def _take_step(self) -> None:
         for table in self._tables:
             table.exchange.wait_acked(())  # raises what has come meanwhile
-        for weights in self._weights:
-            weights.check()
+        self._arrival.check()
         scale, overflow = self._scaling()
         self._decide(scaled=scale is not None or overflow is not None)
         self._stage = SENDING
         void = bool(overflow) or self._void
         self._send(None if scale is None else self._unscale(scale), overflow=void)
-        self._ask()
-        self._await()
-
-    def settle(self) -> None:
-        """Ends a step that was interrupted: what has not left abstains, and the weights are waited for."""
-        try:
-            if self._stage == SENDING:
-                for table in self._tables:
-                    table.abstain()
-                self._ask()
-            if self._stage == WAITING:
-                self._await()
-        except Evicted:
-            self._rejoin()
-
-    @torch.no_grad()
-    def abandon(self) -> None:
-        """Gives up a step whose backward was interrupted, as by Ctrl-C in a notebook, and clears gradients.
-
-        What has already left counts, the rest abstains. Waits for the weights of the next step, or raises why
-        the job cannot go on.
-        """
-        if self._stage == NO_STEP and any(table.left for table in self._tables):
-            self._stage = SENDING
-        self.settle()
-        for table in self._tables:
-            table.forget_arrivals()
-        super().zero_grad()
+        if any(table.seen for table in self._tables):
+            self._arrival.plan()
+        if self.overlaps and self._arrival.wanted and not any(table.in_place for table in self._tables):
+            self._arrival.expect()
+            self._ask()
+            stopping.step_ended()  # its pushes have left: they count, whatever the others do
+            self._arrival.begin()
+            self._begin()
+            self._stage = ARRIVING
+        else:
+            self._ask()
+            stopping.step_ended()
+            self._await()
+            if self.overlaps:
+                self._arrival.watch()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
-        self._between_steps("zero_grad()")
+        if self._stage != ARRIVING:  # else none has, and weights may go on arriving
+            self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
         self._void = False
 
@@ -248,10 +258,10 @@ class WrappedOptimizer(Sending):
 
     # -- what a worker calls ---------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Makes autograd, other devices and smaller dtypes see that the weights are new."""
-        for weights in self._weights:
-            weights.refresh()
+    @property
+    def clocks(self) -> dict[int, int]:
+        """Table -> the step that is under way or comes next."""
+        return {started.number: table.step for started, table in zip(self._started, self._tables)}  # noqa: B905 - a table may be on its way
 
     def reenter(self, steps: Mapping[int, int]) -> None:
         """The worker has joined again, and the weights are those of its first step there, by table.
@@ -263,7 +273,7 @@ class WrappedOptimizer(Sending):
         self.step_number = steps[self._started[0].number]
         self._entries += 1
         self._void = any(table.there for table in self._tables)
-        self._settled()
+        self._arrived(begin=True)
 
     def release(self, limit_s: float) -> None:
         """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
@@ -271,9 +281,13 @@ class WrappedOptimizer(Sending):
             for table in self._tables:
                 table.abstain()
                 table.exchange.wait_acked(limit_s=limit_s)
+        if self._stage == ARRIVING:
+            self._arrival.stay(limit_s)
+            self._stage = NO_STEP
 
     def detach(self) -> None:
         """Takes the hooks off; the model keeps its weights."""
+        self._arrival.take_off()
         for table in self._tables:
             table.detach()
         if self._resume is not None:
@@ -283,7 +297,7 @@ class WrappedOptimizer(Sending):
 
     def _add_table(self, groups: list[int]) -> None:
         started = self._start_table([self.param_groups[index] for index in groups])
-        weights = Weights(started.exchange.memory, started.parameters)
+        self._arrival.add(started)
         table = Gradients(
             started.exchange,
             started.parameters,
@@ -292,13 +306,13 @@ class WrappedOptimizer(Sending):
             syncing=lambda: self._syncing,
             hyperparameters=lambda: self._read(groups),
             weight=self._weigh,
+            settle=self._before_push,
             as_views=self._as_views,
         )
         if not self._tables:
             self.step_number = started.step
-        self._started, self._weights, self._tables, self._sizes = (  # together: no Ctrl-C comes between
+        self._started, self._tables, self._sizes = (  # together: no Ctrl-C comes between
             [*self._started, started],
-            [*self._weights, weights],
             [*self._tables, table],
             sizes_of(self.param_groups),
         )
@@ -306,38 +320,3 @@ class WrappedOptimizer(Sending):
     def _read(self, groups: list[int]) -> Hyperparameters:
         check_sizes(self._sizes, self.param_groups)
         return read_groups(self.defaults, [self.param_groups[index] for index in groups])
-
-    def _ask(self) -> None:
-        for table in self._tables:
-            table.pull()
-        self.step_number, self._stage = self.step_number + 1, WAITING
-
-    def _await(self) -> None:
-        """May be called again where it was interrupted, and so may `_ask`."""
-        started_s = time.monotonic()
-        for table in self._tables:
-            table.exchange.wait_pulled(self._waits)
-        self.waited_s += time.monotonic() - started_s
-        self._settled()
-
-    def _settled(self) -> None:
-        """The weights of the next step are there."""
-        self._step_weight = None
-        self.refresh()
-        for table in self._tables:
-            table.begin(self._mode)
-        self.step_number = self._tables[0].step
-        self._stage = NO_STEP
-        if self._resume is not None:
-            self._resume.remove()
-            self._resume = None
-
-    def _broken_off(self, error: BaseException) -> None:
-        """After an error the script may step again; after Ctrl-C whoever goes on gets whole weights first."""
-        if isinstance(error, Exception):
-            self._stage = WAITING if self._stage == WAITING else NO_STEP
-        elif self._stage != NO_STEP and self._resume is None:
-            self._resume = self._model.register_forward_pre_hook(self._settle_first)
-
-    def _settle_first(self, *_: Any) -> None:
-        self.settle()

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MemberRequest(_message.Message):
-    __slots__ = ("join", "make_table", "uploaded", "heartbeat", "finish", "leave", "resume", "number")
+    __slots__ = ("join", "make_table", "uploaded", "heartbeat", "finish", "leave", "resume", "cut_ready", "cut_captured", "number")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     MAKE_TABLE_FIELD_NUMBER: _ClassVar[int]
     UPLOADED_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,8 @@ class MemberRequest(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    CUT_READY_FIELD_NUMBER: _ClassVar[int]
+    CUT_CAPTURED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     join: Join
     make_table: MakeTable
@@ -24,8 +26,10 @@ class MemberRequest(_message.Message):
     finish: Finish
     leave: Leave
     resume: Resume
+    cut_ready: CutReady
+    cut_captured: CutCaptured
     number: int
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., make_table: _Optional[_Union[MakeTable, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., make_table: _Optional[_Union[MakeTable, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., cut_ready: _Optional[_Union[CutReady, _Mapping]] = ..., cut_captured: _Optional[_Union[CutCaptured, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "job", "worker", "host", "pid", "lease_s", "evicted")
@@ -86,7 +90,7 @@ class Heartbeat(_message.Message):
     def __init__(self, heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "samples", "waited_s", "metrics")
+    __slots__ = ("step", "samples", "waited_s", "metrics", "waits")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,11 +102,13 @@ class Progress(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     step: int
     samples: int
     waited_s: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    waits: str
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("progress",)
@@ -111,15 +117,17 @@ class Finish(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason", "progress")
+    __slots__ = ("reason", "progress", "drained")
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     reason: str
     progress: Progress
-    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    drained: bool
+    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ...) -> None: ...
 
 class MemberReply(_message.Message):
-    __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "number")
+    __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "rolled_back", "cut_prepare", "cut_armed", "cut_ended", "number")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_MADE_FIELD_NUMBER: _ClassVar[int]
     TABLE_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +140,10 @@ class MemberReply(_message.Message):
     UPLOAD_LIVE_FIELD_NUMBER: _ClassVar[int]
     PROVE_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    CUT_PREPARE_FIELD_NUMBER: _ClassVar[int]
+    CUT_ARMED_FIELD_NUMBER: _ClassVar[int]
+    CUT_ENDED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     table_made: TableMade
@@ -145,24 +157,48 @@ class MemberReply(_message.Message):
     upload_live: UploadLive
     prove: Prove
     resumed: Resumed
+    rolled_back: RolledBack
+    cut_prepare: CutPrepare
+    cut_armed: CutArmed
+    cut_ended: CutEnded
     number: int
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., rolled_back: _Optional[_Union[RolledBack, _Mapping]] = ..., cut_prepare: _Optional[_Union[CutPrepare, _Mapping]] = ..., cut_armed: _Optional[_Union[CutArmed, _Mapping]] = ..., cut_ended: _Optional[_Union[CutEnded, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed", "session")
+    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed", "session", "shards", "rolled_back")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     num_shards: int
     ended: bool
     resumed: bool
     session: bytes
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ..., session: _Optional[bytes] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
+    rolled_back: bool
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ..., session: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., rolled_back: bool = ...) -> None: ...
+
+class ShardPlace(_message.Message):
+    __slots__ = ("address", "generation")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    generation: int
+    def __init__(self, address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class RolledBack(_message.Message):
+    __slots__ = ("step", "why")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    why: str
+    def __init__(self, step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Prove(_message.Message):
     __slots__ = ()
@@ -230,6 +266,54 @@ class Refused(_message.Message):
     facts: str
     def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., facts: _Optional[str] = ...) -> None: ...
 
+class CutPrepare(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class CutReady(_message.Message):
+    __slots__ = ("number", "steps")
+    class StepsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    steps: _containers.ScalarMap[int, int]
+    def __init__(self, number: _Optional[int] = ..., steps: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class CutArmed(_message.Message):
+    __slots__ = ("number", "steps")
+    class StepsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    steps: _containers.ScalarMap[int, int]
+    def __init__(self, number: _Optional[int] = ..., steps: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class CutCaptured(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class CutEnded(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class FollowRequest(_message.Message):
     __slots__ = ("register", "done", "norm", "attendance")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
@@ -243,18 +327,22 @@ class FollowRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., norm: _Optional[_Union[Norm, _Mapping]] = ..., attendance: _Optional[_Union[Attendance, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "shard", "num_shards", "address", "boot")
+    __slots__ = ("protocol", "shard", "num_shards", "address", "boot", "generation", "coordinator")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     shard: int
     num_shards: int
     address: str
     boot: bytes
-    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ...) -> None: ...
+    generation: int
+    coordinator: int
+    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ..., generation: _Optional[int] = ..., coordinator: _Optional[int] = ...) -> None: ...
 
 class Norm(_message.Message):
     __slots__ = ("job", "table", "opening", "step", "squares", "epoch")
@@ -303,7 +391,7 @@ class LateWorker(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class OrderDone(_message.Message):
-    __slots__ = ("number", "refused", "clocks")
+    __slots__ = ("number", "refused", "saved", "clocks")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -313,14 +401,16 @@ class OrderDone(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     number: int
     refused: Refused
+    saved: Saved
     clocks: _containers.ScalarMap[int, int]
-    def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "choose", "catch_up")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "choose", "catch_up", "granted", "restore", "save_cut", "look_save", "end_save")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +427,11 @@ class Order(_message.Message):
     ENTER_FIELD_NUMBER: _ClassVar[int]
     CHOOSE_FIELD_NUMBER: _ClassVar[int]
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_CUT_FIELD_NUMBER: _ClassVar[int]
+    LOOK_SAVE_FIELD_NUMBER: _ClassVar[int]
+    END_SAVE_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
@@ -353,7 +448,36 @@ class Order(_message.Message):
     enter: EnterTable
     choose: Choose
     catch_up: CatchUp
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., choose: _Optional[_Union[Choose, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ...) -> None: ...
+    granted: Granted
+    restore: Restore
+    save_cut: Save
+    look_save: Save
+    end_save: Save
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., choose: _Optional[_Union[Choose, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., save_cut: _Optional[_Union[Save, _Mapping]] = ..., look_save: _Optional[_Union[Save, _Mapping]] = ..., end_save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("generation", "coordinator")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    coordinator: int
+    def __init__(self, generation: _Optional[int] = ..., coordinator: _Optional[int] = ...) -> None: ...
+
+class Restore(_message.Message):
+    __slots__ = ("job", "tables", "snapshot", "generation", "incarnation", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: _spec_pb2.Job
+    tables: _containers.RepeatedCompositeFieldContainer[_spec_pb2.Table]
+    snapshot: str
+    generation: int
+    incarnation: int
+    step: int
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.Table, _Mapping]]] = ..., snapshot: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "clocks", "reader")
@@ -463,6 +587,73 @@ class Cut(_message.Message):
     number: int
     clocks: _containers.ScalarMap[int, int]
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class Save(_message.Message):
+    __slots__ = ("job", "snapshot", "number", "tables", "manifest", "keep")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    snapshot: str
+    number: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableClocks]
+    manifest: bytes
+    keep: int
+    def __init__(self, job: _Optional[str] = ..., snapshot: _Optional[str] = ..., number: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableClocks, _Mapping]]] = ..., manifest: _Optional[bytes] = ..., keep: _Optional[int] = ...) -> None: ...
+
+class TableClocks(_message.Message):
+    __slots__ = ("table", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, table: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("waiting", "bytes", "total_bytes", "file", "sha256", "counters")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    bytes: int
+    total_bytes: int
+    file: str
+    sha256: str
+    counters: str
+    def __init__(self, waiting: _Optional[int] = ..., bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., file: _Optional[str] = ..., sha256: _Optional[str] = ..., counters: _Optional[str] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class SnapshotProgress(_message.Message):
+    __slots__ = ("phase", "bytes", "total_bytes", "snapshot", "step")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    bytes: int
+    total_bytes: int
+    snapshot: str
+    step: int
+    def __init__(self, phase: _Optional[str] = ..., bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., snapshot: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("number", "join", "table", "cut", "done", "state")
@@ -601,24 +792,78 @@ class GetStateRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "epoch")
+    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
     loader: int
     epoch: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    begins: bool
+    first: int
+    samples: int
+    mark: Mark
+    rest: Mark
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+
+class Mark(_message.Message):
+    __slots__ = ("step", "batches", "samples", "pace_batches", "pace_samples")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PACE_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PACE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    batches: int
+    samples: int
+    pace_batches: int
+    pace_samples: int
+    def __init__(self, step: _Optional[int] = ..., batches: _Optional[int] = ..., samples: _Optional[int] = ..., pace_batches: _Optional[int] = ..., pace_samples: _Optional[int] = ...) -> None: ...
 
 class ShareReply(_message.Message):
-    __slots__ = ("workers",)
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    workers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
+    __slots__ = ("piece",)
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    piece: Piece
+    def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("epoch", "place", "count", "first")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    place: int
+    count: int
+    first: int
+    def __init__(self, epoch: _Optional[int] = ..., place: _Optional[int] = ..., count: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+
+class UseRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "loader", "mark")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    loader: int
+    mark: Mark
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+
+class UseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -635,7 +880,7 @@ class StatusReply(_message.Message):
     def __init__(self, num_shards: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events")
+    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events", "epochs", "happened")
     class EventsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -649,13 +894,33 @@ class JobStatus(_message.Message):
     NUM_TABLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    HAPPENED_FIELD_NUMBER: _ClassVar[int]
     job: _spec_pb2.Job
     state: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     num_tables: int
     epoch: int
     events: _containers.ScalarMap[str, int]
-    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochUse]
+    happened: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ..., epochs: _Optional[_Iterable[_Union[EpochUse, _Mapping]]] = ..., happened: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EpochUse(_message.Message):
+    __slots__ = ("loader", "epoch", "samples", "used", "handed_on", "over")
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_ON_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    loader: int
+    epoch: int
+    samples: int
+    used: int
+    handed_on: int
+    over: bool
+    def __init__(self, loader: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., used: _Optional[int] = ..., handed_on: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "incarnation", "host", "pid", "state", "progress", "heartbeat_age_s", "lease_left_s")

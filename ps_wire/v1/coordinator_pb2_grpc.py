@@ -64,10 +64,20 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.FromString,
                 _registered_method=True)
+        self.Use = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/Use',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.UseReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/ps_wire.v1.Coordinator/Status',
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
+                _registered_method=True)
+        self.Snapshot = channel.unary_stream(
+                '/ps_wire.v1.Coordinator/Snapshot',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
                 _registered_method=True)
 
 
@@ -109,7 +119,14 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Share(self, request, context):
-        """Which workers share an epoch of a loader: the same answer for all of them.
+        """What of an epoch of a loader a worker hands out next.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Use(self, request, context):
+        """How far a worker has come in that, where its pace did not foretell it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +134,13 @@ class CoordinatorServicer(object):
 
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Takes a snapshot of a job that runs, and says how it gets on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -154,10 +178,20 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.ShareReply.SerializeToString,
             ),
+            'Use': grpc.unary_unary_rpc_method_handler(
+                    servicer.Use,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.UseReply.SerializeToString,
+            ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusReply.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -333,6 +367,33 @@ class Coordinator(object):
             _registered_method=True)
 
     @staticmethod
+    def Use(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Use',
+            ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.UseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Status(request,
             target,
             options=(),
@@ -349,6 +410,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/Status',
             ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Snapshot',
+            ps__wire_dot_v1_dot_coordinator__pb2.SnapshotRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
             options,
             channel_credentials,
             insecure,

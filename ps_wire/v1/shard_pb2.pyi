@@ -103,18 +103,35 @@ class TablesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TablesReply(_message.Message):
-    __slots__ = ("shard", "memory_bytes", "memory_limit_bytes", "refused_frames", "tables")
+    __slots__ = ("shard", "memory_bytes", "memory_limit_bytes", "refused_frames", "tables", "events")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     memory_bytes: int
     memory_limit_bytes: int
     refused_frames: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, shard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., refused_frames: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[JobEvents]
+    def __init__(self, shard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., refused_frames: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[JobEvents, _Mapping]]] = ...) -> None: ...
+
+class JobEvents(_message.Message):
+    __slots__ = ("job", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, job: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("job", "table", "partitions", "min_version", "max_version", "bytes_in", "bytes_out", "hyper_mismatches", "tau", "workers", "weight_bytes", "optimizer_bytes", "mixed_steps")

@@ -71,7 +71,7 @@ class MemoryClient:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stream = MessageStream(
             iter(self._outbox.get, None),
-            lambda outlet: Session(shard, outlet, generation=1, token_bytes=TOKEN_BYTES),
+            lambda outlet: Session(shard, outlet, token_bytes=TOKEN_BYTES),
         )
 
     def send(self, message: bytes) -> None:

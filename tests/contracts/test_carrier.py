@@ -24,9 +24,10 @@ def test_the_largest_frames_come_whole_and_in_order_both_ways(in_job: Any):
         for step in range(6):  # more than the other end takes at a time
             client.send(push(step, -1.0))
             client.send(pull(step + 1))
-        for step in range(6):
-            ack, pulled = bench.next(client), bench.next(client)
-            assert (ack.kind, ack.step) == (wire.Kind.ACK, step)
+        answers = [bench.next(client) for _ in range(12)]  # an ACK does not wait for weights
+        acks = [answer for answer in answers if answer.kind is wire.Kind.ACK]
+        assert [ack.step for ack in acks] == list(range(6))
+        for step, pulled in enumerate(answer for answer in answers if answer.kind is not wire.Kind.ACK):
             assert (pulled.kind, pulled.step, pulled.version) == (wire.Kind.PULLED, step + 1, step + 1)
             values = torch.frombuffer(bytearray(pulled.payload), dtype=torch.float32)
             assert torch.equal(values, torch.full((BIG,), step + 1.0))

@@ -31,7 +31,7 @@ class Door:
     def __init__(self, certificates: Path) -> None:
         self.shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
         tls = TlsFolder(certificates / "server", serves=True, complain=print)
-        self.server = SocketServer(self.shard, host="127.0.0.1", port=0, generation=1, tls=tls)
+        self.server = SocketServer(self.shard, host="127.0.0.1", port=0, tls=tls)
         (port,) = [offer.address for offer in self.server.offers if offer.name == "tcp"]
         self.address = ("127.0.0.1", int(port))
         self._connecting = worker_certificates(certificates / "worker").identity().connecting

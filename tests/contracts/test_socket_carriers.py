@@ -156,11 +156,15 @@ def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(
         stalled.set()
         assert read.wait(LIMIT_S)
         assert len(cell.values._weights._left) <= bound
-        for step in range(rounds):
-            ack, pulled = bench.next(client), bench.next(client)
-            assert (ack.kind, ack.step) == (wire.Kind.ACK, step)
-            values = torch.frombuffer(bytearray(pulled.payload), dtype=torch.float32)
-            assert torch.equal(values, torch.full((BIG,), float(pulled.version)))
+        acked = []
+        for _ in range(2 * rounds):
+            answer = bench.next(client)
+            if answer.kind is wire.Kind.ACK:
+                acked.append(answer.step)
+            else:
+                values = torch.frombuffer(bytearray(answer.payload), dtype=torch.float32)
+                assert torch.equal(values, torch.full((BIG,), float(answer.version)))
+        assert acked == list(range(rounds))
 
     Bench.run(its_server, carrier, test, other)
 
@@ -283,7 +287,7 @@ def test_nothing_is_left_of_connections_that_have_ended(carrier: str, its_server
 def test_a_server_that_stops_frees_everything(carrier: str):
     """At once: it waits for no stranger. Nobody listens any more."""
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-    sockets = socket_server.SocketServer(shard, host="127.0.0.1", port=0, generation=1)
+    sockets = socket_server.SocketServer(shard, host="127.0.0.1", port=0)
     (address,) = [offer.address for offer in sockets.offers if offer.name == carrier]
     with DOORS[carrier](address, "127.0.0.1:1", LIMIT_S) as client:
         client.sendall(b"P")
@@ -312,7 +316,7 @@ def test_what_a_stopping_server_has_queued_is_sent_first(carrier: str, its_serve
             if connection._session.carrier == SOCKETS[carrier].carrier:
                 connection.stop()
         kinds = [bench.next(client).kind for _ in range(6)]
-        assert kinds == [wire.Kind.ACK, wire.Kind.PULLED] * 3
+        assert sorted(kinds) == sorted([wire.Kind.ACK, wire.Kind.PULLED] * 3)
         assert client.receive() is None
 
     Bench.run(its_server, carrier, test)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import spawn, zygote
-from tests.integration.processes import Zygote
+from tests.integration.processes import Start, Zygote
 from tests.integration.servers import Servers, serving
 
-__all__ = ["cluster", "spawn", "zygote"]
+from .controller import Faults
+from .world import World
+
+__all__ = ["cluster", "faults", "spawn", "world", "zygote"]
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +22,18 @@ def cluster(zygote: Zygote) -> Iterator[Servers]:
     """Two shards."""
     with serving(zygote.start, 2) as servers:
         yield servers
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Iterator[Faults]:
+    """What happens to the processes of this test."""
+    with Faults(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def world(spawn: Start, faults: Faults, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    """Two shards of its own, whose points can be stopped at; parametrized with the consistency of the job."""
+    made = World(spawn, faults, tmp_path, request.param)
+    yield made
+    made.close()

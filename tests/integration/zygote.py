@@ -4,11 +4,13 @@ Importing torch takes 2 s of a core; a fork takes 20 ms, and what comes out is a
 its own pid, signals and exit code. Run as a script with the path of a Unix socket. Each connection asks for
 one child: a JSON object, and with it the descriptor for the child's output. Back come lines: its pid, then
 its exit code (negative: killed by that signal). All of it ends when stdin does. More arguments are names of
-modules that are imported before the first fork, too.
+modules that are imported before the first fork, too. Modules that a child's TESTS_INSTALL names are imported
+in it, and their `install()` is called, before its command begins.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -16,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -33,6 +36,10 @@ def child(request: dict[str, Any], output: int) -> None:
     sys.argv = request["argv"]
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - the process's own
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    if names := os.environ.get("TESTS_INSTALL"):
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        for name in names.split(","):
+            importlib.import_module(name).install()
     from ps_server.cli import main as ps_server  # noqa: PLC0415
     from ps_worker.cli import main as ps_worker  # noqa: PLC0415
 
@@ -75,10 +82,10 @@ def watch(link: socket.socket) -> None:
 
 def main() -> None:
     """Serves until stdin ends, then ends everything that it has started."""
-    import ps_worker.cli  # noqa: F401, PLC0415
-
-    for name in sys.argv[2:]:
+    # Else every child would import these: torch's optimizers bring `torch._dynamo`, 1 s, with the first one.
+    for name in ("ps_worker.cli", "ps_server.process", "torch._dynamo", *sys.argv[2:]):
         importlib.import_module(name)
+    gc.freeze()  # a collection in a child would copy all pages of torch's objects
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 import pytest
 
+from .named_tests import fault_of_cell
 from .pages import ROOT, table
 
 PAGE = "docs/compatibility.md"
 HEADER = ("case", "what happens", "test")
-NAMED = re.compile(r"`(tests/[\w/]+/test_\w+\.py)::(test_\w+)`")
-
-
-@cache
-def functions_of(path: Path) -> frozenset[str]:
-    """Names of the test functions of a file; none if there is no such file."""
-    if not path.exists():
-        return frozenset()
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return frozenset(
-        node.name
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, functions) and node.name.startswith("test_")
-    )
 
 
 def fault_of(row: Sequence[str]) -> str | None:
     """What is wrong with a row, or None."""
     if len(row) != len(HEADER) or not all(row):
         return "it has not three cells with text"
-    named = NAMED.findall(row[2])
-    if not named or NAMED.sub("", row[2]).strip(", "):
-        return "the third cell is not a list of `path::name`"
-    missing = [f"{path}::{name}" for path, name in named if name not in functions_of(ROOT / path)]
-    return f"there is no {missing[0]}" if missing else None
+    return fault_of_cell(row[2])
 
 
 ROWS = table(PAGE, *HEADER)

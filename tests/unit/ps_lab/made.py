@@ -17,6 +17,7 @@ def made_worker(worker: int = 0, **given: Any) -> Worker:
         "heartbeat_age_s": 0.5,
         "lease_left_s": 9.5,
         "metrics": {},
+        "waits": "",
     }
     return Worker(worker=worker, **values | given)
 
@@ -61,6 +62,8 @@ def made_job(**given: Any) -> Job:
         "state": "running",
         "epoch": 1,
         "events": {},
+        "happened": (),
+        "epochs": (),
         "workers": (),
         "tables": (),
     }

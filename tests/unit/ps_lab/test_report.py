@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from ps_lab.report import bytes_text, range_text, tables
-from ps_lab.status import Status
+from ps_lab.status import EpochUse, Status
 
 from .made import made_job, made_status, made_table, made_table_worker, made_worker
 
 
 def printed(status: Status) -> str:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=300)
     for table in tables(status):
         console.print(table)
     assert isinstance(console.file, io.StringIO)
@@ -65,6 +65,26 @@ def test_a_running_job_shows_its_workers_and_tables() -> None:
         "uds",
     ):
         assert expected in text
+
+
+def test_what_is_waited_for_what_happened_and_what_became_of_samples_is_shown() -> None:
+    waits = "waiting for worker 1, clock 41, lease 4.2 s left"
+    epochs = [
+        EpochUse(loader=0, epoch=number, samples=samples, used=90, handed_on=30, over=over)
+        for number, samples, over in ((7, 100, True), (8, 100, False), (9, 0, True))
+    ]
+    job = made_job(
+        workers=(made_worker(0, waits=waits),), happened=("12:00 event=evict worker=1",), epochs=tuple(epochs)
+    )
+    lines = [line.replace("\u2502", " ").split() for line in printed(made_status(job)).splitlines()]
+    text = " ".join(word for line in lines for word in line)
+    assert waits in text
+    assert "event=evict worker=1" in text
+    assert [line for line in lines if line[1:2] == ["0"] and "90" in line] == [
+        ["digits", "0", "7", "100", "90", "30", "10"],
+        ["digits", "0", "8", "100", "90", "30"],
+        ["digits", "0", "9", "?", "90", "30", "?"],
+    ]
 
 
 def test_servers_without_jobs_show_themselves() -> None:

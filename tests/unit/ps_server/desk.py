@@ -161,7 +161,7 @@ class Desk:
     def _ask(self, order: pb.Order, *, least: bool = False) -> PsError | dict[int, int]:
         self.orders.append(order)
         if not self._shards:
-            return self.clocks if order.WhichOneof("kind") in ("remove", "evict", "prepare") else {}
+            return self.clocks if order.WhichOneof("kind") in ("remove", "fence", "evict", "prepare") else {}
         clocks: dict[int, int] = {}
         extreme = min if least else max
         for shard in self._shards:

@@ -12,6 +12,8 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from ps_server.attendance import Attendance, CatchUp, Choose
 from ps_server.backup_partition import BackupPartition, machine_of
 from ps_server.chooser import Chooser
@@ -19,9 +21,10 @@ from ps_server.cut import Cut
 from ps_server.gate import Gate
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_server.quorum import Quorum
-from ps_wire.errors import PsError
+from ps_wire.errors import PsError, StaleIncarnation, StrangerRefused
 
 CUT = (0, 1)
+NOBODY = -1  # trains: what a cut has then may lack a step that died with its worker
 Input = tuple[Any, ...]  # its name, then what it takes
 Output = tuple[Any, ...]
 
@@ -76,8 +79,20 @@ class Nodes:
             visit.report()
             assert _books(machine) == before, ("law 12", given, node.machine)
             assert machine.version >= version
+            self._check_gap(machine)
             found = node.memo[given] = self._node(machine, cut, visit.quorum), tuple(visit.outputs)
         return found
+
+    def _check_gap(self, machine: Partition) -> None:
+        """Law 5: what is committed is at most s + 1 apart; who got its weights, at most s."""
+        if self.gate.staleness is None or self.gate.backup:
+            return
+        clocks = dict(machine.clocks)
+        slowest = min(clocks.values(), default=0)
+        for worker, clock in clocks.items():
+            assert clock - slowest <= self.gate.staleness + 1, ("law 5", machine)
+            waits = machine._waiting.get(worker)
+            assert waits is None or not self.gate.opens(clock, machine.version, clocks.values())
 
     def _quorum(self, node: Node) -> Quorum | None:
         if node.quorum is None or not isinstance(node.machine, BackupPartition):
@@ -194,6 +209,11 @@ class _Visit:
         name, *what = given
         getattr(self, f"_on_{name}")(given, *what)
 
+    def _on_follow(self, _: Input) -> None:
+        """A shard follows again: it says once more what something may follow from."""
+        if self.quorum is not None and (report := self.quorum.now()) is not None:
+            self.outputs.append(("report", report))
+
     def report(self) -> None:
         if self.quorum is not None and isinstance(self.machine, BackupPartition):
             self.quorum.stands(0, self.machine.standing)
@@ -208,6 +228,12 @@ class _Visit:
             worker=worker, incarnation=incarnation, step=step, payload=None if abstains else given
         )
         self._carry_out(self.machine.push(push, 0.0))
+
+    def _on_late_push(self, _: Input, worker: int, incarnation: int, step: int) -> None:
+        """Law 14: behind a fence nothing is taken."""
+        push = Contribution(worker=worker, incarnation=incarnation, step=step, payload="late")
+        with pytest.raises((StaleIncarnation, StrangerRefused)):
+            self.machine.push(push, 0.0)
 
     def _on_pull(self, given: Input, worker: int, incarnation: int, clock: int) -> None:
         if not self.cut.keeps(worker, clock, _Again(self, given), pushes=False):
@@ -286,7 +312,7 @@ class _Visit:
                 limits = self.cut._limits or {}
                 if limits and self.machine.clocks and self.machine.gate.aggregates:
                     assert self.machine.version == max(limits.values())
-                self.outputs.append(("sent", self.machine.version))
+                self.outputs.append(("sent", self.machine.version if self.machine.clocks else NOBODY))
                 self.cut.end(CUT)
             kept = self.cut.next()
             if kept is None:

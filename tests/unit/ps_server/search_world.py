@@ -7,7 +7,8 @@ arrives is one event; what goes from the coordinator to a shard, or back, stays 
 
 What may go wrong, each so many times: a worker dies, with what it has sent still under way; it is silent for
 too long (`pause`), is evicted and comes back; a connection breaks and what was not answered is sent again. A
-reader may want a cut. Nothing here may get stuck without another fault.
+reader may want a cut. A shard may lose its stream to the coordinator, with choices and reports on their way
+(with changes on their way the job is told to end). Nothing here may get stuck without another fault.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ps_server.cut import clocks_of_cut
 from ps_server.gate import Gate, gate_of
 from ps_wire.consistency import Consistency
 
-from .search_nodes import ChooserNode, Input, Node, Nodes
+from .search_nodes import NOBODY, ChooserNode, Input, Node, Nodes
 
 # a worker with its step on one shard; READY is the version that it got, 0 or more
 PULLING, WAITING, PUSHING, PUSHED, DONE = -1, -2, -3, -4, -5
@@ -58,6 +59,7 @@ class World(NamedTuple):
     pauses: int = 0
     breaks: int = 0
     cuts: int = 0
+    losses: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +70,8 @@ class Search:
         steps: pushes of each worker that is there from the start.
         late: of each that comes later.
         abstains: worker, step.
-        deaths, pauses, breaks, cuts: how many of each may happen.
+        deaths, pauses, breaks, cuts, losses: how many of each may happen.
+        prompt: reports of shards are not late.
         states, ends: what was visited.
         reached: outputs of shards that came about, by name.
     """
@@ -81,11 +84,13 @@ class Search:
     pauses: int = 0
     breaks: int = 0
     cuts: int = 0
+    losses: int = 0
+    prompt: bool = False
     states: int = 0
     ends: int = 0
     reached: set[str] = field(default_factory=set)
     gate: Gate = field(init=False)
-    nodes: Nodes = field(init=False)
+    nodes: Nodes = field(init=False, repr=False)
 
     def run(self) -> None:
         self.gate = gate_of(self.model)
@@ -102,6 +107,7 @@ class Search:
             pauses=self.pauses,
             breaks=self.breaks,
             cuts=self.cuts,
+            losses=self.losses,
         )
         seen, queue = {first}, deque([first])
         while queue:
@@ -172,13 +178,24 @@ class Search:
                     yield Search._pause, number
             for shard in SHARDS:
                 at = worker.at[shard]
-                if worker.life == DEAD and at == PUSHING and self._heard(world, number, shard):
+                if at == PUSHING and not self._heard(world, number, shard):
+                    late = ("late_push", number, worker.incarnation, worker.step)
+                    assert self.nodes.step(world.nodes[shard], late)[0] is world.nodes[shard]
+                elif worker.life == DEAD and at == PUSHING:
                     yield Search._push, number, shard
                 waits = worker.life == TRAINS and (at >= 0 or at in (WAITING, PUSHED))
                 if world.breaks and waits and self._heard(world, number, shard):
                     yield Search._break, number, shard
+        yield from self._beside_workers(world)
+
+    def _beside_workers(self, world: World) -> Iterator[tuple[Any, ...]]:
         if world.cuts and not world.cut:
             yield (Search._hold,)
+        if world.losses:
+            for shard in SHARDS:
+                under_way = {order[0] for order in (*world.down[shard], *world.up[shard])}
+                if under_way and under_way <= {"choose", "catch_up", "report"}:
+                    yield Search._lose, shard
 
     def _heard(self, world: World, number: int, shard: int) -> bool:
         """Whether the shard takes this incarnation's frames."""
@@ -252,6 +269,12 @@ class Search:
         return world
 
     # -- the coordinator -----------------------------------------------------------------------------
+
+    def _lose(self, world: World, shard: int) -> World:
+        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.down))
+        world = world._replace(losses=world.losses - 1, down=(nothing[0], nothing[1]))
+        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.up))
+        return self._give(world._replace(up=(nothing[0], nothing[1])), shard, ("follow",))
 
     def _ordered(self, world: World, kind: str, number: int, incarnation: int) -> World:
         return self._begin(world._replace(queue=(*world.queue, (kind, number, incarnation))))
@@ -333,7 +356,8 @@ class Search:
             world = self._send(world, ("arm", tuple(sorted(limits.items()))))
             return world._replace(cut=("arm", (None, None)))
         if phase == "arm":
-            assert found[0] == found[1] or not self.gate.aggregates, ("a cut has one version", found)
+            one = found[0] == found[1] or NOBODY in found
+            assert one or not self.gate.aggregates, ("a cut has one version", found)
             return self._send(world, ("end",))._replace(cut=("end", (None, None)))
         return world._replace(cut=())
 
@@ -351,7 +375,7 @@ class Search:
                 up = list(world.up)
                 up[shard] = (*up[shard], (name, *what))
                 world = world._replace(up=(up[0], up[1]))
-        if world.chooser is None:  # then what comes back says no more when it is late
+        if self.prompt or world.chooser is None:  # then what comes back says no more when it is late
             while world.up[shard]:
                 world = self._take(world, shard)
         return world

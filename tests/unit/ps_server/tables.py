@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from ps_server.clipping import Norm
+from ps_server.attendance import CatchUp, Choose, TableAttendance
+from ps_server.chooser import Chooser, Sent
+from ps_server.clipping import Norm, holders
 from ps_server.decisions import Decisions
 from ps_server.gate import gate_of
 from ps_server.optimizers import KNOWN
@@ -115,8 +118,13 @@ class Servers:
         """Loads `weights` and starts; frames arrive in an order drawn from `seed`."""
         self.decisions = Decisions(num_shards)
         self.decisions.opened("j", spec, 1)
+        self.chosen: dict[int, frozenset[int]] = {}
+        self.caught: list[CatchUp] = []
         self.spec = spec
         self.plan = Plan(spec, num_shards)
+        self._chooser = Chooser(gate_of(consistency).backup, holders(self.plan))
+        self._choices: deque[Sent] = deque()
+        self._choosing = False
         self.shards = [
             ShardTable(
                 job="j",
@@ -127,6 +135,7 @@ class Servers:
                 nonfinite=nonfinite,
                 opening=1,
                 report=partial(self.report, shard),
+                attend=partial(self.attend, shard),
             )
             for shard in range(num_shards)
         ]
@@ -152,6 +161,22 @@ class Servers:
             for index in shards:
                 self.shards[index].decide(decide.step, decide.scale)
 
+    def attend(self, shard: int, attended: TableAttendance) -> None:
+        """What the coordinator chooses after a report, brought to all shards in one order."""
+        self._choices += self._chooser.reported(shard, attended.report)
+        if self._choosing:
+            return
+        self._choosing = True
+        while self._choices:
+            choice, shards = self._choices.popleft()
+            if isinstance(choice, Choose):
+                assert self.chosen.setdefault(choice.step, choice.workers) == choice.workers
+            else:
+                self.caught.append(choice)
+            for index in shards:
+                self.shards[index].choose(choice)
+        self._choosing = False
+
     def leave(self, worker: int) -> None:
         """A worker is no member of any shard any more."""
         for shard in self.shards:
@@ -163,10 +188,17 @@ class Servers:
         """Every push on every partition, each worker's frames and all workers' in a drawn order."""
         for push in pushes:
             self._say_hyper(push.worker, hyper)
-        frames = [frame for push in pushes for frame in self._frames(step, push)]
+        frames = [frame for push in pushes for frame in self.frames(step, push)]
         self._order.shuffle(frames)
         for frame in frames:
-            self._give(frame.partition, frame)
+            self.give(frame)
+
+    def give(self, frame: wire.Frame) -> None:
+        """One frame arrives."""
+        self._give(frame.partition, frame)
+        for shard in self.shards:  # one that holds all chooses by itself
+            if shard._chooser is not None and (choice := shard._chooser._chosen) is not None:
+                self.chosen[choice.step] = choice.workers
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:
         number, said = self._hyper.get(worker, (0, self.spec.optimizer.hyperparameters))
@@ -178,7 +210,8 @@ class Servers:
             frame = wire.Frame(kind=wire.Kind.HYPER, worker=worker, hyper=number + 1, meta=meta)
             shard.receive(wire.decode(wire.encode(frame)), self.outlets[worker], member=True)
 
-    def _frames(self, step: int, push: Push) -> list[wire.Frame]:
+    def frames(self, step: int, push: Push) -> list[wire.Frame]:
+        """A push, a frame per partition."""
         common = {"worker": push.worker, "incarnation": 1, "step": step}
         if push.gradients is None:
             return [
@@ -227,7 +260,11 @@ class Servers:
 
     def pulled(self, worker: int) -> list[torch.Tensor] | None:
         """The weights in what a worker was sent last; None where partitions are missing."""
-        frames = [frame for frame in self.outlets[worker].take() if frame.kind is wire.Kind.PULLED]
+        return self.weights_in(self.outlets[worker].take())
+
+    def weights_in(self, frames: Sequence[wire.Frame]) -> list[torch.Tensor] | None:
+        """The weights in such frames; None where partitions are missing."""
+        frames = [frame for frame in frames if frame.kind is wire.Kind.PULLED]
         if {frame.partition for frame in frames} != set(range(self.plan.num_partitions)):
             return None
         buckets = self._flat([None] * len(self.spec.parameters))

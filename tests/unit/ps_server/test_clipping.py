@@ -152,7 +152,7 @@ def test_a_suspended_clipped_job_can_go_on():
     """All leave a step that one partition has and another has not: it closes when somebody is back."""
     spec = spec_of(1.0, shapes=((20000,), (20000,)))
     servers = Servers(spec, draw(spec, 1), num_shards=2)
-    frames = servers._frames(0, Push(worker=0, gradients=draw(spec, 2)))
+    frames = servers.frames(0, Push(worker=0, gradients=draw(spec, 2)))
     servers._give(frames[0].partition, frames[0])
     servers.leave(0)
     assert [table.undecided() for table in servers.shards] == [None, None]

@@ -98,6 +98,15 @@ def test_the_end_of_an_old_cut_leaves_the_limit_of_the_next_one(monkeypatch: Any
     assert outlet.came.wait(5)
 
 
+def test_a_cut_is_behind_the_step_that_a_worker_has_pushed_before_it_left() -> None:
+    """Its push stays in that step, which can only close behind it: else the cut would never come about."""
+    table, outlet = table_of(BSP()), Outlet()
+    table.join(1, 1, 0)
+    table.receive(push(), outlet, member=True)
+    table.leave(0, 1)
+    assert table.cut.hold(KEY) == {0: 1, 1: 0}
+
+
 def test_a_push_that_comes_too_early_is_refused_during_a_hold_as_ever() -> None:
     """Of each worker one push is kept: nobody can make a shard keep more."""
     table, outlet = table_of(ASP()), Outlet()

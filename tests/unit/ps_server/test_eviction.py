@@ -140,8 +140,8 @@ def test_the_step_that_a_worker_dies_in_is_that_of_the_others_alone(max_norm, se
     servers.step(0, first, hyper)
     local.step(first, hyper)
     second = [Push(worker=worker, gradients=draw(spec, 10 + worker)) for worker in range(3)]
-    frames = [frame for push in second[:2] for frame in servers._frames(1, push)]
-    theirs = servers._frames(1, second[2])
+    frames = [frame for push in second[:2] for frame in servers.frames(1, push)]
+    theirs = servers.frames(1, second[2])
     rng.shuffle(theirs)
     frames += theirs[: len(theirs) - 1 - rng.randrange(3)]  # the last ones never come
     last = [frame for frame in frames if frame.worker < 2][-1]  # so that no partition closes with it
@@ -173,7 +173,7 @@ def test_what_counts_of_an_evicted_worker_is_no_longer_read_in_its_memory():
     spec = table_spec("SGD", group(lr=1.0), shapes=((16,),))
     start = draw(spec, 1)
     servers = Servers(spec, start, num_workers=2)
-    memory = bytearray(servers._frames(0, Push(worker=1, gradients=draw(spec, 3)))[0].payload)
+    memory = bytearray(servers.frames(0, Push(worker=1, gradients=draw(spec, 3)))[0].payload)
     push = wire.Frame(
         kind=wire.Kind.PUSH, flags=wire.SHARED, worker=1, incarnation=1, payload=memoryview(memory)
     )

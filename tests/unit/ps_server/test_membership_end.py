@@ -67,6 +67,37 @@ def test_a_worker_that_leaves_does_not_keep_the_finished_waiting():
     assert desk.kinds(zero)[-1] == "left"
 
 
+def test_who_joins_while_the_last_state_is_on_its_way_trains_on():
+    """The last one that trained is evicted; its next process comes before the job has ended."""
+    desk = Desk(2)
+    zero, one = desk.start()
+    desk.finish(zero)
+    desk.lose(one)
+    assert desk.kinds(zero)[-1] == "upload_final"
+    again = desk.join(1)
+    desk.upload_final(zero)
+    assert desk.job.state is JobState.RUNNING
+    assert desk.last(zero, "waiting").waiting.whom == f"{again.holder} to finish"
+    desk.finish(again)
+    assert desk.job.state is JobState.ENDED
+    assert [desk.kinds(member)[-1] for member in (zero, again)] == ["ended", "ended"]
+
+
+def test_who_joins_and_finishes_while_the_last_state_is_on_its_way_may_be_asked_for_it_too():
+    """Both are: whichever comes first ends the job."""
+    desk = Desk(2)
+    zero, one = desk.start()
+    desk.finish(one)
+    desk.lose(zero)
+    again = desk.join(0)
+    desk.finish(again)
+    assert [desk.kinds(member)[-1] for member in (one, again)] == ["upload_final", "upload_final"]
+    desk.upload_final(one)
+    assert desk.job.state is JobState.ENDED
+    desk.upload_final(again)
+    assert [desk.kinds(member).count("ended") for member in (one, again)] == [1, 1]
+
+
 def test_a_finished_workers_death_holds_nobody_up():
     """While others train it is not missed; as the uploader, the next one is asked."""
     desk = Desk(3)

@@ -36,7 +36,8 @@ class Follower:
 
     async def follow(self) -> None:
         register = pb.Register(protocol=PROTOCOL, shard=1, num_shards=2, address="b:1", boot=b"b")
-        self.outbox = await self._shards.register(register)
+        self.outbox = self._shards.register(register)
+        assert (await self.outbox.get()).WhichOneof("kind") == "granted"
 
     def lose_stream(self) -> None:
         self._shards.unregister(1, self.outbox)

@@ -12,7 +12,7 @@ from ps_wire.token import ANYBODY, Caller, TokenCheck, metadata, of_job
 from ps_wire.token import read as read_token
 
 SERVICE = "a-token-that-is-long-enough"
-CHECK = TokenCheck(SERVICE)
+CHECK = TokenCheck(lambda: (SERVICE,))
 
 
 def carried(token: str | None, job: str | None = None) -> dict[str, str]:
@@ -78,9 +78,43 @@ def test_a_file_holds_a_token_as_its_only_line(tmp_path: Path, text: str):
     assert read_token(tmp_path / "token") == SERVICE
 
 
+def test_a_file_that_changes_is_read_again_and_a_bad_one_is_not_taken(tmp_path: Path):
+    """First the new token is taken beside the old one, then it is shown, then the old one is refused."""
+    path, told = tmp_path / "token", []
+    path.write_text(SERVICE)
+    access = read(token_file=path, tls_dir=None, complain=told.append)
+    check, new = TokenCheck(access.tokens), "another-token-of-the-service"
+    for text, shown, good in (
+        (f"{SERVICE}\n{new}\n", SERVICE, {SERVICE, new}),
+        (f"{new}\n{SERVICE}\n", new, {SERVICE, new}),
+        (new, new, {new}),
+        ("no token", new, {new}),
+    ):
+        path.write_text(text)
+        assert access.metadata == metadata(shown, None)
+        for token in (SERVICE, new):
+            for tried, job in ((token, None), (of_job(token, "a"), "a")):
+                if token in good:
+                    assert check.caller(carried(tried, job)).sees("a")
+                else:
+                    with pytest.raises(TokenRefused):
+                        check.caller(carried(tried, job))
+    assert len(told) == 1
+    assert "a changed token is not taken" in told[0]
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\n", b"fifteen-letters", b"x" * 513, b"x" * 99999, b"two words, long enough", b"\xff" * 32],
+    [
+        b"",
+        b"\n",
+        b"fifteen-letters",
+        b"x" * 513,
+        b"x" * 99999,
+        b"two words, long enough",
+        b"one-good-token-here\n\nand-another-one-here",
+        b"\xff" * 32,
+    ],
 )
 def test_what_is_no_token_is_refused_and_not_shown(tmp_path: Path, data: bytes):
     (tmp_path / "token").write_bytes(data)
@@ -97,8 +131,9 @@ def test_a_missing_file_is_named(tmp_path: Path):
 def test_no_representation_shows_a_token(tmp_path: Path):
     (tmp_path / "token").write_text(SERVICE)
     access = read(token_file=tmp_path / "token", tls_dir=None, job="a", complain=print)
-    assert access == Access(token=SERVICE, job="a")
-    assert SERVICE not in repr((access, CHECK))
+    assert access.tokens() == (SERVICE,)
+    assert access.metadata == metadata(SERVICE, "a")
+    assert SERVICE not in repr((access, access.token, CHECK, Access(token=SERVICE)))
 
 
 def test_only_jobs_have_tokens_of_their_own():

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -73,43 +74,93 @@ class QuietServer(Server):
     def shard(self) -> Any:
         return self._shard
 
+    def kill(self) -> None:
+        """As kill -9 would: nobody is told anything, and nothing is kept. On the event loop."""
+        for stop in self._stops:
+            coordinator = getattr(stop, "__self__", None)
+            if isinstance(coordinator, Coordinator):
+                self._stops.remove(stop)
+                coordinator.halt()
+                break
+        self._grace_s = 0.0
+        if not self.stopped.done():
+            self.stopped.set_result(9)
+
 
 class Cluster:
     """Shards on free loopback ports; `settings` are what their workers need to be let in."""
 
-    def __init__(self, loop: LoopThread, num_shards: int, access: Access = OPEN, **settings: object) -> None:
+    def __init__(
+        self,
+        loop: LoopThread,
+        num_shards: int,
+        access: Access = OPEN,
+        options: Mapping[str, Any] | None = None,
+        **settings: object,
+    ) -> None:
+        """`options` are more of `ServerOptions`; `{shard}` in a path is the shard's number."""
         self._loop = loop
         self.settings = settings
+        self._access = access
+        self._num_shards = num_shards
+        self._options = dict(options or {})
         self.shards: list[QuietServer] = []
         self._runs: list[Any] = []
         for index in range(num_shards):
-            options = ServerOptions(
-                shard=index,
-                num_shards=num_shards,
-                host="127.0.0.1",
-                port=0,
-                coordinator=self._address(0) if index else None,
-                advertise="127.0.0.1",
-                memory_limit_bytes=None,
-                access=access,
-            )
-            server = QuietServer(options)
+            server, run = self._start(index)
             self.shards.append(server)
-            run = loop.start(server.run())
-            run.add_done_callback(lambda _, server=server: server.serving.set())
             self._runs.append(run)
-            assert server.serving.wait(LIMIT_S)
-            if run.done():
-                run.result()
+            self._wait(index)
         self.servers = ",".join(self._address(index) for index in range(num_shards))
+
+    def _start(self, index: int, port: int = 0) -> tuple[QuietServer, Any]:
+        more = dict(self._options)
+        if "state_dir" in more:
+            more["state_dir"] = Path(str(more["state_dir"]).format(shard=index))
+        options = ServerOptions(
+            shard=index,
+            num_shards=self._num_shards,
+            host="127.0.0.1",
+            port=port,
+            coordinator=self._address(0) if index else None,
+            advertise="127.0.0.1",
+            memory_limit_bytes=None,
+            access=self._access,
+            **more,
+        )
+        server = QuietServer(options)
+        run = self._loop.start(server.run())
+        run.add_done_callback(lambda _: server.serving.set())
+        return server, run
+
+    def _wait(self, index: int) -> None:
+        assert self.shards[index].serving.wait(LIMIT_S)
+        if self._runs[index].done():
+            self._runs[index].result()
+
+    def kill(self, index: int) -> None:
+        """The process of a shard is gone, from one moment to the next."""
+        self._loop.loop.call_soon_threadsafe(self.shards[index].kill)
+        self._runs[index].result(LIMIT_S)
+
+    def start_again(self, index: int) -> None:
+        """Another process of a shard: shard 0 at the same address, others at another one."""
+        port = self.shards[0].port if index == 0 else 0
+        self.shards[index], self._runs[index] = self._start(index, port)
+        self._wait(index)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        stops = [getattr(stop, "__self__", None) for stop in self.shards[0]._stops]
+        (coordinator,) = [stop for stop in stops if isinstance(stop, Coordinator)]
+        return coordinator
 
     def _address(self, index: int) -> str:
         return f"127.0.0.1:{self.shards[index].port}"
 
     def evict(self, job: str, worker: int) -> None:
         """As if the lease of a worker were over; returns once the coordinator has decided so."""
-        stops = [getattr(stop, "__self__", None) for stop in self.shards[0]._stops]
-        (coordinator,) = [stop for stop in stops if isinstance(stop, Coordinator)]
+        coordinator = self.coordinator
 
         async def evict() -> None:
             room = coordinator._rooms[job]

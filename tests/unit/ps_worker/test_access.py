@@ -18,13 +18,20 @@ from ps_server import gatekeeper
 from ps_wire import token as tokens
 from ps_wire.access import Access, read
 from ps_wire.channel import dial
-from ps_wire.errors import JobUnknown, PsError, ServerUnreachable, TlsRefused, TokenRefused
-from ps_wire.frame import PROTOCOL
+from ps_wire.errors import (
+    JobUnknown,
+    PsError,
+    ServerUnreachable,
+    TlsRefused,
+    TokenRefused,
+)
+from ps_wire.frame import PROTOCOL, Frame, Kind
 from ps_wire.status import error_of
+from ps_wire.v1 import coordinator_pb2, shard_pb2, spec_pb2
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import shard_pb2, spec_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
+from ps_worker.connection import Connection
 
 from .service import Cluster, LoopThread, fresh_name, run_workers
 
@@ -194,7 +201,22 @@ OF_A_JOB: dict[str, Callable[[Calls, str], Any]] = {
         CoordinatorStub, "PutState", iter([pb.StateChunk(key=state_key(job), data=b"x")])
     ),
     "GetState": lambda calls, job: calls(CoordinatorStub, "GetState", pb.GetStateRequest(key=state_key(job))),
+    "Share": lambda calls, job: calls(CoordinatorStub, "Share", pb.ShareRequest(job=job, incarnation=1)),
+    "Use": lambda calls, job: calls(CoordinatorStub, "Use", pb.UseRequest(job=job, incarnation=1)),
 }
+OF_NO_JOB = {"Describe", "Follow", "Status", "Tables"}  # or they answer for the caller's job alone
+STREAMS = {"Member", "Read"}  # they refuse in a reply
+
+
+def test_every_call_of_the_services_is_tried_with_the_token_of_another_job():
+    services = (coordinator_pb2.DESCRIPTOR, shard_pb2.DESCRIPTOR)
+    methods = {
+        method.name
+        for file in services
+        for service in file.services_by_name.values()
+        for method in service.methods
+    }
+    assert methods == OF_A_JOB.keys() | OF_NO_JOB | STREAMS
 
 
 @pytest.mark.parametrize("method", OF_A_JOB)
@@ -292,6 +314,50 @@ def test_a_running_worker_connects_again_with_new_certificates(files: Path, tmp_
     finally:
         made.close()
         loop.close()
+
+
+def test_a_token_is_changed_while_workers_train(tmp_path: Path):
+    """Calls and connections that are made after it carry the new one; the old one opens nothing any more."""
+    path, new = tmp_path / "token", "the-service-has-a-new-token"
+    path.write_text(SERVICE)
+    loop = LoopThread()
+    access = read(token_file=path, tls_dir=None, serves=True, complain=print)
+    made = Cluster(loop, 2, access, token_file=path)
+    try:
+        with ps.connect(servers=made.servers, carrier="tcp", **made.settings) as worker:
+            table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
+            path.write_text(new)
+            for server in made.shards:
+                for connection in list(server.sockets._connections):
+                    connection._peer.cut()
+            table.push({"w": torch.full((3000,), -1.0)})
+            assert float(table.pull().result(LIMIT_S).values["w"].sum()) == 3000.0
+            assert worker.stats().step == 1
+            with pytest.raises(TokenRefused):
+                Calls(made, Access(token=SERVICE))(CoordinatorStub, "Status", pb.StatusRequest())
+    finally:
+        made.close()
+        loop.close()
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "tcp", "uds"])
+def test_what_opens_the_data_of_one_job_opens_that_of_no_other(
+    guarded: Cluster, files: Path, monkeypatch: pytest.MonkeyPatch, carrier: str
+):
+    """A worker of one job says in its HELLO that it is of the other, with the token for one connection."""
+    victim, own = fresh_name(), fresh_name()
+    with ps.connect(servers=guarded.servers, job=victim, **guarded.settings) as worker:
+        push_and_pull(worker)
+
+        def hello(connection: Connection, token: bytes) -> Frame:
+            return Frame(kind=Kind.HELLO, worker=0, incarnation=1, meta=token + victim.encode())
+
+        monkeypatch.setattr(Connection, "_hello", hello)
+        with pytest.raises(PsError, match=f"worker 0 of job {victim}: this token was not given to it"):
+            joined(guarded, job=own, carrier=carrier, token_file=token_of(files, own))
+        for server in guarded.shards:
+            table = server.shard.table(victim, 0)
+            assert table.ledger(0).received == len(table.cells())
 
 
 def test_wrong_tokens_beyond_a_number_are_answered_at_once(

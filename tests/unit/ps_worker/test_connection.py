@@ -279,7 +279,7 @@ def test_what_an_old_connection_still_holds_does_not_take_answers_away(one_shard
             pushed.set()
             return
         old, new = Outlet(), Outlet()
-        sessions = [Session(server.shard, outlet, generation=1, token_bytes=16) for outlet in (old, new)]
+        sessions = [Session(server.shard, outlet, token_bytes=16) for outlet in (old, new)]
         payload = torch.ones(table._exchange.partitions[0].numel).numpy().tobytes()
         push = wire.Frame(kind=wire.Kind.PUSH, worker=0, incarnation=1, payload=payload)
         pull = wire.Frame(kind=wire.Kind.PULL, step=1, worker=0, incarnation=1, meta=bytes(4))

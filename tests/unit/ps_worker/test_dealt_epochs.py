@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_worker.link import Link
 
 from .loaders import Stream
 from .service import fresh_name, together
@@ -31,11 +32,6 @@ def test_every_sample_comes_once_in_each_epoch_whoever_is_there(one_shard, datas
 
     def join(rank):
         return ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp")
-
-    def table_of(worker):
-        import torch  # noqa: PLC0415
-
-        return worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
 
     def stays():
         with join(0) as worker:
@@ -71,3 +67,108 @@ def test_every_sample_comes_once_in_each_epoch_whoever_is_there(one_shard, datas
         start = 1000 * epoch if isinstance(dataset, Stream) else 0
         assert sorted(sample for part in parts for sample in part) == list(range(start, start + 50))
         assert all(parts)
+
+
+def trained(worker: ps.Worker, table: ps.Table, loader: ps.Loader) -> list[int]:
+    """The samples of an epoch whose steps were committed."""
+    found: list[int] = []
+    for batch in loader:
+        before = table.step
+        table.push({"w": torch.ones(3)}).result(LIMIT_S)
+        table.pull().result(LIMIT_S)
+        if table.step == before + 1:  # else the push was of an incarnation that was evicted
+            found += batch.tolist()
+    return found
+
+
+def account(worker: ps.Worker) -> list[tuple[int, int, int, int]]:
+    return [(use.epoch, use.samples, use.used, use.unused) for use in worker.stats().epochs if use.over]
+
+
+@pytest.mark.parametrize("dataset", [range(50), Stream(50)], ids=["map", "stream"])
+def test_what_one_leaves_in_the_middle_of_an_epoch_the_other_uses(one_shard, dataset):
+    """The batch that it had, and made no step of, too."""
+    job = fresh_name()
+    gone = threading.Event()
+
+    def join(rank):
+        return ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp")
+
+    def stays():
+        with join(0) as worker:
+            table, loader = table_of(worker), worker.loader(dataset, batch_size=4)
+            batches = iter(loader)
+            first = next(batches).tolist()
+            table.push({"w": torch.ones(3)}).result(LIMIT_S)
+            assert gone.wait(LIMIT_S)
+            found = first + trained(worker, table, batches)
+            return found, account(worker)
+
+    def leaves():
+        with join(1) as worker:
+            table, found = table_of(worker), []
+            for number, batch in enumerate(worker.loader(dataset, batch_size=4)):
+                if number == 3:
+                    break
+                table.push({"w": torch.ones(3)}).result(LIMIT_S)
+                found += batch.tolist()
+        gone.set()
+        return found, []
+
+    (stayed, accounts), (left, _) = together([stays, leaves])
+    assert len(left) == 12
+    assert sorted(stayed + left) == list(range(50))
+    samples = 50 if isinstance(dataset, range) else 0
+    assert accounts == [(0, samples, 50, 0)]
+
+
+def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(one_shard):
+    """Under bsp; it goes on with what it had left over, if the other was not quicker."""
+    job = fresh_name()
+
+    def body(rank):
+        def train():
+            with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+                table, loader = table_of(worker), worker.loader(range(60), batch_size=3)
+                found: list[int] = []
+                for number, batch in enumerate(loader):
+                    if rank == 1 and number == 4:
+                        one_shard.evict(job, 1)
+                    before = table.step
+                    incarnation = worker._link.incarnation
+                    table.push({"w": torch.ones(3)})
+                    table.pull().result(LIMIT_S)
+                    if worker._link.incarnation == incarnation and table.step == before + 1:
+                        found += batch.tolist()
+                accounts = account(worker)
+                worker.finish()
+                return found, accounts
+
+        return train
+
+    (first, _), (second, accounts) = together([body(0), body(1)])
+    assert sorted(first + second) == list(range(60))
+    assert (0, 60, 60, 0) in accounts
+
+
+def test_only_what_the_pace_did_not_foretell_is_told_before_it_leaves(one_shard, monkeypatch):
+    """Two batches a step: the first step says so. The last one comes when the epoch is at its end."""
+    told: list[tuple[int, int]] = []
+    use = Link.use
+
+    def spy(link, request):
+        told.append((request.mark.step, request.mark.batches))
+        use(link, request)
+
+    monkeypatch.setattr(Link, "use", spy)
+    with ps.connect(servers=one_shard.servers, job=fresh_name(), num_workers=1) as worker:
+        table, loader = table_of(worker), worker.loader(range(9), batch_size=1)
+        validation = worker.loader(range(9), batch_size=1)
+        for _ in worker.epochs(2):
+            batches = iter(loader)
+            while next(batches, None) is not None:
+                next(batches, None)
+                table.push({"w": torch.ones(3)}).result(LIMIT_S)
+            list(validation)
+        assert account(worker) == [(0, 9, 9, 0), (1, 9, 9, 0)]
+    assert told == [(1, 2)]

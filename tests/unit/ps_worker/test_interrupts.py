@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker.wrapped import WAITING
+from ps_worker.stages import WAITING
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, seeded

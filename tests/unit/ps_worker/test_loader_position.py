@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 import ps_worker as ps
 from ps_wire.errors import UsageError
 from ps_worker.loader import Loader
+from ps_worker.position import Position
 
 from .loaders import Stream, epoch_of, made
 from .service import Cluster, run_workers
@@ -186,3 +187,31 @@ def test_a_framework_says_which_epoch_begins_and_a_position_inside_it_stays():
     assert epoch_of(resumed) == orders[2][3:]
     resumed.set_epoch(1)
     assert epoch_of(resumed) == orders[1]
+
+
+@pytest.mark.parametrize("samples", KINDS)
+def test_from_every_position_an_iteration_that_is_under_way_goes_on_there(samples: Any):
+    """As a rollback wants it: inside the epoch in the same loop, to another epoch with the loop's next."""
+    whole = of(samples)
+    positions, batches = [], []
+    for _ in range(2):
+        positions.append(whole.position)
+        for batch in whole:
+            batches.append(batch.tolist())
+            positions.append(whole.position)
+        positions.pop()
+    for done, position in enumerate(positions):
+        moved = of(samples)
+        moved.epoch = position.epoch
+        iteration = iter(moved)
+        next(iteration)
+        moved.position = Position.from_numbers(position.as_numbers())
+        rest = [batch.tolist() for batch in iteration]
+        while moved.epoch < 2:
+            rest += epoch_of(moved)
+        assert rest == batches[done:]
+    moved = of(samples)
+    for batch in moved:
+        if batch.tolist() == batches[0]:
+            moved.position = Position(epoch=1, offset=1)
+    assert epoch_of(moved) == batches[len(batches) // 2 + 1 :]

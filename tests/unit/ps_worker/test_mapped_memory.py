@@ -42,6 +42,7 @@ def test_a_shard_keeps_no_slice_of_a_gradient(cluster: Cluster):
         optimizer = worker.wrap(sgd(model), model, buckets=SMALL)
         mapped(optimizer)
         script(0, model, optimizer)
+        worker.synchronize()
         for server in cluster.shards:
             for cell in server.shard.table(job, 0).cells():
                 assert cell.values.doubled

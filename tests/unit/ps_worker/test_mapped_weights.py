@@ -116,6 +116,7 @@ def test_weights_that_arrive_are_seen_on_pages_that_were_written_to(cluster: Clu
         optimizer.zero_grad()
         for made, stepped in ((model, optimizer), (twin, reference)):
             script(0, made, stepped)
+        worker.synchronize()
         assert_same(model, twin)
 
     run_workers(cluster, body)

@@ -1,0 +1,93 @@
+"""A piece of an epoch that a worker hands out, and which samples of it are used. Pure values.
+
+A batch is used when the step is committed whose gradients it went into. The worker says before a step's
+pushes leave how far it has come, where that is not what its pace foretold: so the clock of its pushes tells
+exactly, whenever and however it goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+KEPT_MARKS = 256  # of a piece; who goes has at most the last few of its steps uncommitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """How far a worker has come in its piece with its first `step` steps, and its pace from there.
+
+    Attributes:
+        step: of the worker, over its tables the largest.
+        batches: of the piece that went into them.
+        samples: of these batches.
+        pace_batches: that each step from then on takes.
+        pace_samples: of these.
+    """
+
+    step: int = 0
+    batches: int = 0
+    samples: int = 0
+    pace_batches: int = 0
+    pace_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Batches of a piece, and their samples, that are used."""
+
+    batches: int
+    samples: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Dealt:
+    """See the module's docstring.
+
+    Attributes:
+        epoch: whose.
+        place: of the share that it is the rest of.
+        first: batches of the share that come before it.
+        left_over: another worker had it before.
+        open: its worker has not come to the end of it, nor to another one.
+        marks: of it, by step; the last `KEPT_MARKS`.
+    """
+
+    epoch: int
+    place: int
+    first: int = 0
+    left_over: bool = False
+    open: bool = True
+    marks: list[Mark] = field(default_factory=list)
+
+    def mark(self, mark: Mark) -> None:
+        """The worker says how far it has come; of what it says of one step the last counts."""
+        while self.marks and self.marks[-1].step >= mark.step:
+            self.marks.pop()
+        self.marks.append(mark)
+        del self.marks[:-KEPT_MARKS]
+
+    def close(self, mark: Mark, rest: Mark) -> None:
+        """The worker takes no more of it; `rest` is how far it comes with the step that follows `mark`."""
+        self.open = False
+        for last in (mark, rest):
+            self.mark(Mark(step=last.step, batches=last.batches, samples=last.samples))
+
+    def cut_off(self, clock: int) -> None:
+        """The worker's steps from `clock` on do not count."""
+        used = self.used(clock)
+        self.open = False
+        self.mark(Mark(step=clock, batches=used.batches, samples=used.samples))
+
+    def used(self, clock: int | None = None) -> Used:
+        """What is used when the worker's first `clock` steps are committed; None: all that it took."""
+        if clock is None:
+            clock = self.marks[-1].step if self.marks else 0
+        used = Used(0, 0)
+        for mark, later in zip(self.marks, [*self.marks[1:], None], strict=True):
+            if mark.step > clock:
+                break
+            steps = clock - mark.step
+            used = Used(mark.batches + steps * mark.pace_batches, mark.samples + steps * mark.pace_samples)
+            if later is not None and used.batches > later.batches:
+                used = Used(later.batches, later.samples)
+        return used

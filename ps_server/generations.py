@@ -1,0 +1,124 @@
+"""Generations: numbers that only grow, one for each server process, and one for each rollback of all of them.
+
+The coordinator takes them from its state directory, where each is a file that only one process can create. So
+of two coordinators one has the newer number, whoever was started when, and the older one finds the newer's
+files there. Without a directory the numbers live as long as the process, and nothing is said about a process
+after it.
+
+It must not know jobs or shards.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ps_wire.errors import ConfigurationRefused, Fenced
+
+KEPT = 16  # files; older ones are removed
+_NAME = re.compile(r"generation-(\d{1,10})")
+MAX_GENERATION = (1 << 16) - 1  # the upper half of an incarnation
+
+
+class Generations:
+    """See the module's docstring.
+
+    Attributes:
+        own: that of the coordinator itself: the first number that it took.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """Takes the first number.
+
+        Args:
+            folder: the state directory, made if need be; None: there is none.
+
+        Raises:
+            ConfigurationRefused: nothing can be written there.
+        """
+        self._folder = folder
+        self._last = 0
+        self.own = 0
+        self.own = self.next()
+
+    @property
+    def lasting(self) -> bool:
+        """Whether numbers outlive the process."""
+        return self._folder is not None
+
+    def next(self) -> int:
+        """A number that is greater than all before.
+
+        Raises:
+            ConfigurationRefused: nothing can be written to the state directory.
+            Fenced: a newer coordinator has begun to use it.
+        """
+        number = self._last + 1 if self._folder is None else self._create(self._folder)
+        if number > MAX_GENERATION:
+            raise ConfigurationRefused(
+                f"generation {number}: the state directory has seen too many restarts; empty it once all "
+                "servers are stopped"
+            )
+        self._last = number
+        return number
+
+    def check(self) -> None:
+        """Refuses to go on where another coordinator was started on the same state directory.
+
+        Raises:
+            Fenced: naming the directory.
+        """
+        newest = max(self._numbers(), default=0)
+        if self._folder is None or newest <= self._last:
+            return
+        owner = _owner(self._folder / f"generation-{newest}")
+        if owner is not None and owner > self.own:
+            raise Fenced(
+                f"another shard 0 was started on --state-dir {self._folder} (its generation is {owner}, this "
+                f"one's {self.own}): this one stops, and what it holds is void",
+                generation=owner,
+            )
+
+    def _create(self, folder: Path) -> int:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                if self.own:
+                    self.check()
+                number = max([self._last, *self._numbers()]) + 1
+                try:
+                    descriptor = os.open(
+                        folder / f"generation-{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644
+                    )
+                except FileExistsError:
+                    continue
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(str(self.own or number))
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._remove(folder, number - KEPT)
+                return number
+        except OSError as error:
+            raise ConfigurationRefused(f"--state-dir {folder}: {error.strerror}") from None
+
+    def _numbers(self) -> list[int]:
+        if self._folder is None:
+            return []
+        names = [_NAME.fullmatch(entry.name) for entry in self._folder.iterdir()]
+        return [int(name[1]) for name in names if name is not None]
+
+    @staticmethod
+    def _remove(folder: Path, below: int) -> None:
+        for entry in folder.iterdir():
+            name = _NAME.fullmatch(entry.name)
+            if name is not None and int(name[1]) < below:
+                entry.unlink(missing_ok=True)
+
+
+def _owner(path: Path) -> int | None:
+    """The coordinator that took this number; None where it has not said so yet, or the file has gone."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

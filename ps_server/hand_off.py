@@ -1,0 +1,223 @@
+"""What a shard that is stopped in order hands to the process that takes its place: all it holds, in one file.
+
+    STATE_DIR/hand-off-1.safetensors        written at the end; single use: whoever takes it renames it first
+    STATE_DIR/hand-off-1.safetensors.used   has been taken; nobody looks at it any more
+
+It is for the same shard of the same number of shards, and counts as long as the coordinator has not gone on
+without it: the successor comes with its predecessor's boot and generation (`standings`). It holds tables as
+they stand, with what is staged, members and clocks; pushes that were not acknowledged are sent again.
+
+A friend of `Shard` and what it is made of. It must not know the coordinator: what that hands off is passed
+through.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ps_server.log import logger
+from ps_server.shard import Shard
+from ps_server.shard_job import ShardJob
+from ps_server.shard_table import ShardTable
+from ps_server.table_state import capture, restore, resume
+from ps_server.table_state_codec import TableReader, encode
+from ps_wire import consistency, snapshot_tensors
+from ps_wire.errors import PsError, SnapshotCorrupt
+from ps_wire.messages import table_from_proto, table_to_proto
+from ps_wire.nonfinite import parse as parse_nonfinite
+from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.snapshot_tensors import TensorFile
+from ps_wire.v1 import spec_pb2
+
+FORMAT = 1
+FACTS = "hand-off"
+OTHER = "other"  # of a tensor's name: the half that holds the version before
+
+Facts = dict[str, Any]  # JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """What a process has from the one before it.
+
+    Attributes:
+        boot: of the predecessor; stands for what it held.
+        generation: of the predecessor.
+        coordinator: the newest generation of a coordinator that it has followed.
+        more: facts of somebody else, passed through.
+        tensors: of somebody else, passed through.
+    """
+
+    boot: bytes
+    generation: int
+    coordinator: int = 0
+    more: Facts = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def file_of(folder: Path, shard: int) -> Path:
+    """Where a shard's hand-off lies."""
+    return folder / f"hand-off-{shard}.safetensors"
+
+
+def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
+    """Writes all that a shard holds, durable on return. No thread works on it any more.
+
+    Raises:
+        PsError, OSError: it cannot be written: the successor begins with nothing.
+    """
+    tensors: dict[str, torch.Tensor] = {f"more/{name}": it for name, it in inherited.tensors.items()}
+    jobs = [_job_facts(entry, tensors) for entry in shard.jobs()]
+    facts = {
+        "format": FORMAT,
+        "shard": shard.index,
+        "num_shards": shard.num_shards,
+        "boot": inherited.boot.hex(),
+        "generation": inherited.generation,
+        "coordinator": inherited.coordinator,
+        "jobs": jobs,
+        "more": inherited.more,
+    }
+    parts = snapshot_tensors.encode(tensors, {FACTS: json.dumps(facts)})
+    SnapshotStore._write_local(str(file_of(folder, shard.index)), parts)
+
+
+def take(folder: Path, shard: Shard) -> Inherited | None:
+    """Puts what was handed off into a shard that holds nothing yet; None: nothing is there, or fits."""
+    path = file_of(folder, shard.index)
+    used = path.with_name(path.name + ".used")
+    try:
+        path.rename(used)
+    except FileNotFoundError:
+        return None
+    try:
+        return _take(TensorFile(used, str(path)), shard)
+    except (PsError, ValueError, KeyError, TypeError, AssertionError) as error:
+        logger.exception("the hand-off %s cannot be used: %s", path, error)
+        for entry in shard.jobs():
+            shard.drop(entry.name)
+        return None
+
+
+def _take(file: TensorFile, shard: Shard) -> Inherited:
+    facts: Facts = json.loads(file.facts[FACTS])
+    if (facts["format"], facts["shard"], facts["num_shards"]) != (FORMAT, shard.index, shard.num_shards):
+        raise SnapshotCorrupt(
+            f"it is of shard {facts['shard']}/{facts['num_shards']} in format {facts['format']}; this is "
+            f"shard {shard.index}/{shard.num_shards}, which reads format {FORMAT}"
+        )
+    for job in facts["jobs"]:
+        _take_job(shard, job, file)
+    passed_on = {name.removeprefix("more/"): file[name].clone() for name in file if name.startswith("more/")}
+    return Inherited(
+        boot=bytes.fromhex(facts["boot"]),
+        generation=facts["generation"],
+        coordinator=facts["coordinator"],
+        more=facts["more"],
+        tensors=passed_on,
+    )
+
+
+# -- jobs ----------------------------------------------------------------------------------------------
+
+
+def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
+    tables = []
+    for number, table in sorted(job.tables.items()):
+        own, facts = _table_facts(number, table)
+        tensors |= {f"{job.name}/{name}": tensor for name, tensor in own.items()}
+        tables.append(facts)
+    return {
+        "name": job.name,
+        "consistency": str(job.consistency),
+        "num_workers": job.num_workers,
+        "nonfinite": str(job.nonfinite),
+        "members": [
+            [worker, incarnation, list(clocks.items())]
+            for worker, (incarnation, clocks) in job.members.items()
+        ],
+        "known": list(job.known.items()),
+        "fenced": list(job.fenced.items()),
+        "expelled": list(job.expelled),
+        "floor": job.floor,
+        "floor_step": job.floor_step,
+        "tables": tables,
+    }
+
+
+def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
+    name = facts["name"]
+    entry = shard._jobs[name] = ShardJob(
+        name=name,
+        consistency=consistency.parse(facts["consistency"]),
+        num_workers=facts["num_workers"],
+        nonfinite=parse_nonfinite(facts["nonfinite"]),
+        known=dict(facts["known"]),
+        fenced=dict(facts["fenced"]),
+        expelled=dict.fromkeys(facts["expelled"]),
+        floor=facts["floor"],
+        floor_step=facts["floor_step"],
+    )
+    own = {key.removeprefix(f"{name}/"): file[key] for key in file if key.startswith(f"{name}/")}
+    for table in facts["tables"]:
+        _take_table(shard, name, table, own)
+    entry.members.update(
+        {worker: (incarnation, dict(clocks)) for worker, incarnation, clocks in facts["members"]}
+    )
+    for opened in entry.tables.values():
+        if opened.started:
+            resume(opened)
+
+
+def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor], Facts]:
+    unloaded = []
+    flags = []
+    others: dict[str, torch.Tensor] = {}
+    for index, cell in zip(table.partitions(), table.cells(), strict=True):
+        if not cell.loaded:
+            unloaded.append(index)
+            cell.loaded = True
+        for worker, member in cell.machine._members.items():
+            if member.prepared or member.fenced:
+                flags.append([index, worker, member.prepared, member.fenced])
+        if cell.values.doubled:
+            assert cell.values._weights.other is not None
+            others[f"{number}/{OTHER}/{index}"] = cell.values._weights.other
+    tensors, facts = encode(table.plan, number, capture(table, going_on=True))
+    return tensors | others, {
+        "spec": table_to_proto(table.spec).SerializeToString().hex(),
+        "opening": table.opening,
+        "started": table.started,
+        "epoch": table._clipping._epoch if table._clipping is not None else 0,
+        "unloaded": unloaded,
+        "flags": flags,
+        "state": facts,
+    }
+
+
+def _take_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torch.Tensor]) -> None:
+    spec = table_from_proto(spec_pb2.Table.FromString(bytes.fromhex(facts["spec"])))
+    shard.open_table(job, spec, facts["opening"])
+    table = shard.table(job, spec.number)
+    state = TableReader(spec, [(tensors, facts["state"])]).going_on(table.plan, shard.index)
+    restore(table, state, going_on=True)
+    for index, worker, prepared, fenced in facts["flags"]:
+        member = table.cell(index).machine._members[worker]
+        member.prepared, member.fenced = prepared, fenced
+    for index in facts["unloaded"]:
+        table.cell(index).loaded = False
+    if any(name.startswith(f"{spec.number}/{OTHER}/") for name in tensors):
+        table.halves()
+        for index in table.partitions():
+            other = table.cell(index).values._weights.other
+            assert other is not None
+            other.copy_(tensors[f"{spec.number}/{OTHER}/{index}"])
+    if table._clipping is not None:
+        table._clipping.reopen(facts["epoch"])
+    table.started = facts["started"]

@@ -1,0 +1,165 @@
+"""What becomes of jobs when servers come back without what they held: on the coordinator.
+
+A shard that comes back empty, or a coordinator that does, takes all shards back to the last snapshot of each
+job, together: one that goes on with newer state beside one with older would be torn. A job without a snapshot
+is lost, and its members are told so.
+
+While it is under way nobody joins, and no order goes out but its own. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ps_server.log import logger
+from ps_server.orders import Shards
+from ps_server.room import Room
+from ps_server.saved_job import SavedJob, Snapshots
+from ps_server.state_store import StateStore
+from ps_wire.errors import JobUnknown, PsError, ServerNotReady
+from ps_wire.messages import table_to_proto
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+AGAIN_S = 0.2
+LOAD_LIMIT_S = 600.0  # for a shard to read its part
+
+
+class Recovery:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: dict[str, Room],
+        states: StateStore,
+        room_of: Callable[[spec_pb2.Job], Room],
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """Takes `room_of`, which makes a room of a job; `snapshots`, or None where nothing is durable."""
+        self._shards = shards
+        self._rooms = rooms
+        self._states = states
+        self._room_of = room_of
+        self._snapshots = snapshots
+        self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
+        self._lost: set[int] = set()
+        self._pending: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._task is None
+
+    def check(self) -> None:
+        """Refuses who comes while jobs go back to their snapshots.
+
+        Raises:
+            ServerNotReady: come again.
+        """
+        if self._task is not None:
+            raise ServerNotReady("servers have come back, and jobs are going back to their snapshots")
+
+    def begin(self) -> None:
+        """The coordinator has started: jobs go on from their snapshots, once all shards are there."""
+        if self._snapshots is not None:
+            self._start()
+
+    def lost(self, shard: int) -> None:
+        """A shard came back without what it held: every job had a slice of its weights there."""
+        self._lost.add(shard)
+        self._pending |= self._rooms.keys()
+        self._start()
+
+    def stop(self) -> None:
+        """Ends what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(first=not self._lost))
+
+    async def _run(self, *, first: bool) -> None:
+        try:
+            if first:
+                self._pending |= set(await asyncio.to_thread(self._known)) - self._rooms.keys()
+            while self._pending:
+                name = self._pending.pop()
+                try:
+                    await self._recover(name)
+                except Exception:  # noqa: BLE001 - the other jobs are not to wait for ever
+                    logger.exception("job %s: bug while it goes back to its snapshot", name)
+                    if name in self._rooms:
+                        self._give_up(self._rooms[name])
+        finally:
+            self._task = None
+            self._lost.clear()
+
+    def _known(self) -> list[str]:
+        return list(self._snapshots.jobs()) if self._snapshots is not None else []
+
+    async def _recover(self, name: str) -> None:
+        room = self._rooms.get(name)
+        if room is not None:
+            await room.freeze()
+        await self._shards.wait_complete(None)
+        for saved in await asyncio.to_thread(self._saved, name):
+            try:
+                floor = await self._restore(saved)
+            except ServerNotReady as error:  # a shard has gone again: from the beginning
+                logger.warning("job %s: %s", name, error)
+                self._pending.add(name)
+                await asyncio.sleep(AGAIN_S)
+                return
+            except PsError as error:
+                logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)
+                continue
+            self._go_on(room or self._room_of(saved.job), saved, floor)
+            return
+        if room is not None:
+            self._give_up(room)
+
+    def _saved(self, name: str) -> list[SavedJob]:
+        return list(self._snapshots.saved(name)) if self._snapshots is not None else []
+
+    async def _restore(self, saved: SavedJob) -> int:
+        """All shards load their parts; returns the last incarnation that is over."""
+        generation = self._shards.raise_generation()
+        floor = generation << 16
+        order = pb.Restore(
+            job=saved.job,
+            tables=[table_to_proto(spec) for spec in saved.tables],
+            snapshot=saved.snapshot,
+            generation=generation,
+            incarnation=floor,
+            step=saved.step,
+        )
+        await self._shards.order(pb.Order(restore=order), limit_s=LOAD_LIMIT_S)
+        return floor
+
+    def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
+        name = saved.job.name
+        logger.warning("job %s: goes on from its snapshot %s, step %d", name, saved.snapshot, saved.step)
+        self._states.drop(name)
+        for key, blob in saved.states.items():
+            self._states.put(name, key, blob)
+        room.roll_back(saved, floor=floor)
+        self.on_restored()
+
+    def _give_up(self, room: Room) -> None:
+        job = room.job
+        shards = ", ".join(map(str, sorted(self._lost)))
+        why = (
+            "nothing is kept of it (--durability none)"
+            if self._snapshots is None
+            else "it has no snapshot that can be read"
+        )
+        error = JobUnknown(
+            f"shard {shards} was started again without its state: its part of job {job.name} is lost, for "
+            f"{why}; start the job again, and servers with --snapshot-dir and --snapshot-every",
+            shard=min(self._lost, default=0),
+        )
+        room.thaw([*job.tell_all(error), *job.drop()])

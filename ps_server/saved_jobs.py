@@ -1,0 +1,126 @@
+"""Snapshots as who lets jobs go on needs them: the coordinator what a job is, a shard its part of a table.
+
+Blocks, as storage does. It must not know what becomes of jobs: that is `recovery`'s affair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ps_server.log import logger
+from ps_server.saved_job import SavedJob
+from ps_server.snapshot_saving import FACTS
+from ps_server.table_state import TableState
+from ps_server.table_state_codec import TableReader
+from ps_wire.errors import SnapshotCorrupt, SnapshotMismatch, SnapshotUnusable, TableMismatch
+from ps_wire.plan import Plan
+from ps_wire.snapshot import Manifest, job_from_json, shard_file, table_from_json, worker_file
+from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.snapshot_tensors import TensorFile
+from ps_wire.table import TableSpec, check_same
+
+SAVED = "snapshot"  # a worker's own state is kept under this name and its number
+
+
+class SavedJobs:
+    """What lies in a snapshot folder: `Snapshots`, and shards' parts."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._found_whole: set[tuple[str, str, str]] = set()  # files that were compared: job, snapshot, name
+
+    def jobs(self) -> list[str]:
+        """See `Snapshots.jobs`."""
+        return self._store.jobs()
+
+    def saved(self, job: str) -> Iterator[SavedJob]:
+        """See `Snapshots.saved`; what cannot be used is said, and passed over.
+
+        Files of shards are looked at by those who read them, for they may lie elsewhere.
+        """
+        for name, manifest in self._store.newest_first(job):
+            try:
+                if isinstance(manifest, SnapshotUnusable):
+                    raise manifest
+                yield self._saved(job, name, manifest)
+            except SnapshotUnusable as error:
+                logger.error("job %s: %s", job, error)
+
+    def _saved(self, job: str, name: str, manifest: Manifest) -> SavedJob:
+        states: dict[str, bytes] = {}
+        kept = {record.name for record in manifest.files}
+        for worker in manifest.workers:
+            if worker_file(worker) in kept:
+                self._check(job, name, manifest, worker_file(worker))
+                with self._store.local(job, name, worker_file(worker)) as path:
+                    states[f"{SAVED}/{worker}"] = path.read_bytes()
+        return SavedJob(
+            snapshot=name,
+            job=job_from_json(manifest.job),
+            tables=tuple(map(table_from_json, manifest.tables)),
+            clocks=manifest.clocks,
+            workers=frozenset(manifest.workers),
+            shares=manifest.shares,
+            states=states,
+            ended=manifest.ended,
+        )
+
+    def read_part(self, job: str, snapshot: str, plan: Plan, spec: TableSpec, shard: int) -> TableState:
+        """What a shard of this plan holds of a table, whatever number of shards has written it.
+
+        Raises:
+            SnapshotUnusable, SnapshotMismatch: it cannot be read, or is of another table.
+        """
+        manifest = self._store.manifest(job, snapshot)
+        _check_table(manifest, spec)
+        shards = range(manifest.num_shards)
+        if (
+            manifest.num_shards == plan.num_shards
+        ):  # each has kept its own part, where the others may not see it
+            shards = range(shard, shard + 1)
+        with ExitStack() as opened:
+            sources = []
+            for number in shards:
+                name = shard_file(number, manifest.num_shards)
+                self._check(job, snapshot, manifest, name)
+                path = opened.enter_context(self._store.local(job, snapshot, name))
+                sources.append(_source(path, self._store.where(job, snapshot, name), spec.number))
+            return TableState(cells=dict(TableReader(spec, sources).shard(plan, shard)))
+
+    def _check(self, job: str, snapshot: str, manifest: Manifest, name: str) -> None:
+        """Compares a file with what was written, once."""
+        key = job, snapshot, name
+        if key not in self._found_whole:
+            records = [record for record in manifest.files if record.name == name]
+            if not records:
+                raise SnapshotCorrupt(f"{self._store.where(job, snapshot)} names no file {name}", file=name)
+            self._store.check(job, snapshot, records[0])
+            self._found_whole.add(key)
+
+
+def _source(path: Path, where: str, table: int) -> tuple[TensorFile, Mapping[str, Any]]:
+    file = TensorFile(path, where)
+    try:
+        tables = json.loads(file.facts[FACTS])["tables"]
+        return file, next(facts for facts in tables if facts["table"] == table)
+    except (KeyError, ValueError, StopIteration):
+        raise SnapshotCorrupt(f"{where} says nothing of table {table}", file=path.name) from None
+
+
+def _check_table(manifest: Manifest, spec: TableSpec) -> None:
+    """Whether the snapshot is of this table."""
+    if spec.number >= len(manifest.tables):
+        raise SnapshotMismatch(f"the snapshot has {len(manifest.tables)} tables, not {spec.number + 1}")
+    try:
+        check_same(table_from_json(manifest.tables[spec.number]), spec)
+    except TableMismatch as error:
+        facts = error.facts
+        raise SnapshotMismatch(
+            f"this snapshot is of another model: {facts['what']} of table {spec.number}: it has "
+            f"{facts['expected']}, the job has {facts['got']}",
+            **facts,
+        ) from None

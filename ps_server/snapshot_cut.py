@@ -1,0 +1,29 @@
+"""Where a snapshot cuts a running job: from the first steps that workers can still capture. Pure.
+
+Each worker answers with q[w], the first step whose beginning it has not passed, and begins none from there on
+until the shards know the cut. So nothing beyond the cut can come to a shard before it knows: c[w] >= q[w].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ps_server.gate import Gate
+
+
+def clocks_of_snapshot(gate: Gate, asked: Mapping[int, int]) -> dict[int, int]:
+    """c[w], the first step of each worker that is not in the snapshot, of one table.
+
+    In BSP all are cut at one step. With a bound of staleness nobody is cut so far behind that others cannot
+    reach their own cut while it waits at its: every step below c is one that the gate lets be taken.
+
+    Args:
+        gate: of the job.
+        asked: worker -> q.
+    """
+    newest = max(asked.values(), default=0)
+    if gate.aggregates:
+        return dict.fromkeys(asked, newest)
+    if gate.staleness is None:
+        return dict(asked)
+    return {worker: max(step, newest - 1 - gate.staleness) for worker, step in asked.items()}

@@ -1,0 +1,47 @@
+"""When snapshots are taken, and how many are kept: what a person typed, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ps_wire.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPolicy:
+    """When snapshots are taken, and how many are kept.
+
+    Attributes:
+        every_steps: of a job, by the fastest of its workers; 0: not by steps.
+        every_s: seconds; 0: not by time.
+        keep: of each job, the last ones.
+    """
+
+    every_steps: int = 0
+    every_s: float = 0.0
+    keep: int = 3
+
+
+NO_SNAPSHOTS = SnapshotPolicy()
+
+
+def parse_every(text: str) -> tuple[int, float]:
+    """`500steps`, `30s`, `5m` or `1h` as (steps, seconds), one of which is 0.
+
+    Raises:
+        UsageError: it is anything else, or 0.
+    """
+    match = re.fullmatch(r"(\d{1,9})\s*(steps|s|m|h)", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f"--snapshot-every {text!r}: write 500steps, 30s, 5m or 1h")
+    count = int(match[1])
+    if match[2] == "steps":
+        return count, 0.0
+    return 0, count * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def policy_of(every: str | None, keep: int) -> SnapshotPolicy:
+    """What the options say. Raises UsageError: see `parse_every`."""
+    steps, seconds = parse_every(every) if every is not None else (0, 0.0)
+    return SnapshotPolicy(every_steps=steps, every_s=seconds, keep=keep)

@@ -1,0 +1,279 @@
+"""One snapshot of one job, from the question to its workers to the manifest: on the coordinator.
+
+    prepare   every worker that trains says from which step on it can still capture its state, and begins
+              none of those
+    arm       the shards learn the cut; then the workers do, and go on
+    cut       each partition is copied when it has what is below the cut; each worker's state when it begins
+              the cut's step; who goes meanwhile is left out
+    write     shards write on threads of their own, and training goes on; the manifest comes last
+
+The first three take at most `CUT_LIMIT_S`, or the cut is given up. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from ps_server.gate import gate_of
+from ps_server.log import logger
+from ps_server.member import JobState, Member, tell
+from ps_server.orders import Shards
+from ps_server.room import Room
+from ps_server.snapshot_cut import clocks_of_snapshot
+from ps_server.state_store import StateStore
+from ps_wire import consistency
+from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
+from ps_wire.snapshot import FileRecord, Manifest, job_to_json, table_to_json, worker_file
+from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.v1 import coordinator_pb2 as pb
+
+CUT_LIMIT_S = 60.0
+LOOK_S = 0.05  # between two looks at the shards
+STATE = "cut"  # name under which a worker puts what it has captured
+
+
+class Taking:
+    """See the module's docstring.
+
+    Attributes:
+        progress: for whoever waits.
+        manifest: once the snapshot is complete.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        shards: Shards,
+        states: StateStore,
+        store: SnapshotStore,
+        *,
+        number: int,
+        keep: int,
+    ) -> None:
+        """Does nothing yet; `number` is the cut's, and of no other."""
+        self.progress = pb.SnapshotProgress(phase="beginning")
+        self.manifest: Manifest | None = None
+        self._room = room
+        self._job = room.job
+        self._shards = shards
+        self._states = states
+        self._store = store
+        self._number = number
+        self._keep = keep
+        self._name = ""
+        self._members: dict[int, Member] = {}
+        self._ready: dict[int, Mapping[int, int]] = {}
+        self._writes: dict[int, asyncio.Task[FileRecord]] = {}
+        self._steps: dict[int, dict[int, int]] = {}  # table -> worker -> the cut
+        self._aborted: PsError | None = None
+        self._changed = asyncio.Event()
+
+    # -- what members say, and what becomes of them ----------------------------------------------------
+
+    def ready(self, member: Member, message: pb.CutReady) -> None:
+        """A worker begins none of these steps before it hears more."""
+        if message.number == self._number and self._members.get(member.worker) is member:
+            self._ready[member.worker] = dict(message.steps)
+            self._changed.set()
+
+    def captured(self, member: Member, message: pb.CutCaptured) -> None:
+        """A worker has put its state. Raises JobUnknown where it has not."""
+        blob = self._states.take(self._job.name, f"{STATE}/{member.worker}")
+        if message.number == self._number and self._members.get(member.worker) is member:
+            write = asyncio.to_thread(
+                self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
+            )
+            self._writes[member.worker] = asyncio.ensure_future(write)
+            self._changed.set()
+
+    def gone(self, member: Member) -> None:
+        """A worker trains no more: it leaves the cut."""
+        if self._members.get(member.worker) is member:
+            del self._members[member.worker]
+            self._changed.set()
+
+    def disturb(self, error: PsError) -> None:
+        """Something else has to happen first: the cut is given up, if it is not over."""
+        self._aborted = self._aborted or error
+        self._changed.set()
+
+    # -- from the question to the manifest -------------------------------------------------------------
+
+    async def run(self, lock: asyncio.Lock) -> Manifest:
+        """Takes it; `lock` is held while partitions are cut.
+
+        Raises:
+            CutAborted: it did not come about; another try may succeed.
+            PsError: it could not be taken or written.
+        """
+        job = self._job
+        self._name = await asyncio.to_thread(self._store.new_name, job.name)
+        try:
+            async with lock:
+                await self._cut()
+            self.manifest = await self._write()
+        finally:
+            for write in self._writes.values():
+                write.cancel()
+            for member in self._members.values():
+                self._room.do([tell(member, cut_ended=pb.CutEnded(number=self._number))])
+            await self._end()
+        return self.manifest
+
+    async def _cut(self) -> None:
+        try:
+            async with asyncio.timeout(CUT_LIMIT_S):
+                while not self._room.idle:  # a change of members is under way
+                    await self._room.changed()
+                await self._prepare()
+                await self._arm()
+                await self._wait(self._all_captured, "workers to reach the cut")
+                while saved := await self._look():
+                    if not any(item.waiting for item in saved):
+                        return
+                    waiting = sum(item.waiting for item in saved)
+                    self.progress.phase = f"waiting for {waiting} partitions to reach the cut"
+                    self._check()
+        except TimeoutError:
+            late = [f"worker {worker}" for worker in sorted(self._members) if worker not in self._writes]
+            raise CutAborted(
+                f"job {self._job.name}: the cut did not come about in {CUT_LIMIT_S:g} s: "
+                + (", ".join(late) + " took no step" if late else self.progress.phase)
+            ) from None
+
+    async def _prepare(self) -> None:
+        job = self._job
+        if job.state is not JobState.RUNNING:
+            raise SnapshotFailed(f"job {job.name} is {job.state.value}: snapshots are taken while it runs")
+        self._members = {member.worker: member for member in job.roster.here()}
+        prepare = pb.CutPrepare(number=self._number)
+        self._room.do([tell(member, cut_prepare=prepare) for member in self._members.values()])
+        await self._wait(lambda: self._members.keys() <= self._ready.keys(), "workers to answer")
+        if not self._members:
+            raise SnapshotFailed(f"job {job.name}: no worker trains")
+
+    async def _arm(self) -> None:
+        gate = gate_of(consistency.parse(self._job.consistency))
+        for table in range(self._job.num_tables):
+            asked = {worker: self._ready[worker].get(table, -1) for worker in self._members}
+            if min(asked.values()) < 0:
+                raise CutAborted(f"job {self._job.name}: a worker is making table {table}")
+            self._steps[table] = clocks_of_snapshot(gate, asked)
+        save = self._order()
+        for table, clocks in self._steps.items():
+            save.tables.add(table=table, clocks=clocks)
+        await self._shards.order(pb.Order(save_cut=save))
+        for worker, member in self._members.items():
+            steps = {table: clocks[worker] for table, clocks in self._steps.items()}
+            self._room.do([tell(member, cut_armed=pb.CutArmed(number=self._number, steps=steps))])
+
+    def _all_captured(self) -> bool:
+        return self._members.keys() <= self._writes.keys()
+
+    async def _write(self) -> Manifest:
+        self.progress.phase = "writing"
+        saved = await self._look()
+        while not all(item.file for item in saved):
+            await asyncio.sleep(LOOK_S)
+            saved = await self._look()
+        records = [FileRecord(name=item.file, bytes=item.bytes, sha256=item.sha256) for item in saved]
+        workers = sorted(worker for worker in self._members if worker in self._writes)
+        records += [await self._writes[worker] for worker in workers]
+        manifest = self._describe(records, workers, [json.loads(item.counters) for item in saved])
+        await asyncio.to_thread(self._store.complete, self._job.name, self._name, manifest)
+        self.progress = pb.SnapshotProgress(
+            phase="done",
+            bytes=manifest.total_bytes,
+            total_bytes=manifest.total_bytes,
+            snapshot=self._store.where(self._job.name, self._name),
+            step=manifest.step,
+        )
+        return manifest
+
+    def _describe(
+        self, records: list[FileRecord], workers: list[int], counters: list[Mapping[str, Any]]
+    ) -> Manifest:
+        job = self._job
+        clocks = {
+            table: {worker: steps[worker] for worker in workers} for table, steps in self._steps.items()
+        }
+        newest = {worker: max(steps[worker] for steps in clocks.values()) for worker in workers}
+        return Manifest(
+            number=int(self._name.partition("-")[0]),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            generation=self._shards.own.generation,
+            job=job_to_json(job.spec),
+            num_shards=self._shards.num_shards,
+            tables=tuple(table_to_json(spec) for spec in job.specs),
+            clocks=clocks,
+            files=tuple(records),
+            workers={
+                worker: {
+                    "incarnation": self._members[worker].incarnation,
+                    "samples": self._room.progress.get(worker, pb.Progress()).samples,
+                }
+                for worker in workers
+            },
+            shares=tuple(job.shares.capture(newest)),
+            counters={table: _merged([counts[str(table)] for counts in counters]) for table in self._steps},
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _order(self) -> pb.Save:
+        return pb.Save(job=self._job.name, snapshot=self._name, number=self._number)
+
+    async def _look(self) -> list[pb.Saved]:
+        await asyncio.sleep(LOOK_S)
+        saved = [done.saved for done in await self._shards.order_each(pb.Order(look_save=self._order()))]
+        self.progress.bytes = sum(item.bytes for item in saved)
+        self.progress.total_bytes = sum(item.total_bytes for item in saved)
+        return saved
+
+    async def _wait(self, over: Any, what: str) -> None:
+        self.progress.phase = f"waiting for {what}"
+        while not over():
+            self._changed.clear()
+            self._check()
+            await self._changed.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._aborted is not None:
+            raise self._aborted
+
+    async def _end(self) -> None:
+        """Shards let go of it. One that did not become complete is deleted."""
+        end = self._order()
+        if self.manifest is not None:
+            end.manifest, end.keep = self.manifest.text().encode(), self._keep
+        with suppress(PsError):  # a shard that does not hear of it gives up by itself
+            await self._shards.order(pb.Order(end_save=end), absent_ok=True)
+        for worker in list(self._members):
+            with suppress(JobUnknown):
+                self._states.take(self._job.name, f"{STATE}/{worker}")
+        if self.manifest is None and self._name:
+            with suppress(PsError):
+                await asyncio.to_thread(self._store.delete, self._job.name, self._name)
+            return
+        try:
+            for name in await asyncio.to_thread(self._store.keep_last, self._job.name, self._keep):
+                logger.info("job %s: snapshot %s deleted", self._job.name, name)
+        except PsError as error:
+            logger.warning("job %s: %s", self._job.name, error)
+
+
+def _merged(counts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts over all shards; `unequal`: partitions with another history than most have."""
+    alike: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for one in counts:
+        alike.update(one.pop("alike"))
+        total.update(one)
+    return {**total, "partitions": alike.total(), "unequal": alike.total() - max(alike.values(), default=0)}

@@ -1,0 +1,213 @@
+"""Snapshots of all jobs that are taken, on the coordinator: when they are due, and who waits for one.
+
+Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+
+from ps_server.log import logger
+from ps_server.member import JobState, Member
+from ps_server.orders import Shards
+from ps_server.room import Room
+from ps_server.snapshot_policy import SnapshotPolicy
+from ps_server.snapshot_taking import Taking
+from ps_server.state_store import StateStore
+from ps_wire.errors import (
+    ConfigurationRefused,
+    CutAborted,
+    InternalError,
+    JobUnknown,
+    PsError,
+    SnapshotFailed,
+)
+from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.v1 import coordinator_pb2 as pb
+
+LOOK_S = 0.1  # between two looks at jobs
+SAY_S = 0.2  # between two words of how one gets on
+TRIES = 3  # of a cut that was disturbed
+
+
+class Takings:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: Mapping[str, Room],
+        states: StateStore,
+        *,
+        store: SnapshotStore | None,
+        policy: SnapshotPolicy,
+        lock_of: Callable[[Room], asyncio.Lock],
+    ) -> None:
+        """Takes `lock_of`, which gives what is held while a job is cut; `store`: None where there is none."""
+        self._shards = shards
+        self._rooms = rooms
+        self._states = states
+        self._store = store
+        self._policy = policy
+        self._lock_of = lock_of
+        self._numbers = itertools.count(secrets.randbits(32))
+        self._takings: dict[str, Taking] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._last: dict[str, tuple[int, float]] = {}  # job -> step and time of its last one
+        self._errors: dict[str, PsError] = {}
+        self._periodic: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Takes snapshots when they are due, from now on."""
+        if self._store is not None and (self._policy.every_steps or self._policy.every_s):
+            self._periodic = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        """Takes none any more."""
+        if self._periodic is not None:
+            self._periodic.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+
+    # -- what members say, and what becomes of them ----------------------------------------------------
+
+    def ready(self, job: str, member: Member, message: pb.CutReady) -> None:
+        """See `Taking.ready`."""
+        if job in self._takings:
+            self._takings[job].ready(member, message)
+
+    def captured(self, job: str, member: Member, message: pb.CutCaptured) -> None:
+        """See `Taking.captured`."""
+        if job in self._takings:
+            self._takings[job].captured(member, message)
+
+    def gone(self, job: str, member: Member) -> None:
+        """See `Taking.gone`."""
+        if job in self._takings:
+            self._takings[job].gone(member)
+
+    def joins(self, job: str) -> None:
+        """Somebody does: a cut would keep its pushes back, and waits until it is in."""
+        if job in self._takings:
+            self._takings[job].disturb(CutAborted(f"job {job}: a worker joined during the cut"))
+
+    # -- taking ----------------------------------------------------------------------------------------
+
+    async def take(self, job: str) -> AsyncIterator[pb.SnapshotProgress]:
+        """Takes a snapshot of a job, or waits for the one that is being taken; the last word is `done`.
+
+        Raises:
+            ConfigurationRefused: there is no --snapshot-dir.
+            JobUnknown: there is no such job.
+            PsError: it could not be taken.
+        """
+        room = self._rooms.get(job)
+        if room is None:
+            raise JobUnknown(f"no job {job[:64]!r} here", job=job[:64])
+        taking = self._start(room)
+        task = self._tasks[job]
+        while not task.done():
+            await asyncio.wait([task], timeout=SAY_S)
+            taking = self._takings.get(job, taking)
+            if taking.manifest is None:
+                yield taking.progress
+        if taking.manifest is None:
+            raise self._errors.get(job) or SnapshotFailed(f"job {job}: no snapshot was taken")
+        yield taking.progress
+
+    def _start(self, room: Room) -> Taking:
+        """The one that is being taken, else another one."""
+        name = room.job.name
+        if name not in self._takings:
+            taking = self._takings[name] = self._make(room)
+            self._errors.pop(name, None)
+            self._tasks[name] = asyncio.get_running_loop().create_task(self._take(room, taking))
+        return self._takings[name]
+
+    def _make(self, room: Room) -> Taking:
+        if self._store is None:
+            raise ConfigurationRefused(
+                "the servers have no place for snapshots: start them with --snapshot-dir"
+            )
+        return Taking(
+            room,
+            self._shards,
+            self._states,
+            self._store,
+            number=next(self._numbers),
+            keep=self._policy.keep,
+        )
+
+    async def _take(self, room: Room, taking: Taking) -> None:
+        name = room.job.name
+        began_s = time.monotonic()
+        try:
+            for left in reversed(range(TRIES)):
+                try:
+                    manifest = await taking.run(self._lock_of(room))
+                    break
+                except CutAborted as error:
+                    if not left:
+                        raise
+                    logger.info("%s; trying again", error)
+                    await asyncio.sleep(LOOK_S)
+                    taking = self._takings[name] = self._make(room)
+            room.events.counts["snapshot"] += 1
+            logger.info(
+                "job %s: snapshot %s of step %d, %d bytes, %.2f s",
+                name,
+                taking.progress.snapshot,
+                manifest.step,
+                manifest.total_bytes,
+                time.monotonic() - began_s,
+            )
+        except Exception as error:  # noqa: BLE001 - training goes on whatever it is
+            self._errors[name] = (
+                error if isinstance(error, PsError) else InternalError(f"{type(error).__name__}: {error}")
+            )
+            room.events.counts["snapshot_failed"] += 1
+            logger.error(
+                "job %s: NO SNAPSHOT: %s; the job goes on, and older snapshots stay",
+                name,
+                error,
+                exc_info=None if isinstance(error, PsError) else error,
+            )
+        finally:
+            self._last[name] = self._step_of(room), time.monotonic()
+            self._takings.pop(name, None)
+
+    # -- when they are due -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for name in [name for name in self._last if name not in self._rooms]:
+                del self._last[name]
+            for room in list(self._rooms.values()):
+                if self._is_due(room):
+                    with suppress(PsError):  # it was said
+                        self._start(room)
+
+    def _is_due(self, room: Room) -> bool:
+        if room.job.state is not JobState.RUNNING or room.job.name in self._takings:
+            return False
+        now_s, step = time.monotonic(), self._step_of(room)
+        last_step, last_s = self._last.setdefault(room.job.name, (step, now_s))
+        every_steps, every_s = self._policy.every_steps, self._policy.every_s
+        if every_steps:
+            return step // every_steps > last_step // every_steps
+        return now_s - last_s >= every_s and step > last_step
+
+    def _step_of(self, room: Room) -> int:
+        """The largest step that anybody has begun, as this process sees it."""
+        steps = [progress.step for progress in room.progress.values()]
+        for entry in self._shards.own.jobs():
+            if entry.name == room.job.name:
+                cells = [table.cells()[:1] for table in tuple(entry.tables.values())]
+                steps += [cell.machine.newest_clock for few in cells for cell in few]
+        return max(steps, default=0)

@@ -1,0 +1,288 @@
+"""Where snapshots lie: a local folder, or any other place that fsspec can reach (s3://..., gs://...).
+
+On a local disk each file is written under another name, made durable, renamed, and its folder made durable.
+Elsewhere a file is there when it is whole, and each snapshot has a folder of its own. In both the manifest
+comes last: whatever dies when, a snapshot is complete or does not exist.
+
+It must not know what the files hold. Everything blocks; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from ps_wire.errors import (
+    PsError,
+    SnapshotCorrupt,
+    SnapshotFailed,
+    SnapshotMissing,
+    SnapshotUnusable,
+    UsageError,
+)
+from ps_wire.snapshot import MANIFEST, NAME, FileRecord, Manifest, parse
+
+PART_BYTES = 8 << 20  # read at once
+UNFINISHED = ".unfinished"
+
+
+class SnapshotStore:
+    """Snapshots of all jobs under one URL. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        """Looks at nothing yet.
+
+        Raises:
+            UsageError: there is no such kind of URL, or what it needs is not installed.
+        """
+        self.url = url.rstrip("/")
+        try:
+            self._files, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"--snapshot-dir {url}: {error}") from None
+        self._root = str(root).rstrip("/")
+        self._local = isinstance(self._files, LocalFileSystem)
+
+    # -- what there is ---------------------------------------------------------------------------------
+
+    def jobs(self) -> list[str]:
+        """Jobs that have a folder."""
+        return sorted(name for name in self._folders(self._root) if not name.startswith("."))
+
+    def names(self, job: str) -> list[str]:
+        """Names of a job's snapshots that have a manifest, the oldest first."""
+        return [name for name in self._all(job) if self._files.exists(self._path(job, name, MANIFEST))]
+
+    def _all(self, job: str) -> list[str]:
+        return sorted(name for name in self._folders(self._path(job)) if NAME.fullmatch(name))
+
+    def _folders(self, path: str) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            entries = self._files.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise SnapshotFailed(f"cannot list {path}: {_why(error)}") from None
+        return [
+            entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"
+        ]
+
+    def new_name(self, job: str) -> str:
+        """A name that no snapshot has, behind all that are there."""
+        numbers = [int(name[:8]) for name in self._all(job)]
+        return f"{max(numbers, default=0) + 1:08d}-{secrets.token_hex(4)}"
+
+    def where(self, job: str, name: str, file: str = "") -> str:
+        """A place, as people write it."""
+        return "/".join(part for part in (self.url, job, name, file) if part)
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def write(self, job: str, name: str, file: str, parts: Iterable[bytes | memoryview]) -> FileRecord:
+        """Writes one file of a snapshot, durable on return.
+
+        Args:
+            job: whose snapshot.
+            name: of the snapshot.
+            file: its name in there.
+            parts: of its contents, in order; bytes, or memory of them.
+
+        Raises:
+            SnapshotFailed: the disk is full, or anything else of the kind; nothing is left of the file.
+        """
+        digest, size = hashlib.sha256(), 0
+
+        def counted() -> Iterator[bytes | memoryview]:
+            nonlocal size
+            for part in parts:
+                digest.update(part)
+                size += len(part)
+                yield part
+
+        path = self._path(job, name, file)
+        try:
+            (self._write_local if self._local else self._put)(path, counted())
+        except PsError:
+            raise
+        except Exception as error:  # each kind of storage has errors of its own
+            raise SnapshotFailed(
+                f"snapshot {self.where(job, name)}: cannot write {file}: {_why(error)}", file=file
+            ) from error
+        return FileRecord(name=file, bytes=size, sha256=digest.hexdigest())
+
+    def complete(self, job: str, name: str, manifest: Manifest) -> None:
+        """Writes the manifest: from now on the snapshot exists. Raises `SnapshotFailed`."""
+        self.write(job, name, MANIFEST, [manifest.text().encode()])
+
+    def keep_last(self, job: str, count: int) -> list[str]:
+        """Deletes all complete snapshots but the last `count`, and older ones that never became complete.
+
+        Returns:
+            Names of complete ones that were deleted.
+
+        Raises:
+            SnapshotFailed: one cannot be deleted.
+        """
+        complete = self.names(job)
+        kept, gone = complete[-count:], complete[:-count]
+        unfinished = [name for name in self._all(job) if name not in complete and kept and name < kept[-1]]
+        for name in [*gone, *unfinished]:
+            self.delete(job, name)
+        return gone
+
+    def delete(self, job: str, name: str) -> None:
+        """Deletes a snapshot, its manifest first. Raises `SnapshotFailed`."""
+        try:
+            with suppress(FileNotFoundError):
+                self._files.rm_file(self._path(job, name, MANIFEST))
+            with suppress(FileNotFoundError):
+                self._files.rm(self._path(job, name), recursive=True)
+        except Exception as error:
+            raise SnapshotFailed(f"cannot delete {self.where(job, name)}: {_why(error)}") from error
+
+    def _put(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        with self._files.open(path, "wb") as file:
+            for part in parts:
+                file.write(part)
+
+    @staticmethod
+    def _write_local(path: str, parts: Iterable[bytes | memoryview]) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(target.name + UNFINISHED)
+        try:
+            with unfinished.open("wb", buffering=0) as file:
+                for part in parts:
+                    _write_all(file, part)
+                os.fsync(file.fileno())
+            unfinished.rename(target)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+        for folder in (target.parent, target.parent.parent, target.parent.parent.parent):
+            _sync_folder(folder)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def manifest(self, job: str, name: str) -> Manifest:
+        """What a snapshot says of itself.
+
+        Raises:
+            SnapshotMissing: it does not exist, or never became complete.
+            SnapshotFormatUnsupported, SnapshotCorrupt: see `snapshot.parse`.
+        """
+        where = self.where(job, name, MANIFEST)
+        try:
+            text = self._files.cat_file(self._path(job, name, MANIFEST))
+        except FileNotFoundError:
+            raise SnapshotMissing(f"there is no snapshot {self.where(job, name)}") from None
+        except Exception as error:
+            raise SnapshotFailed(f"cannot read {where}: {_why(error)}") from error
+        return parse(text, where)
+
+    def newest_first(self, job: str) -> Iterator[tuple[str, Manifest | SnapshotUnusable]]:
+        """Snapshots of a job by name, each with its manifest, or why it has none that can be used."""
+        for name in reversed(self.names(job)):
+            try:
+                yield name, self.manifest(job, name)
+            except SnapshotUnusable as error:
+                yield name, error
+
+    def check(self, job: str, name: str, record: FileRecord) -> None:
+        """Reads a file of a snapshot and compares it with what was written.
+
+        Raises:
+            SnapshotCorrupt: it is missing, truncated or another one; it is named.
+        """
+        where, digest, size = self.where(job, name, record.name), hashlib.sha256(), 0
+        try:
+            with self._files.open(self._path(job, name, record.name), "rb") as file:
+                while part := file.read(PART_BYTES):
+                    digest.update(part)
+                    size += len(part)
+        except FileNotFoundError:
+            raise SnapshotCorrupt(f"{where} is missing", file=record.name) from None
+        except Exception as error:
+            raise SnapshotCorrupt(f"{where} cannot be read: {_why(error)}", file=record.name) from error
+        if size != record.bytes:
+            raise SnapshotCorrupt(f"{where} has {size} bytes, {record.bytes} were written", file=record.name)
+        if digest.hexdigest() != record.sha256:
+            raise SnapshotCorrupt(f"{where} is not what was written: its checksum differs", file=record.name)
+
+    def verify(self, job: str, name: str) -> Manifest:
+        """Checks every file of a snapshot.
+
+        Raises:
+            SnapshotUnusable: as `manifest` and `check` say; where an older snapshot is whole, it is named.
+        """
+        try:
+            manifest = self.manifest(job, name)
+            for record in manifest.files:
+                self.check(job, name, record)
+        except SnapshotUnusable as error:
+            before = self.valid_before(job, name)
+            offer = f"; {self.where(job, before)} is valid" if before else "; no older one is valid"
+            raise type(error)(error.message + offer, **error.facts) from None
+        return manifest
+
+    def valid_before(self, job: str, name: str) -> str | None:
+        """The newest snapshot before this one all of whose files are what was written."""
+        for before in reversed([other for other in self.names(job) if other < name]):
+            with suppress(SnapshotUnusable):
+                for record in self.manifest(job, before).files:
+                    self.check(job, before, record)
+                return before
+        return None
+
+    @contextmanager
+    def local(self, job: str, name: str, file: str) -> Iterator[Path]:
+        """A file of a snapshot on this host's disk, for as long as the block lasts.
+
+        Raises:
+            SnapshotCorrupt: it is missing.
+        """
+        path = self._path(job, name, file)
+        try:
+            if self._local:
+                Path(path).stat()
+                yield Path(path)
+                return
+            with TemporaryDirectory(prefix="ps-snapshot-") as folder:
+                self._files.get_file(path, str(Path(folder, file)))
+                yield Path(folder, file)
+        except FileNotFoundError:
+            raise SnapshotCorrupt(f"{self.where(job, name, file)} is missing", file=file) from None
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._root, *parts))
+
+
+def _write_all(file: Any, part: bytes | memoryview) -> None:
+    left = memoryview(part).cast("B")
+    while left:
+        left = left[file.write(left) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,125 @@
+"""What a worker hands out of the epochs of one loader, as the coordinator deals it, and how far it has come.
+
+The coordinator has to know which batches are used whenever the worker goes, also by a crash. So each step's
+share of batches and samples is foretold by the pace of the one before; where that is wrong, the worker says
+so before the step's pushes leave. A loop that takes as many samples in each step says nothing. What has been
+handed out when a piece ends, and is not in a step yet, is taken to be in the next one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Protocol
+
+from ps_wire.errors import PsError
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.position import Piece
+
+
+class Deals(Protocol):
+    """Where pieces come from."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of this worker."""
+
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        """Asks for a piece; whose it is, is filled in."""
+
+    def use(self, request: pb.UseRequest) -> None:
+        """Says how far this worker has come."""
+
+
+class Dealing:
+    """See the module's docstring. A `Dealer`."""
+
+    def __init__(self, loader: int, deals: Deals, samples: int) -> None:
+        """Of the loader with this number, whose epochs have so many samples; 0: not known."""
+        self._loader = loader
+        self._deals = deals
+        self._samples = samples
+        self._incarnation = 0  # that has the piece; 0: there is none
+        self._step = 0
+        self._batches = self._of_samples = 0  # of the piece, handed out
+        self._told = pb.Mark()  # what the coordinator foretells by
+        self._used = pb.Mark()  # with the last step
+
+    @property
+    def void(self) -> bool:
+        """See `Dealer`."""
+        return self._incarnation != self._deals.incarnation
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the script is inside a piece."""
+        return self._incarnation != 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether batches have been handed out that are in no step yet."""
+        return not self.void and self._batches > self._used.batches
+
+    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+        """See `Dealer`."""
+        kept = not self.void
+        request = pb.ShareRequest(
+            loader=self._loader,
+            epoch=epoch,
+            begins=begins,
+            first=first,
+            samples=self._samples,
+            mark=pb.Mark(
+                step=self._step,
+                batches=kept * self._used.batches,
+                samples=kept * self._used.samples,
+                pace_batches=self._told.pace_batches or 1,
+                pace_samples=self._told.pace_samples,
+            ),
+            rest=pb.Mark(
+                step=self._step + (self._batches > self._used.batches),
+                batches=kept * self._batches,
+                samples=kept * self._of_samples,
+            ),
+        )
+        reply = self._deals.share(request)
+        self._batches = self._of_samples = 0
+        self._incarnation = self._deals.incarnation
+        self._used = pb.Mark(step=self._step)
+        self._told = pb.Mark(
+            step=self._step,
+            pace_batches=request.mark.pace_batches,
+            pace_samples=request.mark.pace_samples,
+        )
+        if not reply.HasField("piece"):
+            self._incarnation = 0
+            return None
+        piece = reply.piece
+        return Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+
+    def hand_out(self, samples: int) -> None:
+        """The next batch goes to the script."""
+        self._batches += 1
+        self._of_samples += samples
+
+    def take_step(self, step: int) -> None:
+        """What was handed out goes into the first `step` steps; the last of them has not left yet."""
+        self._step = step
+        if self.void or (self._used.step >= step and self._used.batches == self._batches):
+            return
+        now = pb.Mark(
+            step=step,
+            batches=self._batches,
+            samples=self._of_samples,
+            pace_batches=self._batches - self._used.batches,
+            pace_samples=self._of_samples - self._used.samples,
+        )
+        ahead = step - self._told.step
+        foretold = (
+            self._told.batches + ahead * self._told.pace_batches,
+            self._told.samples + ahead * self._told.pace_samples,
+        )
+        self._used = now
+        if foretold != (now.batches, now.samples):
+            with suppress(PsError):  # then the push that follows says it
+                self._deals.use(pb.UseRequest(loader=self._loader, mark=now))
+            self._told = now

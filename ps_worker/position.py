@@ -1,0 +1,99 @@
+"""Where a loader is in its epochs, and the piece of an epoch that it hands out: plain numbers.
+
+Legend: an epoch of a loader is dealt in `count` shares; a piece is one of them, from a batch of it on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ps_wire.errors import UsageError
+
+POSITIONS = "@positions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One share of one epoch, or the rest of it.
+
+    Attributes:
+        epoch: whose order it is; of what was left over by others, it may be an earlier one than the loop's.
+        place: of the share among those of the epoch.
+        count: shares of the epoch.
+        first: batches of the share that come before it.
+    """
+
+    epoch: int
+    place: int
+    count: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Between two batches of a loader: what the next one is.
+
+    Attributes:
+        epoch: of the iteration that is under way, else of the next one.
+        offset: batches of the share that come before the next one.
+        share: the piece that the iteration under way hands out; None: the next one asks for its share.
+    """
+
+    epoch: int
+    offset: int = 0
+    share: Piece | None = None
+
+    def as_numbers(self) -> dict[str, Any]:
+        """For a file: numbers, and None."""
+        return asdict(self)
+
+    @classmethod
+    def from_numbers(cls, numbers: dict[str, Any]) -> Position:
+        """What `as_numbers` was made of.
+
+        Raises:
+            UsageError: it was made of something else.
+        """
+        try:
+            share = numbers["share"]
+            piece = None if share is None else Piece(**share)
+            return cls(epoch=int(numbers["epoch"]), offset=int(numbers["offset"]), share=piece)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"this is no position of a loader: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """Where a script is in its data.
+
+    Attributes:
+        epoch: of its loop over `worker.epochs`; None where it has none.
+        loaders: by number, in the order in which it made them.
+    """
+
+    epoch: int | None
+    loaders: tuple[Position, ...]
+
+    def pack(self) -> dict[str, torch.Tensor]:
+        """As a tensor by name, to lie among others."""
+        numbers = {"epoch": self.epoch, "loaders": [loader.as_numbers() for loader in self.loaders]}
+        text = json.dumps(numbers).encode()
+        return {POSITIONS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, torch.Tensor]) -> Positions | None:
+        """What `pack` has packed, None where it is not there.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        if POSITIONS not in packed:
+            return None
+        numbers = json.loads(bytes(packed[POSITIONS].tolist()))
+        loaders = tuple(Position.from_numbers(loader) for loader in numbers["loaders"])
+        return cls(epoch=numbers["epoch"], loaders=loaders)

@@ -1,0 +1,106 @@
+"""Networks of their own for processes: a namespace each, with a link to where the servers are.
+
+It works inside a network namespace that was made for it (`unshare --user --net`), so nothing of the machine's
+own network is touched, and all of it is gone with the last process. A link can be cut, and made slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+from typing import Self
+
+ENTER = "FAULTS_NETWORK"  # of the environment: the namespace that a process enters
+UNSHARE = ("unshare", "--user", "--map-root-user", "--net")
+CLONE_NEWNET = 0x40000000
+
+
+def refusal() -> str | None:
+    """Why there can be no namespaces here; None: there can."""
+    try:
+        tried = subprocess.run(
+            [*UNSHARE, "sh", "-c", "ip link set lo up && ip link add va type veth peer name vb"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except OSError as error:
+        return f"no unshare here: {error.strerror}"
+    return None if tried.returncode == 0 else f"network namespaces are not permitted: {tried.stderr.strip()}"
+
+
+class Link:
+    """A namespace, and its link to ours.
+
+    Attributes:
+        host: address of our end, where servers are reached from inside.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.host = f"10.77.{number}.1"
+        self._name = f"w{number}"
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"ready\n"
+        pid = str(self._holder.pid)
+        ip("link", "add", self._name, "type", "veth", "peer", "name", "eth0", "netns", pid)
+        ip("addr", "add", f"{self.host}/24", "dev", self._name)
+        ip("link", "set", self._name, "up")
+        for words in (
+            ("addr", "add", f"10.77.{number}.2/24", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+            ("link", "set", "lo", "up"),
+        ):
+            subprocess.run(["nsenter", "--net", "--target", pid, "ip", *words], check=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process that is to live inside."""
+        return {ENTER: f"/proc/{self._holder.pid}/ns/net"}
+
+    def cut(self) -> None:
+        """Nothing gets through any more; nobody is told."""
+        ip("link", "set", self._name, "down")
+
+    def mend(self) -> None:
+        """As before."""
+        ip("link", "set", self._name, "up")
+
+    def slow(self, rate: str) -> None:
+        """What comes to the inside takes its time: "8mbit"."""
+        subprocess.run(
+            f"tc qdisc add dev {self._name} root tbf rate {rate} burst 32k latency 400ms".split(), check=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._holder.stdin is not None
+        assert self._holder.stdout is not None
+        ip("link", "del", self._name)  # else it goes with the namespace, some time later
+        self._holder.stdin.close()
+        self._holder.stdout.close()
+        self._holder.wait()
+
+
+def ip(*words: str) -> None:
+    """Runs `ip`."""
+    subprocess.run(["ip", *words], check=True)
+
+
+def install() -> None:
+    """Enters the namespace that the environment names; in a process that has one thread."""
+    if name := os.environ.get(ENTER):
+        descriptor = os.open(name, os.O_RDONLY)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns {Path(name)}")
+        os.close(descriptor)

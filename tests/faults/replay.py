@@ -1,0 +1,137 @@
+"""What the ledger must say, whatever happened: no push twice, each as it was pushed, weights to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ps_wire.plan import Partition, Plan
+
+from .ledger import checksum, read
+from .scenario import NUMEL, gradient, start
+from .scenario import plan as plan_of
+
+Records = Sequence[list[Any]]
+
+
+class Slice:
+    """One partition of the table, trained by torch alone. Legend: E = its elements."""
+
+    def __init__(self, plan: Plan, partition: Partition) -> None:
+        self.version = 0
+        self._pieces = plan.pieces(partition)
+        self._numel = partition.numel
+        self.weights = self.of(start())
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What a whole tensor of shape (N,) has for this partition, shape (E,)."""
+        made = torch.zeros(self._numel)
+        for piece in self._pieces:
+            made[piece.offset : piece.offset + piece.numel] = whole[_of_parameter(piece)]
+        return made
+
+    def put(self, whole: torch.Tensor) -> None:
+        """Writes the weights where they belong in a tensor of shape (N,)."""
+        for piece in self._pieces:
+            whole[_of_parameter(piece)] = self.weights[piece.offset : piece.offset + piece.numel]
+
+    def apply(self, mean: torch.Tensor, hyper: dict[str, Any]) -> None:
+        """One step of Adam."""
+        if self._optimizer is None:
+            self.weights.requires_grad_()
+            self._optimizer = torch.optim.Adam([self.weights], fused=True)
+        self._optimizer.param_groups[0] |= {
+            name: hyper[name] for name in ("lr", "betas", "eps", "weight_decay")
+        }
+        self.weights.grad = mean
+        self._optimizer.step()
+
+
+def _of_parameter(piece: Any) -> slice:
+    return slice(piece.parameter_offset, piece.parameter_offset + piece.numel)
+
+
+def replay(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> torch.Tensor:
+    """The weights that the recorded pushes make, shape (N,); every push is checked on the way."""
+    slices = {index: Slice(plan, plan.partition(index)) for index in range(plan.num_partitions)}
+    seen: set[tuple[int, int, int, int]] = set()
+    for kind, *record in records:
+        if kind != "apply":
+            continue
+        index, version, scale, pushes, hyper = record
+        mine = slices[index]
+        assert scale == 1.0
+        assert version > mine.version if aggregates else version == mine.version + 1, (record, mine.version)
+        mine.version = version
+        assert [push[0] for push in pushes] == sorted({push[0] for push in pushes}), f"rank order: {record}"
+        total = torch.zeros(0)
+        for place, (worker, incarnation, step, weight, found) in enumerate(pushes):
+            assert step == version - 1 or not aggregates, record
+            identity = worker, incarnation, step, index
+            assert identity not in seen, f"applied twice: {identity}"
+            seen.add(identity)
+            pushed = mine.of(gradient(worker, step))
+            assert checksum(pushed) == found, f"not what was pushed: {identity}"
+            total = pushed * weight if place == 0 else total + pushed * weight
+        mine.apply(total / sum(push[3] for push in pushes), hyper)
+    whole = torch.empty(NUMEL)
+    for one in slices.values():
+        with torch.no_grad():
+            one.put(whole)
+    return whole
+
+
+def check_order(records: Iterable[list[Any]], *, aggregates: bool) -> None:
+    """Nothing of an incarnation is taken after its eviction, and a reply holds what it claims to hold.
+
+    A reply says every worker's clock: no push of an earlier step may be applied after it, so each worker
+    reads its own writes. Under BSP it holds the steps before its version.
+    """
+    evicted: set[tuple[int, int, int]] = set()
+    shown: dict[tuple[int, int], int] = {}
+    live: dict[tuple[int, int], int] = {}
+    for kind, partition, *record in records:
+        match kind, record:
+            case "evict", [worker, incarnation]:
+                evicted.add((partition, worker, incarnation))
+            case "take", [worker, incarnation, _]:
+                assert (partition, worker, incarnation) not in evicted, f"after its eviction: {record}"
+            case "reply", [_, version, clocks]:
+                for worker, clock in clocks:
+                    shown[partition, worker] = min(clock, version) if aggregates else clock
+            case "apply", [_, _, pushes, _]:
+                for worker, incarnation, step, *_ in pushes:
+                    if live.get((partition, worker)) != incarnation:  # its clock may have gone back
+                        live[partition, worker], shown[partition, worker] = incarnation, 0
+                    assert step >= shown.get((partition, worker), 0), f"a reply came before: {record}"
+
+
+def applied(records: Iterable[list[Any]], shard_of: Sequence[int]) -> dict[tuple[int, int], int]:
+    """(shard, worker) -> pushes applied, per partition."""
+    counts: dict[tuple[int, int], int] = {}
+    for kind, *record in records:
+        if kind == "apply":
+            for push in record[3]:
+                key = shard_of[record[0]], push[0]
+                counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def check(folder: Path, servers: Any, job: str, *, aggregates: bool) -> torch.Tensor:
+    """Everything that the ledger says, against the servers' own counters; returns the weights replayed."""
+    records = list(read(folder))
+    num_shards = len(servers.addresses)
+    plan = plan_of(num_shards)
+    weights = replay(records, plan, aggregates=aggregates)
+    check_order(records, aggregates=aggregates)
+    shard_of = [plan.partition(index).shard for index in range(plan.num_partitions)]
+    counts = applied(records, shard_of)
+    for shard in range(num_shards):
+        for entry in servers.table(shard, job).workers:
+            assert entry.received == entry.applied + entry.dropped + entry.abstained, entry
+            assert entry.applied == counts.get((shard, entry.worker), 0), entry
+    return weights

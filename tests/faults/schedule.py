@@ -1,0 +1,138 @@
+"""What happens in a round of chaos, drawn from a seed before it begins: a pure value that prints.
+
+An event is bound to a point that a process reaches at a step of its own, not to a time, so a seed gives the
+same faults at the same places on any machine. What the processes do in between is theirs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ps_wire.frame import Kind
+
+from .middle import Do
+
+CONSISTENCIES = ("bsp", "ssp:1", "asp")
+CARRIERS = ("auto", "tcp", "grpc")
+POINTS = (  # of a worker; over the grpc carrier there is no "send"
+    "worker before a push is queued",
+    "worker after a push is queued",
+    "worker before ACK is taken",
+    "worker after ACK is taken",
+    "worker after weights are asked for",
+    "worker before PULLED is taken",
+    "worker after the wait for weights",
+)
+SERVER_POINTS = (
+    "server before PUSH is taken",
+    "server after a push is staged",
+    "server after a push is applied",
+    "server after a reply is made",
+)
+FRAMES = tuple((kind, do) for kind in (Kind.PUSH, Kind.ACK, Kind.PULL, Kind.PULLED) for do in Do)
+NO_REORDER = (Kind.PULL,)  # it would overtake its pushes
+
+
+class Act(StrEnum):
+    """What happens to a process."""
+
+    KILL = "kill"  # SIGKILL; another process takes its place at once
+    PAUSE = "pause"  # SIGSTOP, and SIGCONT as soon as it has stopped
+    SLEEP = "sleep"  # SIGSTOP, and SIGCONT when it was evicted
+    CUT = "cut"  # its network is gone until it was evicted
+    BLINK = "blink"  # its network is gone and comes back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One fault: what happens to a process when it is at a point, at this step or later."""
+
+    process: str
+    point: str
+    step: int
+    act: Act
+
+    def __str__(self) -> str:
+        return f"{self.act} {self.process} at step {self.step}, {self.point}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameFault:
+    """One fault of a frame of worker 1, whose way to shard 1 leads through a host in the middle."""
+
+    kind: Kind
+    step: int
+    do: Do
+
+    def __str__(self) -> str:
+        return f"{self.do} {self.kind.name} of worker 1 at step {self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One job from its start to its end."""
+
+    consistency: str
+    num_workers: int
+    steps: int
+    carriers: tuple[str, ...]
+    events: tuple[Event, ...]
+    frames: tuple[FrameFault, ...]
+
+    def __str__(self) -> str:
+        over = ", ".join(self.carriers)
+        head = f"{self.consistency}, {self.num_workers} workers over {over}, {self.steps} steps"
+        return "\n".join([head, *(f"  {event}" for event in (*self.events, *self.frames))])
+
+
+def draw(seed: int, number: int, *, steps: int, links: bool = False, servers: bool = False) -> Round:
+    """Round `number` of a seed.
+
+    Args:
+        seed: of the run.
+        number: of the round.
+        steps: that workers train.
+        links: workers have networks of their own, which can be cut.
+        servers: shards are killed, too.
+    """
+    rng = random.Random(f"{seed}/{number}")
+    num_workers = rng.choice((3, 4))
+    acts = [Act.KILL, Act.SLEEP, Act.PAUSE] + ([Act.CUT, Act.BLINK] if links else [])
+    spread = range(steps // 10, steps - steps // 10)
+    events = [
+        Event(
+            process=f"worker {rng.randrange(num_workers)}",
+            point=rng.choice(POINTS),
+            step=step,
+            act=rng.choice(acts),
+        )
+        for step in sorted(rng.sample(spread, 6))
+    ]
+    if servers:
+        shard = rng.randrange(2)
+        events.append(
+            Event(
+                process=f"server {shard}",
+                point=rng.choice(SERVER_POINTS),
+                step=rng.choice(spread),
+                act=Act.KILL,
+            )
+        )
+    frames = [] if links else rng.sample(FRAMES, 8)
+    carriers = tuple(
+        "tcp" if worker == 1 and frames else rng.choice(CARRIERS) for worker in range(num_workers)
+    )
+    return Round(
+        consistency=CONSISTENCIES[(seed + number) % len(CONSISTENCIES)],
+        num_workers=num_workers,
+        steps=steps,
+        carriers=carriers,
+        events=tuple(events),
+        frames=tuple(
+            FrameFault(kind=kind, step=step, do=do)
+            for step, (kind, do) in zip(sorted(rng.sample(spread, len(frames))), frames, strict=True)
+            if not (do is Do.REORDER and kind in NO_REORDER)
+        ),
+    )

@@ -1,0 +1,164 @@
+"""Twenty seconds of chaos with a fixed seed, and what the judge of chaos is worth."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.processes import Zygote
+
+from . import chaos, links
+from .ledger import checksum
+from .replay import Slice, check_order, replay
+from .scenario import gradient, plan
+from .schedule import CONSISTENCIES, Act, Event, Round, draw
+
+STEPS = 150
+SEED = 1
+LEAST = 4  # of six events: who comes back late may have no step left that its next one was meant for
+
+
+@pytest.mark.integration
+@pytest.mark.fault
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_whatever_happens_every_push_is_accounted_for_and_the_weights_are_their_replay(
+    zygote: Zygote, number: int
+) -> None:
+    """Workers are killed and stopped, frames are lost and doubled; a round for every consistency."""
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))  # it stays, where the round fails
+    (happened,) = chaos.run(zygote.start, folder, seed=SEED, numbers=[number], until_s=math.inf, steps=STEPS)
+    assert len(happened) >= LEAST
+    shutil.rmtree(folder)
+
+
+@pytest.mark.integration
+@pytest.mark.fault
+def test_the_same_holds_where_networks_are_slow_and_cut() -> None:
+    """Workers in namespaces of their own, which are cut from the servers for longer than a lease."""
+    if reason := links.refusal():
+        pytest.skip(reason)
+    words = ["--seed", str(SEED), "--only", str(WITH_A_CUT), "--steps", str(STEPS), "--links"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.faults.chaos", *words],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 rounds with networks of their own held" in ended.stdout
+
+
+def links_round(number: int) -> Round:
+    return draw(SEED, number, steps=STEPS, links=True)
+
+
+WITH_A_CUT = next(
+    number
+    for number in range(100)
+    if {Act.CUT, Act.BLINK} <= {event.act for event in links_round(number).events}
+)
+
+
+def test_a_seed_gives_the_same_schedule_and_another_one_another() -> None:
+    one, again, other = (draw(seed, 0, steps=STEPS) for seed in (5, 5, 6))
+    assert one == again != other
+    assert str(one) == str(again)
+
+
+def test_rounds_go_through_every_consistency_and_every_act() -> None:
+    rounds = [draw(SEED, number, steps=STEPS, links=True, servers=True) for number in range(30)]
+    assert {one.consistency for one in rounds} == set(CONSISTENCIES)
+    assert {event.act for one in rounds for event in one.events} == set(Act)
+    assert {event.process.split()[0] for one in rounds for event in one.events} == {"worker", "server"}
+
+
+def test_a_round_that_fails_says_its_seed_its_schedule_and_where_its_logs_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def start(*_command: str, **_: Any) -> Any:
+        raise RuntimeError("no processes today")
+
+    with pytest.raises(RuntimeError, match="no processes today"):
+        chaos.run(start, tmp_path, seed=77, numbers=[3], until_s=math.inf, steps=STEPS)
+    said = capfd.readouterr().out
+    assert "seed 77 failed in round 3" in said
+    assert str(tmp_path / "round-3") in said
+    assert str(draw(77, 3, steps=STEPS)) in said
+
+
+# -- the judge of it ---------------------------------------------------------------------------------------
+
+PLAN = plan(1)
+HYPER = {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+
+
+def push(
+    worker: int, step: int, *, partition: int = 0, incarnation: int = 1, of: int | None = None
+) -> list[Any]:
+    values = Slice(PLAN, PLAN.partition(partition)).of(gradient(worker, step if of is None else of))
+    return [worker, incarnation, step, 1.0, checksum(values)]
+
+
+def applied(version: int, *pushes: list[Any]) -> list[Any]:
+    return ["apply", 0, version, 1.0, list(pushes), HYPER]
+
+
+@pytest.mark.parametrize(
+    ("records", "what"),
+    [
+        ([applied(1, push(0, 0)), applied(2, push(0, 0))], "applied twice"),
+        ([applied(1, push(0, 0, of=1))], "not what was pushed"),
+        ([applied(2, push(0, 0))], "assert"),
+    ],
+)
+def test_a_push_that_is_applied_twice_or_not_as_it_was_is_found(records: list[Any], what: str) -> None:
+    """Without a barrier; the last one has left a version out."""
+    with pytest.raises(AssertionError, match=what):
+        replay(records, PLAN, aggregates=False)
+
+
+def test_another_order_gives_other_weights() -> None:
+    """Else the replay would show nothing."""
+    one = [applied(1, push(0, 0)), applied(2, push(1, 0))]
+    other = [applied(1, push(1, 0)), applied(2, push(0, 0))]
+    weights = [replay(records, PLAN, aggregates=False) for records in (one, one, other)]
+    assert weights[0].equal(weights[1])
+    assert not weights[0].equal(weights[2])
+
+
+@pytest.mark.parametrize(
+    ("records", "what"),
+    [
+        ([["evict", 0, 2, 1], ["take", 0, 2, 1, 5]], "after its eviction"),
+        ([["reply", 0, 3, 7, [[2, 3]]], applied(8, push(2, 2))], "a reply came before"),
+    ],
+)
+def test_what_comes_too_late_is_found(records: list[Any], what: str) -> None:
+    with pytest.raises(AssertionError, match=what):
+        check_order(records, aggregates=False)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [["take", 0, 2, 1, 5], ["evict", 0, 2, 1], ["take", 0, 2, 2, 3], ["take", 1, 2, 1, 5]],
+        [["reply", 0, 3, 7, [[2, 3]]], applied(8, push(2, 3))],
+        [applied(7, push(2, 2)), ["reply", 0, 3, 7, [[2, 3]]], applied(8, push(2, 1, incarnation=2))],
+    ],
+)
+def test_what_comes_in_time_is_not(records: list[Any]) -> None:
+    check_order(records, aggregates=False)
+
+
+def test_an_event_says_what_happens_where() -> None:
+    event = Event(process="worker 2", point="worker before ACK is taken", step=17, act=Act.KILL)
+    assert str(event) == "kill worker 2 at step 17, worker before ACK is taken"

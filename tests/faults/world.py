@@ -1,0 +1,84 @@
+"""Two shards that write their ledger, and the workers of one job, each a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ps_lab.cluster import free_ports
+from tests.integration.processes import Process, Start
+from tests.integration.servers import Servers, fresh_job
+
+from .controller import Faults
+from .replay import check
+
+TRAINER = str(Path(__file__).with_name("trainer.py"))
+LEASE_S = 1.0
+STEPS = 8
+
+
+class World:
+    """See the module's docstring.
+
+    Attributes:
+        job: its name.
+        servers: the shards.
+        data_ports: of the shards, for TCP.
+    """
+
+    def __init__(
+        self, spawn: Start, faults: Faults, folder: Path, consistency: str, options: Sequence[str] = ()
+    ) -> None:
+        """Starts the shards, with these options more."""
+        self.job = fresh_job()
+        self.consistency = consistency
+        self._spawn = spawn
+        self._faults = faults
+        self._folder = folder
+        self.data_ports = free_ports(2)
+        self._next_shard = 0
+        self.servers = Servers(self._begin_server, 2, *options)
+
+    def _begin_server(self, *command: str) -> Process:
+        shard, self._next_shard = self._next_shard, self._next_shard + 1
+        environment = self._faults.environment(f"server {shard}")
+        return self._spawn(*command, "--data-port", str(self.data_ports[shard]), **environment)
+
+    def close(self) -> None:
+        """Stops the shards, which end in order."""
+        assert self.servers.close() == [0, 0], "\n".join(process.text for process in self.servers.processes)
+
+    def begin(
+        self,
+        worker: int,
+        size: str,
+        *,
+        carrier: str = "tcp",
+        steps: int = STEPS,
+        reach: str | None = None,
+        extra: Mapping[str, str] = {},
+    ) -> Process:
+        """Starts a worker; `reach` is its `--servers`, where that is not what the others have."""
+        servers = ("--servers", reach or self.servers.option, "--job", self.job)
+        job = ("--consistency", self.consistency, "--num-workers", size)
+        mine = ("--worker", str(worker), "--carrier", carrier, "--lease", str(LEASE_S))
+        final = str(self._folder / f"final-{worker}")
+        environment = self._faults.environment(f"worker {worker}") | dict(extra)
+        return self._spawn("ps-worker", *servers, *job, *mine, TRAINER, str(steps), final, **environment)
+
+    def state(self, worker: int) -> str:
+        """What the coordinator says of a worker."""
+        status = self.servers.status(self.job)
+        assert status is not None
+        return next(entry.state for entry in status.workers if entry.worker == worker)
+
+    def check(self, *finished: int) -> None:
+        """The laws, and that these workers have the weights that the ledger makes."""
+        weights = check(
+            self._faults.ledger, self.servers, self.job, aggregates=self.consistency.startswith("bsp")
+        ).numpy()
+        for worker in finished:
+            final = np.fromfile(self._folder / f"final-{worker}", dtype=np.float32)
+            assert np.array_equal(final, weights), f"worker {worker} has other weights"

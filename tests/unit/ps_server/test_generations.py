@@ -1,0 +1,51 @@
+"""Generations only grow, over processes too, and tell an older coordinator that it is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps_server.generations import KEPT, Generations
+from ps_wire.errors import ConfigurationRefused, Fenced
+
+
+def test_generations_grow_over_restarts(tmp_path):
+    """Each number is a file that only one process can create."""
+    folder = tmp_path / "state"
+    first = Generations(folder)
+    taken = [first.own, first.next(), first.next()]
+    second = Generations(folder)
+    assert [*taken, second.own, second.next()] == [1, 2, 3, 4, 5]
+
+
+def test_of_two_coordinators_on_one_directory_the_older_is_fenced(tmp_path):
+    """It learns it when it looks, and when it takes a number; the newer one goes on."""
+    older, newer = Generations(tmp_path), Generations(tmp_path)
+    with pytest.raises(Fenced, match="another shard 0"):
+        older.check()
+    with pytest.raises(Fenced):
+        older.next()
+    newer.check()
+    assert newer.next() > newer.own > older.own
+
+
+def test_old_files_are_removed(tmp_path):
+    """As many are kept as tell who is the newest."""
+    generations = Generations(tmp_path)
+    for _ in range(3 * KEPT):
+        generations.next()
+    assert len(list(tmp_path.iterdir())) <= KEPT + 1
+    assert Generations(tmp_path).own == 3 * KEPT + 2
+
+
+def test_without_a_directory_numbers_do_not_last():
+    generations = Generations(None)
+    assert [generations.own, generations.next()] == [1, 2]
+    assert not generations.lasting
+    generations.check()
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    """With the option's name."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationRefused, match="--state-dir"):
+        Generations(tmp_path / "file")

@@ -1,0 +1,65 @@
+"""Which of several processes that say they are one shard is let in, and with which generation."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps_server.generations import Generations
+from ps_server.standings import Standings
+from ps_wire.errors import Fenced
+from ps_wire.v1 import coordinator_pb2 as pb
+
+
+def standings(folder=None) -> Standings:
+    return Standings(Generations(folder))
+
+
+def register(boot: bytes, generation: int = 0, **fields) -> pb.Register:
+    return pb.Register(shard=1, num_shards=2, boot=boot, generation=generation, **fields)
+
+
+def test_a_shard_that_follows_again_keeps_its_generation():
+    it = standings()
+    granted, lost = it.register(register(b"a"))
+    assert (granted, lost) == (2, False)
+    assert it.register(register(b"a", granted)) == (granted, False)
+
+
+def test_another_process_has_lost_the_state_and_fences_the_one_before():
+    """The older one is refused whenever it comes; the newer one goes on."""
+    it = standings()
+    older, _ = it.register(register(b"a"))
+    newer, lost = it.register(register(b"b"))
+    assert lost
+    assert newer > older
+    with pytest.raises(Fenced, match="another process was started as shard 1"):
+        it.register(register(b"a", older))
+    assert it.register(register(b"b", newer)) == (newer, False)
+
+
+def test_a_shard_that_missed_a_rollback_holds_nothing_that_counts():
+    """It gets another generation than it had, which says so; it is fenced by nobody."""
+    it = standings()
+    before, _ = it.register(register(b"a"))
+    rolled_back = it.raise_all()
+    granted, lost = it.register(register(b"a", before))
+    assert granted > rolled_back > before
+    assert not lost
+
+
+def test_a_new_coordinator_voids_what_shards_hold():
+    """It knows nothing of them; they get generations greater than all before."""
+    it = standings()
+    granted, lost = it.register(register(b"a", 1))
+    assert granted == 2
+    assert not lost
+
+
+def test_a_coordinator_that_shards_have_left_behind_is_fenced(tmp_path):
+    it = standings(tmp_path)
+    with pytest.raises(Fenced, match="another shard 0"):
+        it.register(register(b"a", 3, coordinator=it.generations.own + 1))
+
+
+def test_without_a_state_directory_coordinators_cannot_be_told_apart():
+    assert standings().register(register(b"a", 3, coordinator=7)) == (2, False)

@@ -1,0 +1,232 @@
+"""A snapshot is complete or does not exist, whatever becomes of its files, and of who writes them."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ps_wire import snapshot_store
+from ps_wire.errors import (
+    SnapshotCorrupt,
+    SnapshotFailed,
+    SnapshotFormatUnsupported,
+    SnapshotMissing,
+    UsageError,
+)
+from ps_wire.snapshot import MANIFEST, Manifest, parse
+from ps_wire.snapshot_store import SnapshotStore
+
+JOB = "j"
+
+
+def write(store: SnapshotStore, number: int, *parts: bytes, workers: int = 12) -> str:
+    """A snapshot with one file for each part."""
+    name = store.new_name(JOB)
+    files = tuple(store.write(JOB, name, f"file-{place}", [part]) for place, part in enumerate(parts))
+    manifest = Manifest(
+        number=number,
+        created="2026-01-01T00:00:00+00:00",
+        generation=1,
+        job={"name": JOB},
+        num_shards=len(parts),
+        tables=({"number": 0},),
+        clocks={0: {worker: number + worker for worker in range(workers)}},
+        files=files,
+        workers={worker: {"incarnation": 1} for worker in range(workers)},
+    )
+    store.complete(JOB, name, manifest)
+    assert store.manifest(JOB, name) == manifest
+    return name
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request, tmp_path):
+    return SnapshotStore(str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}")
+
+
+def damage(store: SnapshotStore, name: str, file: str, change) -> None:
+    path = store._path(JOB, name, file)
+    before = store._files.cat_file(path)
+    store._files.pipe_file(path, change(before))
+
+
+def test_what_was_written_is_found_again_newest_first(store):
+    names = [write(store, number, b"a" * 10, b"b" * number) for number in range(3)]
+    assert store.names(JOB) == names
+    assert store.jobs() == [JOB]
+    assert [name for name, _ in store.newest_first(JOB)] == names[::-1]
+    manifest = store.verify(JOB, names[2])
+    assert (manifest.step, manifest.total_bytes) == (2 + 11, 12)
+
+
+def test_a_snapshot_without_a_manifest_does_not_exist(store):
+    kept = write(store, 1, b"abc")
+    name = store.new_name(JOB)
+    store.write(JOB, name, "file-0", [b"abc"])
+    assert store.names(JOB) == [kept]
+    with pytest.raises(SnapshotMissing):
+        store.verify(JOB, name)
+
+
+def test_only_the_last_ones_are_kept_and_what_never_became_one_goes(store):
+    lost = store.new_name(JOB)
+    store.write(JOB, lost, "file-0", [b"abc"])
+    names = [write(store, number, b"abc") for number in range(4)]
+    under_way = store.new_name(JOB)
+    store.write(JOB, under_way, "file-0", [b"abc"])
+    assert store.keep_last(JOB, 2) == names[:2]
+    assert store._all(JOB) == [*names[2:], under_way]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("file-0", lambda old: old[:-1], "has 2 bytes, 3 were written"),
+        ("file-0", lambda old: b"xyz", "its checksum differs"),
+        (MANIFEST, lambda old: old[: len(old) // 2], "is no manifest"),
+        (MANIFEST, lambda old: old.replace(b'"generation": 1', b'"generation": 2'), "its checksum differs"),
+        (MANIFEST, lambda old: b"[1]", "is no manifest"),
+    ],
+    ids=["truncated", "other bytes", "half a manifest", "changed manifest", "another JSON"],
+)
+def test_what_was_damaged_is_named_and_so_is_the_valid_one_before(store, file, change, said):
+    valid = write(store, 1, b"abc")
+    broken = write(store, 2, b"abc")
+    damage(store, broken, file, change)
+    with pytest.raises(SnapshotCorrupt, match=said) as caught:
+        store.verify(JOB, broken)
+    assert store.where(JOB, broken, file) in caught.value.message
+    assert caught.value.message.endswith(f"{store.where(JOB, valid)} is valid")
+    damage(store, valid, "file-0", lambda old: b"")
+    with pytest.raises(SnapshotCorrupt, match="no older one is valid"):
+        store.verify(JOB, broken)
+
+
+def test_a_missing_file_is_named(store):
+    name = write(store, 1, b"abc", b"def")
+    store._files.rm(store._path(JOB, name, "file-1"))
+    with pytest.raises(SnapshotCorrupt, match="file-1 is missing"):
+        store.verify(JOB, name)
+
+
+def test_another_format_is_named(store):
+    name = write(store, 1, b"abc")
+    damage(store, name, MANIFEST, lambda old: old.replace(b'"format": 1', b'"format": 0'))
+    with pytest.raises(SnapshotFormatUnsupported, match="has format 0, this release reads format 1"):
+        store.verify(JOB, name)
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b'{"format": 1}', b'{"format": 1, "manifest": 3}'])
+def test_no_text_is_taken_for_a_manifest(text):
+    with pytest.raises(SnapshotCorrupt):
+        parse(text, "here")
+
+
+def test_no_manifest_with_foreign_fields_is_taken(tmp_path):
+    store = SnapshotStore(str(tmp_path))
+    name = write(store, 1, b"abc")
+    whole = json.loads(Path(store._path(JOB, name, MANIFEST)).read_bytes())
+    whole["manifest"]["more"] = 1
+    with pytest.raises(SnapshotCorrupt):
+        parse(json.dumps(whole).encode(), "here")
+
+
+def test_a_full_disk_leaves_the_old_snapshot_and_nothing_of_the_new_file(tmp_path, monkeypatch):
+    store = SnapshotStore(str(tmp_path))
+    kept = write(store, 1, b"abc")
+
+    def full(file, part):
+        file.write(part[:1])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(snapshot_store, "_write_all", full)
+    name = store.new_name(JOB)
+    with pytest.raises(SnapshotFailed, match="No space left on device"):
+        store.write(JOB, name, "file-0", [b"abc"])
+    assert list(Path(store._path(JOB, name)).iterdir()) == []
+    assert store.verify(JOB, kept).number == 1
+
+
+def test_a_url_that_nothing_reads_is_refused():
+    with pytest.raises(UsageError, match="nowhere"):
+        SnapshotStore("nowhere://bucket/folder")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from ps_wire import snapshot_store
+from ps_wire.snapshot import Manifest
+from ps_wire.snapshot_store import SnapshotStore
+
+store = SnapshotStore(sys.argv[1])
+
+def writes(number):
+    name = store.new_name("j")
+    parts = [bytes([number % 256]) * 500, b"x"]
+    files = tuple(store.write("j", name, f"shard-{k}", parts) for k in range(2))
+    store.complete("j", name, Manifest(number=number, created="", generation=1, job={}, num_shards=2,
+                                       tables=(), clocks={}, files=files))
+    store.keep_last("j", 2)
+
+def dies_at(point):
+    '''Kills this process at the n-th of the things that a writer asks of the system.'''
+    left = [point]
+    def counted(owner, name):
+        real = getattr(owner, name)
+        def call(*given, **named):
+            left[0] -= 1
+            if left[0] == 0:
+                if name == "_write_all":
+                    given[0].write(given[1][: len(given[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*given, **named)
+        setattr(owner, name, call)
+    for owner, name in ((snapshot_store, "_write_all"), (os, "fsync"), (Path, "rename"), (Path, "open"),
+                        (Path, "mkdir"), (os, "remove"), (os, "unlink"), (os, "rmdir")):
+        counted(owner, name)
+
+writes(0)
+newest, killed, point = 0, 0, 0
+while killed < int(sys.argv[2]):
+    point += 1
+    child = os.fork()
+    if child == 0:
+        dies_at(point)
+        writes(newest + 1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        killed += 1
+    else:
+        assert point > 10, point
+        point = 0  # it lived through all points: once more, from the first one
+    name, manifest = next(store.newest_first("j"))
+    assert manifest.number in (newest, newest + 1), (manifest.number, newest)
+    assert store.verify("j", name) == manifest
+    if status == 0:
+        assert manifest.number == newest + 1
+    newest = manifest.number
+assert newest > 10, newest
+print(killed)
+"""
+
+
+def test_200_kills_at_every_point_of_writing_always_leave_a_valid_snapshot(tmp_path):
+    memory = Path("/dev/shm")  # a disk that waits for itself at each fsync makes this four times as long
+    folder = tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path)
+    outcome = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KILLED, folder, "200"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    shutil.rmtree(folder)
+    assert (outcome.returncode, outcome.stdout.strip()) == (0, "200"), outcome.stderr

@@ -1,0 +1,200 @@
+"""Snapshots of jobs that run: they hold what the job had at one cut, and training goes on meanwhile."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import safetensors.torch
+import torch
+
+import ps_worker as ps
+from ps_lab import snapshot_calls, snapshots
+from ps_server.snapshot_policy import SnapshotPolicy
+from ps_wire import snapshot_store
+from ps_wire.access import OPEN
+from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError
+from ps_wire.snapshot_tensors import TensorFile
+from ps_wire.v1 import coordinator_pb2 as pb
+from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers
+
+STEPS = 6
+SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 shard", "2 shards"])
+def cluster(request, loop_thread, tmp_path):
+    made = Cluster(loop_thread, request.param, options={"snapshot_dir": str(tmp_path / "snapshots")})
+    yield made
+    made.close()
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = torch.nn.Linear(40, 60)
+        self.b = torch.nn.Linear(60, 1)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen += 1
+        return self.b(torch.relu(self.a(x)))
+
+
+@dataclass
+class History:
+    """What a worker had at the beginning of each step."""
+
+    weights: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+
+def take(cluster: Cluster, job: str) -> pb.SnapshotProgress:
+    return list(snapshot_calls.take(cluster.servers.split(",")[0], job, OPEN))[-1]
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
+def test_a_snapshot_holds_one_cut_of_a_job_that_goes_on(cluster, tmp_path, consistency):
+    job = fresh_name()
+    store = cluster.shards[0].shard.snapshots.store
+    histories: list[History] = [History(), History()]
+    taken = threading.Event()
+    results = []
+
+    def body(worker: ps.Worker) -> int:
+        net = Net()
+        optimizer = worker.wrap(torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9), net, buckets=SIZES)
+        taking = None
+        step = 0
+        while step < STEPS or not taken.is_set():
+            histories[worker.rank].weights[step] = {
+                name: value.detach().clone() for name, value in net.named_parameters()
+            }
+            generator = torch.Generator().manual_seed(1000 * worker.rank + step)
+            loss = net(torch.randn(4, 40, generator=generator)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if worker.rank == 0 and step == 2:
+                taking = threading.Thread(target=lambda: (results.append(take(cluster, job)), taken.set()))
+                taking.start()
+        if taking is not None:
+            taking.join()
+        return step
+
+    steps = run_workers(cluster, body, num_workers=2, consistency=consistency, job=job)
+    (name,) = store.names(job)
+    manifest = store.verify(job, name)
+    assert results[0].phase == "done"
+    assert results[0].snapshot == store.where(job, name)
+    clocks = manifest.clocks[0]
+    assert set(clocks) == {0, 1}
+    assert clocks[0] >= 2
+    assert all(clocks[worker] <= steps[worker] for worker in (0, 1))
+    assert manifest.counters[0]["unequal"] == 0
+    assert manifest.counters[0]["applied"] == manifest.counters[0]["partitions"] * sum(clocks.values())
+    for worker in (0, 1):
+        with store.local(job, name, f"worker-{worker}.safetensors") as path:
+            assert TensorFile(path, "").get("0/seen").item() == clocks[worker]
+    if consistency == "bsp":
+        assert len(set(clocks.values())) == 1
+        snapshots.export(store, job, name, tmp_path / "model.safetensors")
+        exported = safetensors.torch.load_file(tmp_path / "model.safetensors")
+        assert exported.keys() == Net().state_dict().keys()
+        for key, value in histories[0].weights[clocks[0]].items():
+            assert torch.equal(exported[key], value)
+
+
+@pytest.fixture
+def alone(loop_thread, tmp_path):
+    """One shard, with a snapshot every three steps, of which two are kept."""
+    options = {
+        "snapshot_dir": str(tmp_path / "snapshots"),
+        "snapshots": SnapshotPolicy(every_steps=3, keep=2),
+    }
+    made = Cluster(loop_thread, 1, options=options)
+    yield made
+    made.close()
+
+
+def trained(worker: ps.Worker, over: Callable[[int], bool], before: Callable[[], None] = lambda: None) -> int:
+    """Steps until then, with a loader and dropout."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5))
+    optimizer = worker.wrap(torch.optim.SGD(net.parameters(), lr=0.01), net)
+    loader = worker.loader(torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=4)
+    step = 0
+    while True:
+        for (batch,) in loader:
+            before()
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            optimizer.step()
+            step += 1
+            if over(step):
+                return step
+
+
+def test_snapshots_are_taken_every_so_many_steps_and_the_last_ones_kept(alone):
+    job = fresh_name()
+    store = alone.shards[0].shard.snapshots.store
+    seen: set[str] = set()
+    deadline_s = time.monotonic() + 30
+
+    def over(_step: int) -> bool:
+        seen.update(store.names(job))
+        assert time.monotonic() < deadline_s
+        return len(seen) >= 4 and len(store.names(job)) == 2
+
+    run_workers(alone, lambda worker: trained(worker, over), job=job)
+    kept = store.names(job)
+    assert kept == sorted(seen)[-len(kept) :]
+    steps = [store.verify(job, name).step for name in kept]
+    assert steps == sorted(steps)
+
+
+def test_a_full_disk_costs_the_snapshot_and_nothing_else(alone, monkeypatch, caplog):
+    job = fresh_name()
+    store = alone.shards[0].shard.snapshots.store
+    refused = threading.Event()
+
+    def full(_file: object, _part: object) -> None:
+        refused.set()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_all = snapshot_store._write_all
+    failed_at: list[int] = []
+
+    def over(step: int) -> bool:
+        if not failed_at and store.names(job):
+            monkeypatch.setattr(snapshot_store, "_write_all", full)
+            failed_at.append(step)
+        if refused.is_set() and "NO SNAPSHOT" in caplog.text:
+            monkeypatch.setattr(snapshot_store, "_write_all", write_all)
+            return True
+        return False
+
+    run_workers(alone, lambda worker: trained(worker, over), job=job)
+    assert "No space left on device" in caplog.text
+    kept = store.names(job)
+    assert kept
+    assert store.verify(job, kept[0]).step > 0
+
+
+def test_servers_without_a_place_for_snapshots_say_so(one_shard):
+    job = fresh_name()
+    taken: list[PsError] = []
+
+    def body(worker: ps.Worker) -> None:
+        trained(worker, lambda step: step == 2)
+        with pytest.raises(ConfigurationRefused, match="--snapshot-dir") as caught:
+            take(one_shard, job)
+        taken.append(caught.value)
+
+    run_workers(one_shard, body, job=job)
+    assert taken
+    with pytest.raises(JobUnknown):
+        take(one_shard, "nothing")

@@ -1,0 +1,93 @@
+"""Where nothing can be shared, or descriptors run out, payloads travel over the same socket."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+
+import ps_worker as ps
+from ps_wire.errors import ConfigurationRefused
+from ps_wire.shared_memory import AVAILABLE
+
+from .service import Cluster, run_workers
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
+
+
+def none_left(*_: Any) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def without_descriptors(connected: socket.socket, buffers: list[bytes], _descriptors: Any) -> int:
+    """What a peer whose table of descriptors is full gets."""
+    return connected.sendmsg(buffers)
+
+
+def train(worker: ps.Worker) -> torch.Tensor:
+    """Three steps of a table; the weights are then the sum of what all have pushed."""
+    table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
+    for step in range(3):
+        table.push({"w": torch.full((3000,), -1.0 - worker.rank)}).result(20)
+        assert table.pull().result(20).version >= step + 1
+    worker.finish()
+    values: torch.Tensor = table.pull().result(20).values["w"]
+    return values
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_a_worker_that_can_make_no_memory_to_share_copies(
+    cluster: Cluster, consistency: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so, once for each table."""
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    with caplog.at_level("INFO", "ps_worker"):
+        for values in run_workers(cluster, train, num_workers=2, consistency=consistency):
+            assert (values == (4.5 if consistency == "bsp" else 9.0)).all()
+    assert caplog.text.count("table 0 shares no memory (Too many open files): its payloads travel") == 2
+    assert "data goes over shm" in caplog.text
+
+
+def test_a_worker_that_was_told_to_share_memory_and_cannot_is_refused_by_name(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    with pytest.raises(ConfigurationRefused, match="Too many open files"):
+        run_workers(cluster, train, carrier="shm")
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_a_shard_that_has_no_descriptors_left_gets_payloads(
+    cluster: Cluster, consistency: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was under way comes again over the next connection, and is applied once."""
+    monkeypatch.setattr(socket, "send_fds", without_descriptors)
+    with caplog.at_level("ERROR", "ps_server"):
+        for values in run_workers(cluster, train, num_workers=2, consistency=consistency):
+            assert (values == (4.5 if consistency == "bsp" else 9.0)).all()
+    assert "descriptors of its shared memory were lost" in caplog.text
+
+
+@pytest.mark.parametrize("lost", [1, 2], ids=["of its gradients", "of the shard's halves"])
+def test_a_worker_that_would_map_weights_and_cannot_is_told(
+    one_shard: Cluster, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """It would train on zeros."""
+    send_fds = socket.send_fds
+
+    def lossy(connected: socket.socket, buffers: list[bytes], descriptors: Any) -> int:
+        send = without_descriptors if len(descriptors) == lost else send_fds
+        return send(connected, buffers, descriptors)
+
+    monkeypatch.setattr(socket, "send_fds", lossy)
+
+    def body(worker: ps.Worker) -> None:
+        model = torch.nn.Linear(64, 64)
+        worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    with pytest.raises(ConfigurationRefused, match="PS_CARRIER=uds"):
+        run_workers(one_shard, body)

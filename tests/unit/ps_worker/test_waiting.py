@@ -1,0 +1,112 @@
+"""A wait that is long says what for, and for whom."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from pathlib import Path
+
+import torch
+
+import ps_worker as ps
+from ps_wire.errors import ServerUnreachable
+from ps_worker import waiting
+from ps_worker.waiting import AFTER_S, AGAIN_S, WAITS, LongWaits
+
+from .service import LIMIT_S, Cluster, fresh_name, together
+
+FOLDER = Path(ps.__file__).parent
+
+
+def test_every_wait_that_is_listed_is_a_function_of_the_library():
+    for name, function in WAITS:
+        tree = ast.parse((FOLDER / name).read_text())
+        found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert function in found, (name, function)
+
+
+class Clocked:
+    """Long waits of a thread that is in a wait of the library, on a clock of ours."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now_s = 100.0
+        self.counted = (3, 30)
+        self.said: list[str] = []
+        self.whom: list[str] | ps.PsError = ["waiting for worker 3, clock 41, lease 4.2 s left"]
+        self.waits = LongWaits(lambda: self.counted, self._whom, self.said.append, lambda: self.now_s)
+        self.frame = object()
+        monkeypatch.setattr(
+            waiting, "wait_of", lambda _: self.frame and (self.frame, ("waits.py", "wait_pulled"))
+        )
+
+    def _whom(self) -> list[str]:
+        if isinstance(self.whom, ps.PsError):
+            raise self.whom
+        return self.whom
+
+    def look(self, after_s: float) -> str:
+        self.now_s += after_s
+        self.waits.look()
+        if self.waits._asking is not None:
+            self.waits._asking.join(LIMIT_S)
+        return self.waits.text
+
+
+def test_only_a_long_wait_says_for_whom_and_not_more_often_than_a_person_reads(monkeypatch):
+    clocked = Clocked(monkeypatch)
+    text = "waiting for weights for 5 s; waiting for worker 3, clock 41, lease 4.2 s left"
+    assert [clocked.look(after_s) for after_s in (0, AFTER_S - 0.1, 0.1)] == ["", "", text]
+    assert clocked.look(AGAIN_S - 0.1) == text
+    assert clocked.said == [text]
+    assert clocked.look(0.2).startswith("waiting for weights for 15 s; ")
+    assert len(clocked.said) == 2
+
+
+def test_a_thread_that_gets_on_waits_for_nobody(monkeypatch):
+    """It comes to the same place with each step."""
+    clocked = Clocked(monkeypatch)
+    clocked.look(0)
+    for _ in range(20):
+        clocked.counted = clocked.counted[0] + 1, 30
+        assert clocked.look(AFTER_S) == ""
+    assert clocked.look(AFTER_S) != ""
+    clocked.frame = None
+    assert clocked.look(1) == ""
+
+
+def test_a_coordinator_that_does_not_say_for_whom_leaves_the_rest(monkeypatch):
+    clocked = Clocked(monkeypatch)
+    clocked.whom = ServerUnreachable("gone")
+    clocked.look(0)
+    assert clocked.look(AFTER_S) == "waiting for weights for 5 s"
+
+
+def test_who_waits_at_a_gate_names_the_one_behind_in_its_log_and_in_its_status(
+    one_shard: Cluster, monkeypatch
+):
+    """Its clock, and what is left of its lease."""
+    monkeypatch.setattr(waiting, "AFTER_S", 0.2)
+    job, seen, said = fresh_name(), threading.Event(), []
+
+    def body(rank):
+        def train():
+            with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+                table = worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
+                if rank == 1:
+                    assert seen.wait(LIMIT_S)
+                else:
+
+                    def say(text: str) -> None:
+                        said.append(text)
+                        if "waiting for worker 1" in text:
+                            seen.set()
+
+                    worker._waits._say = say
+                table.push({"w": torch.ones(3)})
+                table.pull().result()
+                worker.finish()
+
+        return train
+
+    together([body(0), body(1)])
+    assert any("waiting for worker 1, clock 0, lease " in text and text.endswith(" s left") for text in said)
