@@ -18,11 +18,12 @@ from ps_server import coordinator_state, gatekeeper
 from ps_server import member as members
 from ps_server.choices import attendance_from_proto
 from ps_server.dealt import Mark
+from ps_server.decisions import norm_from_proto
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.membership import Job
-from ps_server.orders import Shards, norm_from_proto
+from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room

@@ -141,7 +141,7 @@ class CutTable(Generic[AnyCell]):
 
     def hold(self, key: CutKey) -> dict[int, int]:
         """Keeps every push back; returns worker -> the largest clock over partitions."""
-        self._set_limit(key)
+        self._set_limit(key, CUT_LIMIT_S)
         newest: dict[int, int] = {}
         for cell in self._cells:
             with cell.lock:
@@ -191,7 +191,7 @@ class CutTable(Generic[AnyCell]):
         self._settle()
         return unsent
 
-    def _set_limit(self, key: CutKey, limit_s: float = CUT_LIMIT_S) -> None:
+    def _set_limit(self, key: CutKey, limit_s: float) -> None:
         timer = threading.Timer(limit_s, self.end, (key,))
         timer.daemon = True
         with self._lock:

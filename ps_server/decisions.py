@@ -22,11 +22,12 @@ class _Opening:
     epoch: int = 0
     squares: dict[int, float] = field(default_factory=dict)
     decided: pb.Decide | None = None
+    first: int = 0  # the open step before one was decided: later than 0 where the job went back to a snapshot
 
     @property
     def step(self) -> int:
         """The open one."""
-        return 0 if self.decided is None else self.decided.step + 1
+        return self.first if self.decided is None else self.decided.step + 1
 
 
 @dataclass(slots=True)
@@ -47,6 +48,10 @@ class Decisions:
             shards = holders(Plan(spec, self.num_shards))
             self._openings[job, spec.number] = _Opening(opening, spec.clip_grad_norm, shards)
 
+    def knows(self, job: str, table: int) -> bool:
+        """Whether steps of this table are decided here."""
+        return (job, table) in self._openings
+
     def dropped(self, job: str) -> None:
         """The shards are told to forget a job."""
         for key in [key for key in self._openings if key[0] == job]:
@@ -59,6 +64,9 @@ class Decisions:
             return None
         if norm.epoch > table.epoch:  # parts with a worker that was evicted are void
             table.epoch = norm.epoch
+            table.squares.clear()
+        if table.decided is None and norm.step != table.first:
+            table.first = norm.step
             table.squares.clear()
         if table.decided is not None and norm.step == table.decided.step:
             return table.decided, (shard,)
@@ -77,3 +85,27 @@ class Decisions:
             scale=coefficient(table.max_norm, squares),
         )
         return table.decided, table.holders
+
+
+def norm_to_proto(norm: Norm) -> pb.Norm:
+    """A norm as a message."""
+    return pb.Norm(
+        job=norm.job,
+        table=norm.table,
+        opening=norm.opening,
+        step=norm.step,
+        squares=norm.squares,
+        epoch=norm.epoch,
+    )
+
+
+def norm_from_proto(message: pb.Norm) -> Norm:
+    """The norm in a message."""
+    return Norm(
+        job=message.job,
+        table=message.table,
+        opening=message.opening,
+        step=message.step,
+        squares=message.squares,
+        epoch=message.epoch,
+    )

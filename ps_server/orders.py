@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,44 +13,21 @@ from typing import TypeAlias
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
-from ps_server.choices import Choices
+from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
-from ps_wire.errors import ServerNotReady, ShardMismatch
+from ps_wire.errors import JobUnknown, PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
 
 RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_RETRY_LIMIT)
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
-
-
-def norm_to_proto(norm: Norm) -> pb.Norm:
-    """A norm as a message."""
-    return pb.Norm(
-        job=norm.job,
-        table=norm.table,
-        opening=norm.opening,
-        step=norm.step,
-        squares=norm.squares,
-        epoch=norm.epoch,
-    )
-
-
-def norm_from_proto(message: pb.Norm) -> Norm:
-    """The norm in a message."""
-    return Norm(
-        job=message.job,
-        table=message.table,
-        opening=message.opening,
-        step=message.step,
-        squares=message.squares,
-        epoch=message.epoch,
-    )
 
 
 @dataclass(slots=True)
@@ -197,6 +174,7 @@ class Shards:
 
     def reported(self, shard: int, norm: Norm) -> None:
         """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
+        self._recall(norm)
         found = self._decisions.reported(shard, norm)
         if found is None:
             return
@@ -214,7 +192,10 @@ class Shards:
 
     def attended(self, shard: int, report: TableAttendance) -> None:
         """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
-        for order, shards in self._choices.reported(shard, report):
+        self._send_choices(self._choices.reported(shard, report))
+
+    def _send_choices(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
+        for order, shards in choices:
             for index in shards:
                 entry = self._registered.get(index)
                 if index == self._own.index:
@@ -260,6 +241,20 @@ class Shards:
         self, order: pb.Order, *, absent_ok: bool = False, limit_s: float = ORDER_LIMIT_S
     ) -> list[pb.OrderDone]:
         """As `order`, with the answer of each shard, by number."""
+        kind = order.WhichOneof("kind") or ""
+        if kind in FIRST_ROUNDS:
+            self._choices.hold(getattr(order, kind).job)
+        ends = kind in SECOND_ROUNDS
+        try:
+            return await self._order_each(order, absent_ok=absent_ok, limit_s=limit_s)
+        except PsError:
+            ends = ends or kind in FIRST_ROUNDS  # there is no second one
+            raise
+        finally:
+            if ends:
+                self._send_choices(self._choices.release(getattr(order, kind).job))
+
+    async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: float) -> list[pb.OrderDone]:
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -282,20 +277,25 @@ class Shards:
             case "admit":
                 self._choices.admitted(order.admit.job)
             case "open_table":
-                table = order.open_table.table
-                self._decisions.reopened(order.open_table.job, table.number)
-                self._choices.opened(order.open_table.job, table_from_proto(table), order.number)
-                if table.HasField("clip_grad_norm"):
-                    self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
+                self._opens(order.open_table.job, order.open_table.table, order.number)
             case "restore":
                 for table in order.restore.tables:
-                    self._decisions.reopened(order.restore.job.name, table.number)
-                    self._choices.opened(order.restore.job.name, table_from_proto(table), order.number)
-                    if table.HasField("clip_grad_norm"):
-                        self._decisions.opened(order.restore.job.name, table_from_proto(table), order.number)
+                    self._opens(order.restore.job.name, table, order.number)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
                 self._choices.dropped(order.drop_job.job)
+
+    def _recall(self, norm: Norm) -> None:
+        """A table that the coordinator before this one has opened, and that was handed on."""
+        if not self._decisions.knows(norm.job, norm.table):
+            with suppress(JobUnknown):
+                table = self._own.table(norm.job, norm.table)
+                self._decisions.opened(norm.job, table.spec, table.opening)
+
+    def _opens(self, job: str, table: spec_pb2.Table, opening: int) -> None:
+        spec = table_from_proto(table)
+        self._decisions.opened(job, spec, opening)
+        self._choices.opened(job, spec, opening)
 
     def _send(self, shard: int, order: pb.Order) -> _Sent | None:
         entry = self._registered.get(shard)

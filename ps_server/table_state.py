@@ -192,4 +192,4 @@ def resume(table: ShardTable) -> None:
     for cell in table.cells():
         with cell.lock:
             cell._carry_out(cell.machine._settle(now_s), now_s, table._scratch)
-    table._close_clipped()
+    table._settle()
