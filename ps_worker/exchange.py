@@ -87,7 +87,8 @@ class Exchange(Reentry, Waits):
         self._push_flags = wire.STRICT * strict | wire.PULLS * self.memory.mapped
         self._hyper_number, self._hyper = 0, start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._answered = threading.Condition(lock), threading.Condition(lock)
         self._pushes = Pushes()
         self._pulls = Pulls()
         self._error: PsError | None = None
@@ -308,7 +309,7 @@ class Exchange(Reentry, Waits):
     def _take_answer(self, frame: wire.Frame) -> None:
         with self._changed:
             if self._pushes.take(frame):
-                self._changed.notify_all()
+                self._answered.notify_all()
             callbacks = self._due(self._when_acked, not self._pushes.acked())
         for callback in callbacks:
             callback(None)
@@ -334,6 +335,7 @@ class Exchange(Reentry, Waits):
             self._pulls.came(index)
             if self.memory.mapped:  # then the mean of the step has been made
                 self._pushes.closed(index)
+                self._answered.notify_all()
             if not self._pulls:
                 self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
@@ -359,6 +361,7 @@ class Exchange(Reentry, Waits):
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+            self._answered.notify_all()
             due = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
         for callback in due:
             callback(self._error)

@@ -34,6 +34,7 @@ class Waits:
     _table: int
     _worker: int
     _changed: threading.Condition
+    _answered: threading.Condition
     _error: PsError | None
     _pushes: Pushes
     _pulls: Pulls
@@ -48,8 +49,8 @@ class Waits:
             PsError: the exchange has failed.
         """
         wanted = _indices(partitions)
-        with self._changed:
-            done = self._changed.wait_for(lambda: bool(self._error) or self._pushes.acked(wanted), limit_s)
+        with self._answered:
+            done = self._answered.wait_for(lambda: bool(self._error) or self._pushes.acked(wanted), limit_s)
             self._raise_failed()
             return done
 
@@ -60,8 +61,8 @@ class Waits:
             PsError: the exchange has failed.
         """
         wanted = _indices(partitions)
-        with trace.span("wait for memory"), self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
+        with trace.span("wait for memory"), self._answered:
+            self._answered.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
     def wait_pulled(
