@@ -81,7 +81,7 @@ class Membership(CoordinatorCalls):
             evicted: as whom this process was in the job before; it wants the same number.
 
         Raises:
-            ServerNotReady: shards were not registered within the connect limit.
+            Unavailable: the coordinator was not there, or not all shards were, within the connect limit.
             PsError: what the coordinator refuses with.
         """
         self.again = evicted is not None
@@ -90,10 +90,8 @@ class Membership(CoordinatorCalls):
             try:
                 self._join_once(evicted)
                 break
-            except (ServerNotReady, ServerUnreachable, ConnectionLost) as error:
-                # the coordinator may be on its way back, too
-                comes_back = evicted is not None or isinstance(error, ServerNotReady)
-                if time.monotonic() > until_s or not comes_back:
+            except (ServerNotReady, ServerUnreachable, ConnectionLost):  # it may be on its way back
+                if time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_S)
         return self.joined

@@ -88,7 +88,7 @@ class Round:
 
 
 def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
-    """Round `number` of a seed; in those of an odd number a shard is killed.
+    """Round `number` of a seed; in those of an odd number a shard is killed, or both.
 
     Args:
         seed: of the run.
@@ -110,15 +110,11 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
         for step in sorted(rng.sample(spread, 6))
     ]
     if number % 2:
-        shard = rng.randrange(2)
-        events.append(
-            Event(
-                process=f"server {shard}",
-                point=rng.choice(SERVER_POINTS),
-                step=rng.choice(range(steps // 2, spread.stop)),
-                act=Act.KILL,
-            )
-        )
+        step = rng.choice(range(steps // 2, spread.stop))
+        events += [
+            Event(process=f"server {shard}", point=rng.choice(SERVER_POINTS), step=step, act=Act.KILL)
+            for shard in rng.choice(((0,), (1,), (0, 1)))
+        ]
     frames = [] if links else rng.sample(FRAMES, 8)
     carriers = tuple(
         "tcp" if worker == 1 and frames else rng.choice(CARRIERS) for worker in range(num_workers)
