@@ -13,7 +13,7 @@ from ps_server.choices import UNANSWERED, attendance_to_proto
 from ps_server.clipping import Norm
 from ps_server.hand_off import Inherited
 from ps_server.log import logger
-from ps_server.orders import norm_to_proto
+from ps_server.norm_messages import norm_to_proto
 from ps_server.shard import Shard
 from ps_wire.access import OPEN, Access
 from ps_wire.channel import dial_async

@@ -31,30 +31,6 @@ RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_R
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
-def norm_to_proto(norm: Norm) -> pb.Norm:
-    """A norm as a message."""
-    return pb.Norm(
-        job=norm.job,
-        table=norm.table,
-        opening=norm.opening,
-        step=norm.step,
-        squares=norm.squares,
-        epoch=norm.epoch,
-    )
-
-
-def norm_from_proto(message: pb.Norm) -> Norm:
-    """The norm in a message."""
-    return Norm(
-        job=message.job,
-        table=message.table,
-        opening=message.opening,
-        step=message.step,
-        squares=message.squares,
-        epoch=message.epoch,
-    )
-
-
 @dataclass(slots=True)
 class _Registered:
     """A shard that follows: its address, the orders on their way to it and those it has not answered."""

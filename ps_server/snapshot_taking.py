@@ -131,7 +131,7 @@ class Taking:
             async with asyncio.timeout(CUT_LIMIT_S):
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
-                while not await self._prepare():  # somebody is still making tables
+                while not await self._prepare():  # noqa: ASYNC110 - somebody is still making tables
                     await asyncio.sleep(LOOK_S)
                 await self._arm()
                 await self._wait(self._all_captured, "workers to reach the cut")
