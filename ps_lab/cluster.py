@@ -31,6 +31,7 @@ from ps_wire.errors import StartLimitExceeded, Unavailable
 POLL_S = 0.1  # between two looks at a server that starts
 START_LIMIT_S = 60.0  # a server imports torch first: 2 s, on a busy disk far more
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
+DRAIN_LIMIT_S = 5.0  # of it, for a worker's step to end
 HOST = "127.0.0.1"
 # Below what Linux and macOS hand out to outgoing connections, so that none of those takes a port between
 # our choice and the server's bind.
@@ -147,7 +148,11 @@ class Cluster:
 
         They are named for their number, and beside a job that runs for their job, too.
         """
-        environment = {"OMP_NUM_THREADS": str(threads_per_process(job.num_workers)), **self._environment}
+        environment = {
+            "OMP_NUM_THREADS": str(threads_per_process(job.num_workers)),
+            "PS_DRAIN_LIMIT": str(DRAIN_LIMIT_S),
+            **self._environment,
+        }
         alone = all(worker.exit_code is not None for worker in self._workers)
         started = []
         for number in range(job.num_workers):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ps_server.attendance import Attendance, CatchUp, Choice, Choose, Late, TableAttendance
 from ps_server.chooser import Chooser
@@ -18,7 +19,14 @@ from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
+FIRST_ROUNDS, SECOND_ROUNDS = frozenset({"prepare", "fence"}), frozenset({"enter", "evict"})
 UNANSWERED = frozenset({"choose", "catch_up"})  # orders; in their place among the others
+
+
+class _Place(NamedTuple):
+    job: str
+    table: int
+    opening: int
 
 
 @dataclass(slots=True)
@@ -65,17 +73,34 @@ class Choices:
         for key in [key for key in self._choosers if key[0] == job]:
             del self._choosers[key]
 
+    def hold(self, job: str) -> None:
+        """A change of members begins, in two rounds: nothing is chosen until `release`."""
+        for _, chooser in self._of(job).values():
+            chooser.hold()
+
+    def release(self, job: str) -> list[tuple[pb.Order, tuple[int, ...]]]:
+        """It has ended: orders that follow from what was reported meanwhile, and whom each goes to."""
+        orders = []
+        for number, (opening, chooser) in self._of(job).items():
+            place = _Place(job, number, opening)
+            orders += [(choice_to_proto(place, choice), shards) for choice, shards in chooser.release()]
+        return orders
+
+    def _of(self, job: str) -> dict[int, tuple[int, Chooser]]:
+        return {number: known for (name, number), known in self._choosers.items() if name == job}
+
     def reported(self, shard: int, attended: TableAttendance) -> list[tuple[pb.Order, tuple[int, ...]]]:
         """What a shard's report leads to: orders, and the shards that each goes to."""
         opening, chooser = self._choosers.get((attended.job, attended.table), (-1, None))
         if chooser is None or opening != attended.opening or shard not in chooser.holders:
             return []
         sent = chooser.reported(shard, attended.report)
-        return [(choice_to_proto(attended, choice), shards) for choice, shards in sent]
+        place = _Place(attended.job, attended.table, opening)
+        return [(choice_to_proto(place, choice), shards) for choice, shards in sent]
 
 
-def choice_to_proto(of: TableAttendance, choice: Choice) -> pb.Order:
-    """A choice about the table of a report, as an order."""
+def choice_to_proto(of: _Place, choice: Choice) -> pb.Order:
+    """A choice about a table, as an order."""
     if isinstance(choice, Choose):
         workers = sorted(choice.workers)
         choose = pb.Choose(job=of.job, table=of.table, opening=of.opening, step=choice.step, workers=workers)

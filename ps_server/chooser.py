@@ -3,8 +3,8 @@
 A step takes those whose pushes are complete on all shards as soon as they are enough. A late worker goes on
 at the step after the newest chosen one, once every shard has told that it is late: then nothing of it is
 under way. Whoever carries the choices out must bring them to each shard in the order in which they come out
-here, also relative to changes of members: then all shards agree at each of them. Choices may be repeated.
-Pure.
+here, also relative to changes of members: then all shards agree at each of them. Choices may be repeated,
+then out of that order: so nothing is chosen while a change of members is under way (`hold`). Pure.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Chooser:
     backup: int
     holders: tuple[int, ...]
     last: Choose | None = None
+    _held: bool = False
     _caught: dict[int, CatchUp] = field(default_factory=dict)  # by worker, the last
     _reports: dict[int, Attendance] = field(default_factory=dict)
 
@@ -38,6 +39,15 @@ class Chooser:
         self._reports[shard] = report
         again = [(choice, (shard,)) for choice in self._again(report)]
         return again + [(choice, self.holders) for choice in self._next()]
+
+    def hold(self) -> None:
+        """A change of members begins, in two rounds."""
+        self._held = True
+
+    def release(self) -> list[Sent]:
+        """It has ended: what follows from what was reported meanwhile."""
+        self._held = False
+        return [(choice, self.holders) for choice in self._next()]
 
     def _again(self, report: Attendance) -> list[Choice]:
         again: list[Choice] = [
@@ -53,7 +63,7 @@ class Chooser:
     def _next(self) -> list[Choice]:
         reports = [self._reports.get(holder) for holder in self.holders]
         known = [report for report in reports if report is not None]
-        if len(known) < len(self.holders):
+        if self._held or len(known) < len(self.holders):
             return []
         choices: list[Choice] = []
         step = 0 if self.last is None else self.last.step + 1

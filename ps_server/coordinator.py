@@ -16,11 +16,11 @@ import torch
 from ps_server import coordinator_state, gatekeeper
 from ps_server.choices import attendance_from_proto
 from ps_server.coordinator_calls import CoordinatorCalls
+from ps_server.decisions import norm_from_proto
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
-from ps_server.norm_messages import norm_from_proto
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery

@@ -10,25 +10,22 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from ps_server import gatekeeper
+from ps_server import gatekeeper, share_messages
 from ps_server import member as members
-from ps_server.dealt import Mark
 from ps_server.member_streams import worker_status
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room
-from ps_server.shares import MAX_LOADERS, EpochUse
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire.address import check_job_name
-from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded, UsageError
+from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
 MAX_EPOCHS_SHOWN = 4
 STATE_CHUNK_BYTES = 1 << 20
-MAX_COUNT = (1 << 64) - 1
 
 
 class CoordinatorCalls(rpc.CoordinatorServicer):
@@ -113,7 +110,7 @@ class CoordinatorCalls(rpc.CoordinatorServicer):
         """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         piece = room.job.shares.ask(
-            _loader(request.loader),
+            share_messages.check_loader(request.loader),
             request.epoch,
             member.worker,
             member.incarnation,
@@ -121,8 +118,8 @@ class CoordinatorCalls(rpc.CoordinatorServicer):
             begins=request.begins,
             first=request.first,
             samples=request.samples,
-            mark=_mark(request.mark),
-            rest=_mark(request.rest),
+            mark=share_messages.mark_of(request.mark),
+            rest=share_messages.mark_of(request.rest),
         )
         room.say_epochs()
         if piece is None:
@@ -134,8 +131,8 @@ class CoordinatorCalls(rpc.CoordinatorServicer):
     async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
         """How far a worker has come in what it hands out."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        loader = _loader(request.loader)
-        room.job.shares.mark(loader, member.worker, member.incarnation, _mark(request.mark))
+        loader = share_messages.check_loader(request.loader)
+        room.job.shares.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
         return pb.UseReply()
 
     async def Snapshot(
@@ -183,34 +180,6 @@ class CoordinatorCalls(rpc.CoordinatorServicer):
             epoch=job.epoch,
             events=room.events.counts,
             happened=room.events.last,
-            epochs=[_epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
+            epochs=[share_messages.epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )
-
-
-def _loader(number: int) -> int:
-    if number >= MAX_LOADERS:
-        raise UsageError(f"a worker has made over {MAX_LOADERS} loaders: make one, and iterate it again")
-    return number
-
-
-def _mark(mark: pb.Mark) -> Mark:
-    return Mark(
-        step=mark.step,
-        batches=mark.batches,
-        samples=mark.samples,
-        pace_batches=mark.pace_batches,
-        pace_samples=mark.pace_samples,
-    )
-
-
-def _epoch_use(use: EpochUse) -> pb.EpochUse:
-    """Numbers that a worker has made up are cut to what the message holds."""
-    return pb.EpochUse(
-        loader=use.loader,
-        epoch=use.epoch,
-        samples=use.samples,
-        used=min(use.used, MAX_COUNT),
-        handed_on=min(use.handed_on, MAX_COUNT),
-        over=use.over,
-    )

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ps_server.cut import Cut, CutKey
 from ps_server.partition import Partition
+from ps_server.snapshot_cut import workers_beyond
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import CutAborted, PsError
 
@@ -51,10 +52,9 @@ class CutCell:
         """Holds and arms in one; at the moment of this cut `take` is called, which only reads.
 
         Raises:
-            CutAborted: a worker has pushed beyond the cut already.
+            CutAborted: a worker has pushed beyond the cut already: one that has left since, mostly.
         """
-        clocks = self._cut.hold(key)
-        beyond = [worker for worker, clock in clocks.items() if clock > limits.get(worker, clock)]
+        beyond = workers_beyond(self._cut.hold(key), limits)
         if beyond:
             self.end(key)
             raise CutAborted(f"worker {beyond[0]} has pushed beyond the cut")
@@ -141,7 +141,7 @@ class CutTable(Generic[AnyCell]):
 
     def hold(self, key: CutKey) -> dict[int, int]:
         """Keeps every push back; returns worker -> the largest clock over partitions."""
-        self._set_limit(key)
+        self._set_limit(key, CUT_LIMIT_S)
         newest: dict[int, int] = {}
         for cell in self._cells:
             with cell.lock:
@@ -191,7 +191,7 @@ class CutTable(Generic[AnyCell]):
         self._settle()
         return unsent
 
-    def _set_limit(self, key: CutKey, limit_s: float = CUT_LIMIT_S) -> None:
+    def _set_limit(self, key: CutKey, limit_s: float) -> None:
         timer = threading.Timer(limit_s, self.end, (key,))
         timer.daemon = True
         with self._lock:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ps_server.gate import gate_of
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.shard_job import ShardJob
@@ -28,7 +29,7 @@ from ps_server.shard_table import ShardTable
 from ps_server.table_state import capture, restore, resume
 from ps_server.table_state_codec import TableReader, encode
 from ps_wire import consistency, snapshot_tensors
-from ps_wire.errors import PsError, SnapshotCorrupt
+from ps_wire.errors import ConfigurationRefused, PsError, SnapshotCorrupt
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.snapshot_tensors import TensorFile
@@ -70,8 +71,14 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
     """Writes all that a shard holds, durable on return. No thread works on it any more.
 
     Raises:
+        ConfigurationRefused: a job has backup workers: weights that late workers work on are not handed on.
         PsError, OSError: it cannot be written: the successor begins with nothing.
     """
+    backup = [entry.name for entry in shard.jobs() if gate_of(entry.consistency).backup]
+    if backup:
+        raise ConfigurationRefused(
+            f"with backup workers nothing is handed on: {', '.join(backup)} must go back to a snapshot"
+        )
     tensors: dict[str, torch.Tensor] = {f"more/{name}": it for name, it in inherited.tensors.items()}
     jobs = [_job_facts(entry, tensors) for entry in shard.jobs()]
     facts = {

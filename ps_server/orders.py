@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
-from ps_server.choices import Choices
+from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
-from ps_wire.errors import ServerNotReady, ShardMismatch
+from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.table import TableSpec
@@ -192,7 +192,10 @@ class Shards:
 
     def attended(self, shard: int, report: TableAttendance) -> None:
         """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
-        for order, shards in self._choices.reported(shard, report):
+        self._send_choices(self._choices.reported(shard, report))
+
+    def _send_choices(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
+        for order, shards in choices:
             for index in shards:
                 entry = self._registered.get(index)
                 if index == self._own.index:
@@ -238,6 +241,20 @@ class Shards:
         self, order: pb.Order, *, absent_ok: bool = False, limit_s: float = ORDER_LIMIT_S
     ) -> list[pb.OrderDone]:
         """As `order`, with the answer of each shard, by number."""
+        kind = order.WhichOneof("kind") or ""
+        if kind in FIRST_ROUNDS:
+            self._choices.hold(getattr(order, kind).job)
+        ends = kind in SECOND_ROUNDS
+        try:
+            return await self._order_each(order, absent_ok=absent_ok, limit_s=limit_s)
+        except PsError:
+            ends = ends or kind in FIRST_ROUNDS  # there is no second one
+            raise
+        finally:
+            if ends:
+                self._send_choices(self._choices.release(getattr(order, kind).job))
+
+    async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: float) -> list[pb.OrderDone]:
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -260,11 +277,8 @@ class Shards:
             case "admit":
                 self._choices.admitted(order.admit.job)
             case "open_table":
-                table = order.open_table.table
-                self._decisions.reopened(order.open_table.job, table.number)
-                self._choices.opened(order.open_table.job, table_from_proto(table), order.number)
-                if table.HasField("clip_grad_norm"):
-                    self._decisions.opened(order.open_table.job, table_from_proto(table), order.number)
+                spec = table_from_proto(order.open_table.table)
+                self._open(order.open_table.job, spec, order.number, 0)
             case "restore":
                 self._choices.admitted(order.restore.job)
                 for table in order.restore.tables:

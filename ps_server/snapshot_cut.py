@@ -27,3 +27,14 @@ def clocks_of_snapshot(gate: Gate, asked: Mapping[int, int]) -> dict[int, int]:
     if gate.staleness is None:
         return dict(asked)
     return {worker: max(step, newest - 1 - gate.staleness) for worker, step in asked.items()}
+
+
+def workers_beyond(begun: Mapping[int, int], limits: Mapping[int, int]) -> list[int]:
+    """Workers that have pushed beyond a cut; who is not in it, since it has left or came later, counts, too.
+
+    Args:
+        begun: worker -> the step after its last push, also of those who left when their step was open.
+        limits: of the cut.
+    """
+    newest = max(limits.values(), default=0)
+    return [worker for worker, clock in begun.items() if clock > limits.get(worker, newest)]

@@ -83,9 +83,12 @@ class Taking:
             self._changed.set()
 
     def captured(self, member: Member, message: pb.CutCaptured) -> None:
-        """A worker has put its state. Raises JobUnknown where it has not."""
-        blob = self._states.take(self._job.name, f"{STATE}/{member.worker}")
+        """A worker has put its state. Of a cut that is over that is no news: another one's may be there."""
         if message.number == self._number and self._members.get(member.worker) is member:
+            try:
+                blob = self._states.take(self._job.name, f"{STATE}/{member.worker}")
+            except JobUnknown:  # the cut has just been given up, and with it what was put
+                return
             write = asyncio.to_thread(
                 self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
             )
@@ -131,8 +134,10 @@ class Taking:
             async with asyncio.timeout(CUT_LIMIT_S):
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
-                while not await self._prepare():  # noqa: ASYNC110 - somebody is still making tables
-                    await asyncio.sleep(LOOK_S)
+                while True:
+                    if await self._prepare():
+                        break
+                    await asyncio.sleep(LOOK_S)  # somebody is still making tables
                 await self._arm()
                 await self._wait(self._all_captured, "workers to reach the cut")
                 while saved := await self._look():

@@ -31,6 +31,7 @@ from ps_server.cell import Cell
 from ps_server.optimizers import State
 from ps_server.partition import Contribution, Ledger, Partition, _Member
 from ps_server.shard_table import ShardTable
+from ps_wire import trace
 from ps_wire.errors import PayloadMismatch, PsError
 from ps_wire.table import Hyperparameters
 
@@ -157,6 +158,7 @@ def restore(table: ShardTable, state: TableState, *, going_on: bool = False) -> 
                 table._hyper.keep(worker, number, hyper)
 
 
+@trace.traced("restore")
 def restore_cell(cell: Cell, state: CellState, *, going_on: bool = False) -> None:
     """See `restore`; of one partition, whose weights nobody maps yet."""
     assert not cell.values.doubled, "weights are mapped when workers have the state"
@@ -192,4 +194,4 @@ def resume(table: ShardTable) -> None:
     for cell in table.cells():
         with cell.lock:
             cell._carry_out(cell.machine._settle(now_s), now_s, table._scratch)
-    table._close_clipped()
+    table._settle()

@@ -91,8 +91,8 @@ def parse(text: str) -> Consistency:
         return ASP(_whole("asp: max_delay", bound.removeprefix(MAX_DELAY), text))
     if name == "bsp" and bound.startswith(BACKUP):
         backup = _whole("bsp: backup", bound.removeprefix(BACKUP), text)
-        if backup == 0:
-            raise ConsistencyInvalid(f"bsp: backup must be >= 1, got {backup}; bsp has none", spec=text)
+        if backup < 1:
+            raise ConsistencyInvalid(f"bsp: backup must be >= 1, got {backup} (bsp has none)", spec=text)
         return BSP(backup)
     if name == "bsp" and not colon:
         return BSP()

@@ -91,6 +91,7 @@ class Membership(CoordinatorCalls):
                 self._join_once(evicted)
                 break
             except (ServerNotReady, ServerUnreachable, ConnectionLost) as error:
+                # the coordinator may be on its way back, too
                 comes_back = evicted is not None or isinstance(error, ServerNotReady)
                 if time.monotonic() > until_s or not comes_back:
                     raise

@@ -71,7 +71,8 @@ class ModuleHooks:
         self.take_off()
         self._called.clear()
         self._watching = True
-        for module in self._model.modules():
+        self._hooked = list(self._model.modules())  # first: whatever Ctrl-C leaves is taken off
+        for module in self._hooked:
             self._put_on(module, self._note)
             self._before_copies(module)
 
@@ -90,6 +91,7 @@ class ModuleHooks:
 
     def put_on(self) -> None:
         """From now on each module that has something to wait for waits."""
+        self._hooked = self._modules
         for module in self._waits:
             self._put_on(module, self._wait)
         for module in self._modules:
@@ -103,7 +105,7 @@ class ModuleHooks:
             module._forward_pre_hooks.pop(self._number, None)
             module._state_dict_pre_hooks.pop(self._number, None)
             module.__dict__.pop("__reduce_ex__", None)
-        self._hooked.clear()
+        self._hooked = []
 
     def _put_on(self, module: torch.nn.Module, hook: Callable[[torch.nn.Module], object]) -> None:
         def before_forward(module: torch.nn.Module, _: Any) -> None:
@@ -132,7 +134,6 @@ class ModuleHooks:
 
     def _before_copies(self, module: torch.nn.Module) -> None:
         """Copies and pickles of a module are of whole weights, and without hooks."""
-        self._hooked.append(module)
         module.__dict__["__reduce_ex__"] = partial(self._reduce, module)
 
     def _reduce(self, module: torch.nn.Module, protocol: Any) -> Any:

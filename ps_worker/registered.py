@@ -41,7 +41,8 @@ class Registered:
         """
         if not name or len(name) > 200 or not name.isprintable() or "/" in name:
             raise UsageError(f"register_state: {name!r} is no name: printable, no '/', up to 200 characters")
-        if self._kept.get(name, kept) is not kept:
+        ours = name.startswith("@")  # of a wrap that Ctrl-C ended, and that is called again
+        if self._kept.get(name, kept) is not kept and not ours:
             raise UsageError(f"register_state: {name!r} is another object's name already")
         encode(read_state(name, kept), [])
         self._kept[name] = kept

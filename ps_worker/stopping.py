@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import suppress
 from enum import Enum
 from types import FrameType
 from typing import Protocol
@@ -86,7 +87,10 @@ class Stopping:
 
     def _watch(self) -> None:
         """Counts SIGTERMs as the kernel delivers them, and looks to the limit."""
-        if self._count(1, None) < 2 and self._count(1, self._limit_s) < 1:
+        count = self._count(1, None)
+        with suppress(OSError):  # nobody reads it any more
+            os.write(2, b"ps-worker: SIGTERM: this process ends after its step; at once if it comes again\n")
+        if count < 2 and self._count(1, self._limit_s) < 1:
             self._over = True
             main = threading.main_thread().ident
             assert main is not None

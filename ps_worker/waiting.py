@@ -23,6 +23,7 @@ WAITS = {  # (file of this package, function) -> for what
     ("waits.py", "wait_acked"): "the servers to take pushes",
     ("waits.py", "wait_free"): "the servers to read gradients",
     ("waits.py", "wait_pulled"): "weights",
+    ("waits.py", "all_pulled_within"): "weights",
     ("table.py", "result"): "the servers to answer about a table",
     ("membership.py", "join"): "the coordinator to let this worker in",
     ("membership.py", "wait_made"): "a table to be made",

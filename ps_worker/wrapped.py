@@ -92,10 +92,10 @@ class WrappedOptimizer(Stages):
         self._weight = weight
         self._step_weight: float | None = None
         self._closed = closed
-        self._log, self._waits = log, waits or log
+        self._log = log
         self._syncing = True
         self._tables: list[Gradients] = []
-        self._arrival = Arrival(model, report=self._waits, settle=self.settle)
+        self._arrival = Arrival(model, report=waits or log, settle=self.settle)
         self._sizes = sizes_of(self.param_groups)
         self._stage = NO_STEP
         self._resume: torch.utils.hooks.RemovableHandle | None = None

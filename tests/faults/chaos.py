@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ps_wire.snapshot import MANIFEST
 from tests.integration.processes import LIMIT_S, Process, Start, Zygote
 from tests.integration.servers import until
 
@@ -36,6 +37,7 @@ from .world import World
 COMPUTE_S = 0.004  # of a step: who comes back finds the others still training
 STEPS = 400
 SLOW = "20mbit"
+EVERY_STEPS = 10  # between snapshots, where servers are killed
 INSIDE = "FAULTS_INSIDE"  # of the environment: this process is in a namespace that was made for it
 
 
@@ -46,12 +48,15 @@ class Chaos:
         happened: events that came to their point, in that order.
     """
 
-    def __init__(self, world: World, faults: Faults, plan: Round, networks: list[Link]) -> None:
+    def __init__(
+        self, world: World, faults: Faults, plan: Round, networks: list[Link], snapshots: Path | None
+    ) -> None:
         self.happened: list[Event] = []
         self._world = world
         self._faults = faults
         self._plan = plan
         self._networks = networks
+        self._snapshots = snapshots
         self._reach: dict[int, str] = {}
         self._workers: dict[int, Process] = {}
         self._killed: list[Process] = []
@@ -96,7 +101,9 @@ class Chaos:
             yield middle
 
     def _begin(self, worker: int) -> None:
-        extra: dict[str, str] = {"COMPUTE_S": str(COMPUTE_S)}
+        extra: dict[str, str] = {"COMPUTE_S": str(COMPUTE_S)} | (
+            {"ROLLBACKS": "1"} if self._snapshots else {}
+        )
         reach = self._reach.get(worker)
         if self._networks:
             extra |= self._networks[worker].environment
@@ -141,7 +148,11 @@ class Chaos:
 
     def _act(self, event: Event, stop: Stop) -> None:
         self.happened.append(event)
-        worker = int(event.process.split()[1])
+        side, number = event.process.split()
+        if side == "server":
+            self._kill_server(int(number), stop)
+            return
+        worker = int(number)
         process = self._workers[worker]
         match event.act:
             case Act.KILL:
@@ -165,8 +176,17 @@ class Chaos:
                     self._wait_evicted(worker)
                 self._networks[worker].mend()
 
+    def _kill_server(self, shard: int, stop: Stop) -> None:
+        """And starts it again, at the same address; not before there is a snapshot to go back to."""
+        assert self._snapshots is not None
+        if not any(self._snapshots.rglob(MANIFEST)):
+            stop.go()
+            return
+        self._world.servers.processes[shard].signal(signal.SIGKILL)
+        self._killed.append(self._world.begin_server_again(shard))
+
     def _wait_evicted(self, worker: int) -> None:
-        gone = lambda: self._world.state(worker) not in ("running", "joining")  # noqa: E731
+        gone = lambda: self._world.state(worker) not in ("running", "joining", "unknown")  # noqa: E731
         until(gone, f"worker {worker} is evicted")
 
 
@@ -176,6 +196,10 @@ def is_stopped(process: Process) -> bool:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return True
+
+
+def kills_servers(plan: Round) -> bool:
+    return any(event.process.startswith("server") for event in plan.events)
 
 
 def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> list[Event]:
@@ -193,22 +217,31 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
         if made:
             made[0].slow(SLOW)
         options = ("--host", "0.0.0.0", "--insecure") if networks else ()
+        snapshots = folder / "snapshots" if kills_servers(plan) else None
+        if snapshots is not None:
+            options += ("--snapshot-dir", str(snapshots), "--snapshot-every", f"{EVERY_STEPS}steps")
         try:
             world = World(spawn, faults, folder, plan.consistency, options)
-            chaos = Chaos(world, faults, plan, made)
+            chaos = Chaos(world, faults, plan, made, snapshots)
             chaos.run()
             world.close()
         finally:
-            for process in started:
-                process.kill()
             for number, process in enumerate(started):
+                with contextlib.suppress(OSError):  # one that was waited for in vain: it goes with the zygote
+                    process.kill()
                 name = "-".join(process.name.split()[:1])
                 (folder / f"{number:02}-{name}.log").write_text(f"{process.name}\n{process.text}\n")
     return chaos.happened
 
 
 def run(
-    start: Start, folder: Path, *, seed: int, numbers: Iterable[int], until_s: float, steps: int
+    start: Start,
+    folder: Path,
+    *,
+    seed: int,
+    numbers: Iterable[int],
+    until_s: float,
+    steps: int,
 ) -> list[list[Event]]:
     """Rounds until it is past `until_s` of the monotonic clock; returns what happened in each."""
     inside = INSIDE in os.environ
@@ -255,15 +288,20 @@ def main() -> None:
     until_s = time.monotonic() + 60 * minutes
     try:
         rounds = run(
-            zygote.start, folder, seed=given.seed, numbers=numbers, until_s=until_s, steps=given.steps
+            zygote.start,
+            folder,
+            seed=given.seed,
+            numbers=numbers,
+            until_s=until_s,
+            steps=given.steps,
         )
     finally:
         zygote.close()
     shutil.rmtree(folder)
     say(f"{len(rounds)} rounds{' with networks of their own' * given.links} held")
     if both:
-        words = ["--seed", str(given.seed), "--steps", str(given.steps), "--minutes", str(minutes), "--links"]
-        raise SystemExit(with_links(words))
+        words = f"--seed {given.seed} --steps {given.steps} --minutes {minutes} --links"
+        raise SystemExit(with_links(words.split()))
 
 
 def with_links(words: list[str]) -> int:

@@ -43,7 +43,7 @@ class Stop:
 
     def go(self) -> None:
         """Lets it go on; nothing, where it was killed."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._faults.tell(self.process, {"go": self._number})
 
 

@@ -118,7 +118,7 @@ class Injector:
                     self._armed[number] = message
                     self._say({"armed": number})
             case {"go": number}:
-                self._held.pop(number).set()
+                self._held.pop(number, threading.Event()).set()  # it may be meant for the process before
         return "start" in message
 
     def _say(self, message: dict[str, Any]) -> None:

@@ -34,12 +34,15 @@ class Writer:
                 for item in action.contributions
             ]
             hyper = dict(action.contributions[0].payload.hyper.groups[cell.group])
-            self._write("apply", cell._index, action.version, action.scale, pushes, hyper)
+            self._write("apply", cell._index, action.version, action.scale, pushes, hyper, id(cell))
 
     def leave(self, name: str, about: tuple[Any, ...], named: dict[str, Any]) -> None:
         if name == "stage":
             partition, item = about
             self._write("take", partition, item.worker, item.incarnation, item.step)
+        elif name == "restore":
+            cell, state = about[:2]
+            self._write("restore", cell._index, state.machine.version, id(cell))
         elif name == "evict":
             cell, worker, incarnation = about[:3]
             self._write("evict", cell._index, worker, incarnation)

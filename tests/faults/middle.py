@@ -93,9 +93,13 @@ class Middle:
         while True:
             try:
                 client, _ = self._doors[port].accept()
-                server = socket.create_connection(("127.0.0.1", port))
             except OSError:
                 return
+            try:
+                server = socket.create_connection(("127.0.0.1", port))
+            except OSError:  # the shard is dead, and has another process soon
+                client.close()
+                continue
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:

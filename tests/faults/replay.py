@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ class Slice:
     """One partition of the table, trained by torch alone. Legend: E = its elements."""
 
     def __init__(self, plan: Plan, partition: Partition) -> None:
-        self.version = 0
         self._pieces = plan.pieces(partition)
         self._numel = partition.numel
         self.weights = self.of(start())
@@ -55,33 +55,80 @@ def _of_parameter(piece: Any) -> slice:
     return slice(piece.parameter_offset, piece.parameter_offset + piece.numel)
 
 
-def replay(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> torch.Tensor:
-    """The weights that the recorded pushes make, shape (N,); every push is checked on the way."""
-    slices = {index: Slice(plan, plan.partition(index)) for index in range(plan.num_partitions)}
+class History:
+    """What was applied to one partition and is not undone, in order.
+
+    Attributes:
+        version: of the partition.
+        applied: (version, pushes, hyper-parameters) of each step.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.applied: list[tuple[int, list[Any], dict[str, Any]]] = []
+        self.restored: int | None = None  # the version that it went back to last
+        self._cell: int | None = None
+
+    def restore(self, version: int, cell: int) -> None:
+        """It went back to what it was; what others hold of it counts no more."""
+        assert version <= self.version, f"restored at {version}, which has never been"
+        self.version = self.restored = version
+        self._cell = cell
+        self.applied = [item for item in self.applied if item[0] <= version]
+
+    def is_void(self, cell: int) -> bool:
+        """Whether this is what it was before it went back."""
+        return self._cell is not None and cell != self._cell
+
+    def apply(self, version: int, pushes: list[Any], hyper: dict[str, Any]) -> None:
+        self.version = version
+        self.applied.append((version, pushes, hyper))
+
+
+def histories(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> dict[int, History]:
+    """What was applied to each partition; every push is checked on the way."""
+    made = {index: History() for index in range(plan.num_partitions)}
+    slices = {index: Slice(plan, plan.partition(index)) for index in made}
     seen: set[tuple[int, int, int, int]] = set()
     for kind, *record in records:
+        if kind == "restore":
+            index, version, cell = record
+            made[index].restore(version, cell)
         if kind != "apply":
             continue
-        index, version, scale, pushes, hyper = record
-        mine = slices[index]
+        index, version, scale, pushes, hyper, cell = record
+        mine = made[index]
+        if mine.is_void(cell):
+            continue
         assert scale == 1.0
         assert version > mine.version if aggregates else version == mine.version + 1, (record, mine.version)
-        mine.version = version
         assert [push[0] for push in pushes] == sorted({push[0] for push in pushes}), f"rank order: {record}"
-        total = torch.zeros(0)
-        for place, (worker, incarnation, step, weight, found) in enumerate(pushes):
+        for worker, incarnation, step, _, found in pushes:
             assert step == version - 1 or not aggregates, record
             identity = worker, incarnation, step, index
             assert identity not in seen, f"applied twice: {identity}"
             seen.add(identity)
-            pushed = mine.of(gradient(worker, step))
+            pushed = slices[index].of(gradient(worker, step))
             assert checksum(pushed) == found, f"not what was pushed: {identity}"
-            total = pushed * weight if place == 0 else total + pushed * weight
-        mine.apply(total / sum(push[3] for push in pushes), hyper)
+        mine.apply(version, pushes, hyper)
+    restored = {history.restored for history in made.values()}
+    assert len(restored) == 1 or not aggregates, f"a torn state: partitions went back to {restored}"
+    return made
+
+
+def replay(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> torch.Tensor:
+    """The weights that the recorded pushes make, shape (N,)."""
     whole = torch.empty(NUMEL)
-    for one in slices.values():
+    for index, history in histories(records, plan, aggregates=aggregates).items():
+        mine = Slice(plan, plan.partition(index))
+        for _, pushes, hyper in history.applied:
+            total = torch.zeros(0)
+            for place, (worker, _, step, weight, _) in enumerate(pushes):
+                product = mine.of(gradient(worker, step)) * weight
+                total = product if place == 0 else total + product
+            mine.apply(total / sum(push[3] for push in pushes), hyper)
         with torch.no_grad():
-            one.put(whole)
+            mine.put(whole)
     return whole
 
 
@@ -103,35 +150,24 @@ def check_order(records: Iterable[list[Any]], *, aggregates: bool) -> None:
             case "reply", [_, version, clocks]:
                 for worker, clock in clocks:
                     shown[partition, worker] = min(clock, version) if aggregates else clock
-            case "apply", [_, _, pushes, _]:
+            case "apply", [_, _, pushes, *_]:
                 for worker, incarnation, step, *_ in pushes:
                     if live.get((partition, worker)) != incarnation:  # its clock may have gone back
                         live[partition, worker], shown[partition, worker] = incarnation, 0
                     assert step >= shown.get((partition, worker), 0), f"a reply came before: {record}"
 
 
-def applied(records: Iterable[list[Any]], shard_of: Sequence[int]) -> dict[tuple[int, int], int]:
-    """(shard, worker) -> pushes applied, per partition."""
-    counts: dict[tuple[int, int], int] = {}
-    for kind, *record in records:
-        if kind == "apply":
-            for push in record[3]:
-                key = shard_of[record[0]], push[0]
-                counts[key] = counts.get(key, 0) + 1
-    return counts
-
-
 def check(folder: Path, servers: Any, job: str, *, aggregates: bool) -> torch.Tensor:
     """Everything that the ledger says, against the servers' own counters; returns the weights replayed."""
     records = list(read(folder))
-    num_shards = len(servers.addresses)
-    plan = plan_of(num_shards)
-    weights = replay(records, plan, aggregates=aggregates)
+    plan = plan_of(len(servers.addresses))
     check_order(records, aggregates=aggregates)
-    shard_of = [plan.partition(index).shard for index in range(plan.num_partitions)]
-    counts = applied(records, shard_of)
-    for shard in range(num_shards):
+    counts: Counter[tuple[int, int]] = Counter()
+    for index, history in histories(records, plan, aggregates=aggregates).items():
+        for _, pushes, _ in history.applied:
+            counts.update((plan.partition(index).shard, push[0]) for push in pushes)
+    for shard in range(plan.num_shards):
         for entry in servers.table(shard, job).workers:
             assert entry.received == entry.applied + entry.dropped + entry.abstained, entry
-            assert entry.applied == counts.get((shard, entry.worker), 0), entry
-    return weights
+            assert entry.applied == counts[shard, entry.worker], entry
+    return replay(records, plan, aggregates=aggregates)

@@ -87,15 +87,14 @@ class Round:
         return "\n".join([head, *(f"  {event}" for event in (*self.events, *self.frames))])
 
 
-def draw(seed: int, number: int, *, steps: int, links: bool = False, servers: bool = False) -> Round:
-    """Round `number` of a seed.
+def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
+    """Round `number` of a seed; in those of an odd number a shard is killed.
 
     Args:
         seed: of the run.
         number: of the round.
         steps: that workers train.
         links: workers have networks of their own, which can be cut.
-        servers: shards are killed, too.
     """
     rng = random.Random(f"{seed}/{number}")
     num_workers = rng.choice((3, 4))
@@ -110,13 +109,13 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False, servers: bo
         )
         for step in sorted(rng.sample(spread, 6))
     ]
-    if servers:
+    if number % 2:
         shard = rng.randrange(2)
         events.append(
             Event(
                 process=f"server {shard}",
                 point=rng.choice(SERVER_POINTS),
-                step=rng.choice(spread),
+                step=rng.choice(range(steps // 2, spread.stop)),
                 act=Act.KILL,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import grpc
 import numpy as np
 
 from ps_lab.cluster import free_ports
@@ -38,13 +39,20 @@ class World:
         self._faults = faults
         self._folder = folder
         self.data_ports = free_ports(2)
-        self._next_shard = 0
+        self._commands: list[tuple[str, ...]] = []
         self.servers = Servers(self._begin_server, 2, *options)
 
     def _begin_server(self, *command: str) -> Process:
-        shard, self._next_shard = self._next_shard, self._next_shard + 1
+        shard = len(self._commands)
+        self._commands.append((*command, "--data-port", str(self.data_ports[shard])))
+        return self._spawn(*self._commands[shard], **self._faults.environment(f"server {shard}"))
+
+    def begin_server_again(self, shard: int) -> Process:
+        """Another process for a shard whose process is dead; returns that one."""
+        dead = self.servers.processes[shard]
         environment = self._faults.environment(f"server {shard}")
-        return self._spawn(*command, "--data-port", str(self.data_ports[shard]), **environment)
+        self.servers.processes[shard] = self._spawn(*self._commands[shard], **environment)
+        return dead
 
     def close(self) -> None:
         """Stops the shards, which end in order."""
@@ -70,9 +78,12 @@ class World:
 
     def state(self, worker: int) -> str:
         """What the coordinator says of a worker."""
-        status = self.servers.status(self.job)
-        assert status is not None
-        return next(entry.state for entry in status.workers if entry.worker == worker)
+        try:
+            status = self.servers.status(self.job)
+        except grpc.RpcError:  # the coordinator is dead, and has another process soon
+            return "unknown"
+        workers = status.workers if status is not None else ()
+        return next((entry.state for entry in workers if entry.worker == worker), "unknown")
 
     def check(self, *finished: int) -> None:
         """The laws, and that these workers have the weights that the ledger makes."""

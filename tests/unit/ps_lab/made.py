@@ -23,7 +23,7 @@ def made_worker(worker: int = 0, **given: Any) -> Worker:
 
 
 def made_table_worker(worker: int = 0, **given: Any) -> TableWorker:
-    names = ("max_gap", "received", "applied", "dropped", "abstained", "duplicates")
+    names = ("max_gap", "received", "applied", "dropped", "abstained", "duplicates", "missed")
     values: dict[str, Any] = dict.fromkeys(names, 0) | {
         "member": True,
         "min_clock": 0,

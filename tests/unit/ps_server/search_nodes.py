@@ -10,19 +10,32 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
-from ps_server.attendance import Attendance, CatchUp, Choose
+from ps_server.attendance import CatchUp, Choose
 from ps_server.backup_partition import BackupPartition, machine_of
 from ps_server.chooser import Chooser
 from ps_server.cut import Cut
 from ps_server.gate import Gate
-from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.partition import (
+    Ack,
+    Action,
+    Answer,
+    Apply,
+    Complete,
+    Contribution,
+    Ledger,
+    Partition,
+    Pull,
+    _Member,
+)
 from ps_server.quorum import Quorum
 from ps_wire.errors import PsError, StaleIncarnation, StrangerRefused
 
+_of_member, _of_ledger = attrgetter(*_Member.__slots__), attrgetter(*Ledger.__slots__)
 CUT = (0, 1)
 NOBODY = -1  # trains: what a cut has then may lack a step that died with its worker
 Input = tuple[Any, ...]  # its name, then what it takes
@@ -35,6 +48,7 @@ class Node:
     machine: Partition
     cut: Cut
     quorum: Quorum | None
+    kept: frozenset[int]  # versions that are older than the weights
     live: dict[int, tuple[int, int]]  # worker -> incarnation, clock; of those who are not fenced
     memo: dict[Input, tuple[Node, tuple[Output, ...]]] = field(default_factory=dict)
 
@@ -42,7 +56,7 @@ class Node:
 @dataclass(slots=True, eq=False)
 class ChooserNode:
     chooser: Chooser
-    memo: dict[tuple[int, Attendance], tuple[ChooserNode, tuple[Input, ...]]] = field(default_factory=dict)
+    memo: dict[Input, tuple[ChooserNode, tuple[Input, ...]]] = field(default_factory=dict)
     swapped: ChooserNode | None = None
 
 
@@ -64,14 +78,14 @@ class Nodes:
         if isinstance(machine, BackupPartition) and quorum is not None:
             quorum.stands(0, machine.standing)
             assert quorum.take() is None
-        return self._node(machine, Cut(machine), quorum)
+        return self._node(machine, Cut(machine), quorum, frozenset())
 
     def step(self, node: Node, given: Input) -> tuple[Node, tuple[Output, ...]]:
         found = node.memo.get(given)
         if found is None:
-            machine = _copied(node.machine)
+            machine = copied(node.machine)
             cut = copy(node.cut)
-            visit = _Visit(machine, cut, self._quorum(node))
+            visit = _Visit(machine, cut, self._quorum(node), node.kept)
             cut.machine = machine
             cut._kept = [replace(kept, again=_Again(visit, kept.again.given)) for kept in cut._kept]
             before, version = _books(machine), machine.version
@@ -80,7 +94,10 @@ class Nodes:
             assert _books(machine) == before, ("law 12", given, node.machine)
             assert machine.version >= version
             self._check_gap(machine)
-            found = node.memo[given] = self._node(machine, cut, visit.quorum), tuple(visit.outputs)
+            found = node.memo[given] = (
+                self._node(machine, cut, visit.quorum, visit.kept),
+                tuple(visit.outputs),
+            )
         return found
 
     def _check_gap(self, machine: Partition) -> None:
@@ -102,7 +119,7 @@ class Nodes:
         made._reported = node.quorum._reported
         return made
 
-    def _node(self, machine: Partition, cut: Cut, quorum: Quorum | None) -> Node:
+    def _node(self, machine: Partition, cut: Cut, quorum: Quorum | None, kept: frozenset[int]) -> Node:
         members = tuple(
             (worker, it.incarnation, it.clock, it.prepared, it.fenced, it.late, it.asked)
             for worker, it in sorted(machine._members.items())
@@ -118,10 +135,11 @@ class Nodes:
             None if cut._limits is None else tuple(sorted(cut._limits.items())),
             tuple((kept.worker, kept.step, kept.pushes) for kept in cut._kept),
             None if quorum is None else quorum._reported,
+            kept,
         )
         if key not in self.known:
             live = {worker: (it[0], it[1]) for worker, *it in members if not it[3]}
-            self.known[key] = Node(len(self.known), machine, cut, quorum, live)
+            self.known[key] = Node(len(self.known), machine, cut, quorum, kept, live)
         return self.known[key]
 
     # -- the coordinator's chooser -------------------------------------------------------------------
@@ -129,16 +147,15 @@ class Nodes:
     def start_chooser(self) -> ChooserNode | None:
         return self._chooser_node(Chooser(self.gate.backup, (0, 1))) if self.gate.backup else None
 
-    def report(
-        self, node: ChooserNode, shard: int, report: Attendance
-    ) -> tuple[ChooserNode, tuple[Input, ...]]:
-        """What the chooser is then, and its orders: name, what it takes, shards."""
-        found = node.memo.get((shard, report))
+    def choose(self, node: ChooserNode, given: Input) -> tuple[ChooserNode, tuple[Input, ...]]:
+        """What the chooser is after reported, hold or release, and its orders, with their shards."""
+        found = node.memo.get(given)
         if found is None:
             chooser = copy(node.chooser)
             chooser._caught, chooser._reports = dict(chooser._caught), dict(chooser._reports)
-            sent = [(*_as_input(choice), shards) for choice, shards in chooser.reported(shard, report)]
-            found = node.memo[shard, report] = self._chooser_node(chooser), tuple(sent)
+            name, *what = given
+            sent = [(*_as_input(choice), shards) for choice, shards in getattr(chooser, name)(*what) or ()]
+            found = node.memo[given] = self._chooser_node(chooser), tuple(sent)
         return found
 
     def swap(self, node: ChooserNode | None) -> ChooserNode | None:
@@ -152,6 +169,7 @@ class Nodes:
     def _chooser_node(self, chooser: Chooser) -> ChooserNode:
         key = (
             chooser._chosen,
+            chooser._held,
             tuple(sorted((worker, it.late, it.step) for worker, it in chooser._caught.items())),
             tuple(chooser._reports.get(shard) for shard in (0, 1)),
         )
@@ -166,10 +184,11 @@ def _as_input(choice: Choose | CatchUp) -> Input:
     return "catch_up", (choice.late, choice.step)
 
 
-def _copied(machine: Partition) -> Partition:
+def copied(machine: Partition) -> Partition:
+    """A machine that can go another way."""
     made = copy(machine)
-    made._members = {worker: copy(it) for worker, it in machine._members.items()}
-    made.ledgers = {worker: copy(it) for worker, it in machine.ledgers.items()}
+    made._members = {worker: _Member(*_of_member(it)) for worker, it in machine._members.items()}
+    made.ledgers = {worker: Ledger(*_of_ledger(it)) for worker, it in machine.ledgers.items()}
     made._staged, made._waiting, made.tau = dict(machine._staged), dict(machine._waiting), machine.tau.copy()
     return made
 
@@ -202,6 +221,7 @@ class _Visit:
     machine: Partition
     cut: Cut
     quorum: Quorum | None
+    kept: frozenset[int]
     outputs: list[Output] = field(default_factory=list)
     going: bool = False
 
@@ -242,6 +262,7 @@ class _Visit:
     def _on_prepare(self, _: Input, worker: int, incarnation: int) -> None:
         self.cut.leave(worker)
         self.outputs.append(("answer", self.machine.prepare(worker, incarnation)))
+        self.kept &= self.machine.needs()
 
     def _on_enter(self, _: Input, worker: int, incarnation: int, step: int) -> None:
         self.cut.leave(worker)
@@ -295,12 +316,15 @@ class _Visit:
                 case Ack(worker=worker, step=step):
                     self.outputs.append(("ack", worker, step))
                 case Answer(version=version):
+                    assert version == self.machine.version or version in self.kept, "it is not there any more"
                     self.outputs += [("pulled", it.worker, it.incarnation, version) for it in action.pulls]
                 case Complete(step=step):
                     workers = frozenset(item.worker for item in self.machine.staged)
                     self.outputs.append(("closed", step, workers))
+                    self.kept |= {step} & self.machine.needs()
                     self._carry_out(self.machine.decide(step, workers, 1.0, 0.0))
         self._go_on()
+        self.kept &= self.machine.needs()
 
     def _go_on(self) -> None:
         """As `CutCell.go_on`."""

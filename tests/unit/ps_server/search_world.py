@@ -7,17 +7,16 @@ arrives is one event; what goes from the coordinator to a shard, or back, stays 
 
 What may go wrong, each so many times: a worker dies, with what it has sent still under way; it is silent for
 too long (`pause`), is evicted and comes back; a connection breaks and what was not answered is sent again. A
-reader may want a cut. A shard may lose its stream to the coordinator, with choices and reports on their way
-(with changes on their way the job is told to end). Nothing here may get stuck without another fault.
+reader may want a cut. A shard may lose its stream to the coordinator, with all that is on its way: orders
+that are answered are said again, and so are answers. Nothing here may get stuck without another fault.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ps_server.choices import UNANSWERED
 from ps_server.cut import clocks_of_cut
 from ps_server.gate import Gate, gate_of
 from ps_wire.consistency import Consistency
@@ -63,141 +62,27 @@ class World(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Search:
-    """What is searched: `run` visits every reachable state.
+class Moves:
+    """What each event makes of a state.
 
     Attributes:
-        steps: pushes of each worker that is there from the start.
-        late: of each that comes later.
         abstains: worker, step.
-        deaths, pauses, breaks, cuts, losses: how many of each may happen.
         prompt: reports of shards are not late.
-        states, ends: what was visited.
         reached: outputs of shards that came about, by name.
     """
 
     model: Consistency
-    steps: tuple[int, ...]
-    late: tuple[int, ...] = ()
     abstains: frozenset[tuple[int, int]] = frozenset()
-    deaths: int = 0
-    pauses: int = 0
-    breaks: int = 0
-    cuts: int = 0
-    losses: int = 0
     prompt: bool = False
-    states: int = 0
-    ends: int = 0
     reached: set[str] = field(default_factory=set)
     gate: Gate = field(init=False)
     nodes: Nodes = field(init=False, repr=False)
 
-    def run(self) -> None:
+    def __post_init__(self) -> None:
         self.gate = gate_of(self.model)
         self.nodes = Nodes(self.gate)
-        start = self.nodes.start(len(self.steps))
-        first = World(
-            nodes=(start, start),
-            workers=(
-                *(Worker(TRAINS, 1, left) for left in self.steps),
-                *(Worker(COMES, 0, left) for left in self.late),
-            ),
-            chooser=self.nodes.start_chooser(),
-            deaths=self.deaths,
-            pauses=self.pauses,
-            breaks=self.breaks,
-            cuts=self.cuts,
-            losses=self.losses,
-        )
-        seen, queue = {first}, deque([first])
-        while queue:
-            world = queue.popleft()
-            honest = list(self._honest(world))
-            done = self._done(world)
-            assert done or honest, f"stuck: {world}"
-            if done:
-                self.ends += 1
-            for event in (*honest, *self._faults(world)):
-                after = self._canonical(event[0](self, world, *event[1:]))
-                if after not in seen:
-                    seen.add(after)
-                    queue.append(after)
-        self.states = len(seen)
 
-    def _canonical(self, world: World) -> World:
-        """Shards are alike: of a state and the one with both exchanged, one is searched."""
-        first, second = world.nodes
-        if first.number <= second.number:
-            return world
-        return world._replace(
-            nodes=(second, first),
-            workers=tuple(it._replace(at=it.at[::-1]) for it in world.workers),
-            chooser=self.nodes.swap(world.chooser),
-            down=world.down[::-1],
-            up=world.up[::-1],
-            cut=tuple(it[::-1] if isinstance(it, tuple) else it for it in world.cut),
-            alone=frozenset((1 - shard, *rest) for shard, *rest in world.alone),
-            closed=frozenset((1 - shard, step, workers) for shard, step, workers in world.closed),
-        )
-
-    def _done(self, world: World) -> bool:
-        over = all(worker.life in (GONE, DEAD) for worker in world.workers)
-        if not over or world.queue or any((*world.down, *world.up)):
-            return False
-        if any(node.live for node in world.nodes):
-            return False
-        assert not any(node.machine.staged for node in world.nodes), world
-        assert not world.alone, ("what counts, counts everywhere", world)
-        assert not world.closed, world
-        assert not world.cut, world
-        return True
-
-    # -- what can happen -----------------------------------------------------------------------------
-
-    def _honest(self, world: World) -> Iterator[tuple[Any, ...]]:
-        for number, worker in enumerate(world.workers):
-            if worker.life in (COMES, DEAD) and not worker.asked:
-                yield Search._ask, number
-            if worker.life == TRAINS:
-                for shard in SHARDS:
-                    at = worker.at[shard]
-                    if at in (PULLING, PUSHING) and self._heard(world, number, shard):
-                        yield (Search._pull if at == PULLING else Search._push), number, shard
-        for shard in SHARDS:
-            if world.down[shard]:
-                yield Search._deliver, shard
-            if world.up[shard]:
-                yield Search._take, shard
-
-    def _faults(self, world: World) -> Iterator[tuple[Any, ...]]:
-        for number, worker in enumerate(world.workers):
-            if worker.life == TRAINS and not worker.asked:
-                if world.deaths:
-                    yield Search._die, number
-                if world.pauses:
-                    yield Search._pause, number
-            for shard in SHARDS:
-                at = worker.at[shard]
-                if at == PUSHING and not self._heard(world, number, shard):
-                    late = ("late_push", number, worker.incarnation, worker.step)
-                    assert self.nodes.step(world.nodes[shard], late)[0] is world.nodes[shard]
-                elif worker.life == DEAD and at == PUSHING:
-                    yield Search._push, number, shard
-                waits = worker.life == TRAINS and (at >= 0 or at in (WAITING, PUSHED))
-                if world.breaks and waits and self._heard(world, number, shard):
-                    yield Search._break, number, shard
-        yield from self._beside_workers(world)
-
-    def _beside_workers(self, world: World) -> Iterator[tuple[Any, ...]]:
-        if world.cuts and not world.cut:
-            yield (Search._hold,)
-        if world.losses:
-            for shard in SHARDS:
-                under_way = {order[0] for order in (*world.down[shard], *world.up[shard])}
-                if under_way and under_way <= {"choose", "catch_up", "report"}:
-                    yield Search._lose, shard
-
-    def _heard(self, world: World, number: int, shard: int) -> bool:
+    def heard(self, world: World, number: int, shard: int) -> bool:
         """Whether the shard takes this incarnation's frames."""
         live = world.nodes[shard].live.get(number)
         return live is not None and live[0] == world.workers[number].incarnation
@@ -214,12 +99,12 @@ class Search:
         places[shard] = at
         return self._put(world, number, at=tuple(places))
 
-    def _pull(self, world: World, number: int, shard: int) -> World:
+    def pull(self, world: World, number: int, shard: int) -> World:
         worker = world.workers[number]
         world = self._move(world, number, shard, WAITING)
         return self._give(world, shard, ("pull", number, worker.incarnation, worker.step + worker.pushes))
 
-    def _push(self, world: World, number: int, shard: int) -> World:
+    def push(self, world: World, number: int, shard: int) -> World:
         worker = world.workers[number]
         if worker.life == TRAINS:
             world = self._move(world, number, shard, PULLING if worker.left > 1 else PUSHED)
@@ -228,20 +113,20 @@ class Search:
         abstains = (number, worker.step) in self.abstains
         return self._give(world, shard, ("push", number, worker.incarnation, worker.step, abstains))
 
-    def _break(self, world: World, number: int, shard: int) -> World:
+    def reconnect(self, world: World, number: int, shard: int) -> World:
         """Answers are lost, or were not there yet: what was sent is sent again."""
         worker = world.workers[number]
         world = self._move(world._replace(breaks=world.breaks - 1), number, shard, PUSHING)
         return world if worker.pushes else self._move(world, number, shard, PULLING)
 
-    def _die(self, world: World, number: int) -> World:
+    def die(self, world: World, number: int) -> World:
         return self._put(world._replace(deaths=world.deaths - 1), number, life=DEAD)
 
-    def _pause(self, world: World, number: int) -> World:
+    def pause(self, world: World, number: int) -> World:
         world = self._put(world._replace(pauses=world.pauses - 1), number, asked=True)
         return self._ordered(world, "evict", number, world.workers[number].incarnation)
 
-    def _ask(self, world: World, number: int) -> World:
+    def ask(self, world: World, number: int) -> World:
         worker = world.workers[number]
         world = self._put(world, number, asked=True)
         if worker.life == DEAD:
@@ -270,11 +155,12 @@ class Search:
 
     # -- the coordinator -----------------------------------------------------------------------------
 
-    def _lose(self, world: World, shard: int) -> World:
-        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.down))
-        world = world._replace(losses=world.losses - 1, down=(nothing[0], nothing[1]))
-        nothing = tuple(() if it == shard else waiting for it, waiting in enumerate(world.up))
-        return self._give(world._replace(up=(nothing[0], nothing[1])), shard, ("follow",))
+    def lose(self, world: World, shard: int) -> World:
+        down, up = list(world.down), list(world.up)
+        down[shard] = tuple(order for order in down[shard] if order[0] not in UNANSWERED)
+        up[shard] = tuple(answer for answer in up[shard] if answer[0] != "report")
+        world = world._replace(losses=world.losses - 1, down=(down[0], down[1]), up=(up[0], up[1]))
+        return self._give(world, shard, ("follow",))
 
     def _ordered(self, world: World, kind: str, number: int, incarnation: int) -> World:
         return self._begin(world._replace(queue=(*world.queue, (kind, number, incarnation))))
@@ -284,6 +170,8 @@ class Search:
             return world
         kind, number, incarnation = world.queue[0]
         first = {"evict": "fence", "enter": "prepare", "leave": "leave"}[kind]
+        if kind != "leave":
+            world = self._choose(world, "hold")
         world = self._send(world, (first, number, incarnation))
         return world._replace(phase=2 if kind == "leave" else 1, answers=())
 
@@ -291,13 +179,13 @@ class Search:
         down = [(*waiting, order) if shard in shards else waiting for shard, waiting in enumerate(world.down)]
         return world._replace(down=(down[0], down[1]))
 
-    def _deliver(self, world: World, shard: int) -> World:
+    def deliver(self, world: World, shard: int) -> World:
         order, *rest = world.down[shard]
         down = list(world.down)
         down[shard] = tuple(rest)
         return self._give(world._replace(down=(down[0], down[1])), shard, order)
 
-    def _take(self, world: World, shard: int) -> World:
+    def take(self, world: World, shard: int) -> World:
         (name, *what), *rest = world.up[shard]
         up = list(world.up)
         up[shard] = tuple(rest)
@@ -305,13 +193,17 @@ class Search:
         if name == "answer":
             return self._answered(world, what[0])
         if name == "report":
-            assert world.chooser is not None
-            chooser, sent = self.nodes.report(world.chooser, shard, what[0])
-            world = world._replace(chooser=chooser)
-            for order, taken, shards in sent:
-                world = self._send(world, (order, *taken), shards)
-            return world
+            return self._choose(world, "reported", shard, what[0])
         return self._cut_goes_on(world, shard, name, what)
+
+    def _choose(self, world: World, *given: Any) -> World:
+        if world.chooser is None:
+            return world
+        chooser, sent = self.nodes.choose(world.chooser, given)
+        world = world._replace(chooser=chooser)
+        for order, taken, shards in sent:
+            world = self._send(world, (order, *taken), shards)
+        return world
 
     def _answered(self, world: World, answer: int) -> World:
         world = world._replace(answers=tuple(sorted((*world.answers, answer))))
@@ -326,6 +218,8 @@ class Search:
 
     def _changed(self, world: World) -> World:
         (kind, number, incarnation), *rest = world.queue
+        if kind != "leave":
+            world = self._choose(world, "release")
         worker = world.workers[number]
         if kind == "enter":
             entered = {"step": world.named, "pushes": False, "at": (PULLING, PULLING)}
@@ -336,7 +230,7 @@ class Search:
             world = self._put(world, number, life=GONE)
         return self._begin(world._replace(queue=tuple(rest), phase=0, named=0, answers=()))
 
-    def _hold(self, world: World) -> World:
+    def hold(self, world: World) -> World:
         world = world._replace(cuts=world.cuts - 1, cut=("hold", (None, None)))
         return self._send(world, ("hold",))
 
@@ -368,7 +262,7 @@ class Search:
         world = world._replace(nodes=(node, world.nodes[1]) if shard == 0 else (world.nodes[0], node))
         for name, *what in outputs:
             self.reached.add(name)
-            took = getattr(Search, f"_on_{name}", None)
+            took = getattr(Moves, f"_on_{name}", None)
             if took is not None:
                 world = took(self, world, shard, *what)
             else:
@@ -377,7 +271,7 @@ class Search:
                 world = world._replace(up=(up[0], up[1]))
         if self.prompt or world.chooser is None:  # then what comes back says no more when it is late
             while world.up[shard]:
-                world = self._take(world, shard)
+                world = self.take(world, shard)
         return world
 
     def _on_ack(self, world: World, shard: int, number: int, step: int) -> World:

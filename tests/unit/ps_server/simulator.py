@@ -10,7 +10,6 @@ The weights of a partition are the tuple of its applied updates, each the one-ho
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import pytest
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
 
+from .search_nodes import copied
 from .simulated import At, Job, Link, Read, Update
 
 Event = tuple[str, int, int]  # name, worker, partition; -1 where there is none
@@ -64,7 +64,7 @@ class World:
         """A copy that can go another way; nothing is applied or read in it yet."""
         other = copy(self)
         for name in ("partitions", "weights", "links", "received", "copies", "complete", "verdicts"):
-            setattr(other, name, copy(getattr(self, name)))
+            setattr(other, name, getattr(self, name).copy())
         other.applies, other.reads = [], []
         return other
 
@@ -112,11 +112,11 @@ class World:
                 yield "duplicate", worker, number
 
     def step(self, event: Event) -> None:
-        """One event happens. Its partition is copied first (pickle: 3 x faster than deepcopy)."""
+        """One event happens. Its partition is copied first."""
         name, worker, number = event
         self.now_s += 1
         if number >= 0:
-            self.partitions[number] = pickle.loads(pickle.dumps(self.partitions[number]))
+            self.partitions[number] = copied(self.partitions[number])
         if name not in ("pull", "push", "leave", "decide", "die"):
             self.faults -= 1
         getattr(self, f"_on_{name}")(worker, number)

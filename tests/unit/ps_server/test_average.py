@@ -10,7 +10,7 @@ import torch
 
 from ps_server.average import Scratch, mean
 
-from .tables import mean_in_rank_order
+from .local import mean_in_rank_order
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 

@@ -16,7 +16,8 @@ from ps_wire import frame as wire
 from ps_wire.consistency import BSP
 from ps_wire.nonfinite import NonFinite
 
-from .tables import Local, Push, Servers, draw, group, same, table_spec
+from .local import Local
+from .tables import Push, Servers, draw, group, same, table_spec
 
 SHAPES = ((10,), (33, 17), (9000,), (3, 1))
 

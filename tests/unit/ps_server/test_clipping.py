@@ -12,7 +12,8 @@ from ps_server.clipping import Clipping, Norm, coefficient, holders
 from ps_server.decisions import Decisions
 from ps_wire.plan import Plan
 
-from .tables import Local, Push, Servers, draw, group, same, table_spec
+from .local import Local
+from .tables import Push, Servers, draw, group, same, table_spec
 
 ONE_PAGE = {"shapes": ((7,),)}
 
@@ -261,3 +262,14 @@ def test_what_was_taken_before_members_have_gone_is_of_the_epoch_before():
     assert clipping.take() is None
     clipping.complete(5, 0, 1.0)
     assert clipping.take() == (5, 1.0, 3)
+
+
+def test_a_job_that_went_back_to_a_snapshot_is_decided_from_its_step_on():
+    """The first norms that are heard of a table that is made again say which step is open."""
+    decisions = Decisions(2)
+    decisions.opened("j", spec_of(), 7)
+    norms = [Norm(job="j", table=0, opening=7, step=5, squares=4.0) for _ in range(2)]
+    assert decisions.reported(0, norms[0]) is None
+    found = decisions.reported(1, norms[1])
+    assert found is not None
+    assert found[0].step == 5

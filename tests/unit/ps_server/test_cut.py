@@ -20,6 +20,8 @@ from ps_server.gate import gate_of
 from ps_server.partition import Action, Answer, Apply, Complete, Contribution, Partition, Pull
 from ps_wire.consistency import ASP, BSP, SSP, Consistency
 
+from .search_nodes import copied
+
 KEY = 7, 1
 
 
@@ -35,6 +37,13 @@ class Cell:
         self.live_then: frozenset[int] = frozenset()
         for worker in range(num_workers):
             self.machine.join(worker, 1, 0, 0.0)
+
+    def fork(self) -> Cell:
+        made = copy.copy(self)
+        made.machine, made.answered = copied(self.machine), set(self.answered)
+        made.cut = copy.copy(self.cut)
+        made.cut.machine, made.cut._kept = made.machine, list(self.cut._kept)
+        return made
 
     def push(self, worker: int, step: int) -> None:
         again = partial(Cell.push, worker=worker, step=step)
@@ -107,6 +116,14 @@ class World:
         cells = [Cell(model, workers) for _ in range(partitions)]
         every = [set(range(partitions)) for _ in range(workers)]
         return cls(model, steps, leaves, cells, [0] * workers, every, [False] * workers)
+
+    def fork(self) -> World:
+        made = copy.copy(self)
+        made.cells = [cell.fork() for cell in self.cells]
+        made.unpushed = [set(places) for places in self.unpushed]
+        made.step, made.pulling = list(self.step), list(self.pulling)
+        made.gone, made.held, made.armed = set(self.gone), dict(self.held), set(self.armed)
+        return made
 
     def key(self) -> object:
         return (
@@ -211,7 +228,7 @@ def search(start: World) -> tuple[int, int]:
         kept += any(cell.cut._kept for cell in world.cells)
         assert world.done or any(world.honest()), f"stuck: {world.key()}"
         for event in world.events():
-            after = copy.deepcopy(world)
+            after = world.fork()
             event(after)
             after.check()
             if (state := after.key()) not in seen:

@@ -77,26 +77,6 @@ def test_law_17_three_workers_with_unequal_batches_never_get_stuck(model, faults
     assert waits > 0 or model == ASP()
 
 
-@pytest.mark.parametrize(("faults", "deaths"), [(1, 0), (0, 1)])
-@pytest.mark.parametrize("model", [BSP(), SSP(1)], ids=str)
-def test_law_17_partitions_never_block_each_other(model, faults, deaths):
-    """Two workers, two partitions that progress in any order: faults and deaths stop nobody."""
-    job = Job(consistency=model, batches=(2, 3), num_partitions=2, faults=faults, deaths=deaths)
-    states, ends, waits = search(job)
-    assert states >= 500
-    assert ends >= 2
-    assert waits > 0
-
-
-@pytest.mark.parametrize("model", [BSP(), SSP(1)], ids=str)
-def test_law_17_three_workers_on_two_partitions_never_get_stuck(model):
-    """Three workers with unequal batches on two partitions all come to the same end."""
-    states, ends, waits = search(Job(consistency=model, batches=(1, 3, 2), num_partitions=2))
-    assert states >= 1000
-    assert ends == 1
-    assert waits > 0
-
-
 @pytest.mark.parametrize(("batches", "num_partitions"), [((2, 2, 1), 1), ((2, 2), 2)])
 def test_law_17_a_coordinator_that_drops_pushes_blocks_nobody(batches, num_partitions):
     """Where a coordinator decides each step when it is complete everywhere, those it drops go on too."""

@@ -18,7 +18,8 @@ from ps_wire.v1 import spec_pb2
 
 from .alone import ack, answer, ask, gradient, partition
 from .desk import table
-from .tables import Local, Push, Servers, draw, group, same, table_spec
+from .local import Local
+from .tables import Push, Servers, draw, group, same, table_spec
 
 # -- the machine ---------------------------------------------------------------------------------------
 

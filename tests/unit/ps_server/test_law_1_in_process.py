@@ -10,7 +10,8 @@ import torch
 
 from ps_wire.consistency import ASP, BSP, SSP
 
-from .tables import Local, Push, Servers, changed, draw, group, same, table_spec
+from .local import Local
+from .tables import Push, Servers, changed, draw, group, same, table_spec
 
 SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
 ADAM = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}

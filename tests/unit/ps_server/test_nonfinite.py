@@ -16,7 +16,8 @@ from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.nonfinite import NonFinite
 from ps_wire.v1 import coordinator_pb2 as pb
 
-from .tables import Local, Push, Servers, draw, group, same, table_spec
+from .local import Local
+from .tables import Push, Servers, draw, group, same, table_spec
 
 ERROR, SKIP, APPLY = NonFinite.ERROR, NonFinite.SKIP, NonFinite.APPLY
 MODELS = pytest.mark.parametrize("model", [BSP(), SSP(1), ASP()], ids=str)

@@ -61,6 +61,37 @@ def test_a_worker_has_one_live_connection():
     assert shard.replace_session("j", 0, first) is None
 
 
+def test_a_connection_in_place_of_another_is_a_retry(caplog):
+    """Of one incarnation: the first connection of the next one is not."""
+    shard = shard_with()
+    with caplog.at_level("INFO", logger="ps_server"):
+        shard.replace_session("j", 0, Connection())
+        shard.replace_session("j", 1, Connection())
+        shard.replace_session("j", 0, Connection())
+        admit(shard, 0, 2)
+        shard.replace_session("j", 0, Connection())
+    (job,) = shard.jobs()
+    assert job.events == {"retry": 1}
+    assert caplog.messages == ["job j: event=retry worker=0 incarnation=1"]
+
+
+def test_pushes_that_a_verdict_drops_are_an_event(caplog):
+    shard = shard_with()
+    shard.open_table("j", table_spec("SGD", ADAM, shapes=((16,),)))
+    table, outlet = shard.table("j", 0), Kept()
+    table.receive(wire.Frame(kind=Kind.LOAD, payload=bytes(4096)), outlet, member=True)
+    shard.start_table("j", 0)
+    push = wire.Frame(kind=Kind.PUSH, worker=1, incarnation=1, payload=bytes(4096))
+    table.receive(push, outlet, member=True)
+    with caplog.at_level("INFO", logger="ps_server"):
+        for worker, limits in ((1, {0: 0}), (0, {0: 0})):  # the second one had pushed nothing
+            shard.fence(job="j", worker=worker, incarnation=1)
+            shard.evict(job="j", worker=worker, incarnation=1, limits=limits, epoch=1)
+    (job,) = shard.jobs()
+    assert job.events == {"drop": 1}
+    assert caplog.messages == ["job j: event=drop worker=1 incarnation=1 pushes=1"]
+
+
 def held(shard):
     return {job.name: job.memory_bytes for job in shard.jobs()}
 

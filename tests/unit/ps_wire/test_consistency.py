@@ -82,8 +82,8 @@ def test_a_negative_bound_is_refused(make):
         ("asp:max_delay=-1", ">= 0, got -1"),
         ("bsp:backup=", "whole number, got ''"),
         ("bsp:backup=x", "'x'"),
-        ("bsp:backup=-1", ">= 0, got -1"),
-        ("bsp:backup=0", ">= 1, got 0; bsp has none"),
+        ("bsp:backup=-1", ">= 1, got -1"),
+        ("bsp:backup=0", ">= 1, got 0"),
     ],
 )
 def test_a_delay_that_makes_no_sense_is_refused(text, why):

@@ -37,9 +37,10 @@ class LastMoment:
         if frame.kind is wire.Kind.PULLED:
             with self._lock:
                 wanted = self._wanted is None or frame.partition in self._wanted
-                if frame.partition in self.never or (
-                    not wanted and self._held(frame.partition, self._exchange._pulls.step)
-                ):
+                held = self._held(frame.partition, self._exchange._pulls.step)
+                if wanted and held:
+                    self.waited.append([frame.partition])
+                if frame.partition in self.never or (held and not wanted):
                     kept = replace(frame, payload=bytes(frame.payload))  # the buffer is the connection's
                     self._kept[frame.partition] = kept
                     return

@@ -91,6 +91,7 @@ class Training:
         return run_workers(cluster, body, num_workers=2, consistency=self.consistency, job=self.job)
 
     def _train_model(self, worker: ps.Worker):
+        """Of two epochs' batches of a loader, over and over, each with noise that is the step's."""
         net = Net()
         if self.optimizer == "adam":
             inner = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -99,18 +100,21 @@ class Training:
         optimizer = worker.wrap(inner, net, buckets=SIZES)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
         worker.register_state("scheduler", scheduler)
+        loader = worker.loader(torch.utils.data.TensorDataset(torch.linspace(-1, 1, 40)), batch_size=4)
         step = self.first[worker.rank] = optimizer.step_number
-        while True:
-            tensors = [*net.parameters(), *net.buffers()]
-            self.seen[worker.rank, step] = [tensor.detach().clone() for tensor in tensors]
-            generator = torch.Generator().manual_seed(1000 * worker.rank + step)
-            loss = net(torch.randn(4, 40, generator=generator)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            step += 1
-            yield step
+        for epoch in worker.epochs(1 << 20):
+            for (batch,) in loader:
+                tensors = [*net.parameters(), *net.buffers(), batch, torch.tensor(epoch)]
+                self.seen[worker.rank, step] = [tensor.detach().clone() for tensor in tensors]
+                generator = torch.Generator().manual_seed(1000 * worker.rank + step)
+                noise = torch.randn(len(batch), 40, generator=generator)
+                loss = net(batch[:, None] + noise).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                scheduler.step()
+                step += 1
+                yield step
 
     def _train_table(self, worker: ps.Worker):
         start = {"w": torch.linspace(-1, 1, 5000), "v": torch.ones(300)}
