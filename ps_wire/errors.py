@@ -328,22 +328,16 @@ def facts_to_json(error: PsError) -> str:
 def from_wire(name: str, message: str, facts_json: str = "") -> PsError:
     """The error that the other side raised.
 
-    Args:
-        name: its class; an unknown one becomes `PsError` and is kept in the message.
-        message: its sentence.
-        facts_json: a JSON object of its facts; anything else counts as none.
+    An unknown class becomes `PsError`, its name kept in the message; facts that are no JSON object are none.
     """
     try:
         parsed = json.loads(facts_json) if facts_json else {}
     except (ValueError, RecursionError):
         parsed = {}
-    facts: dict[str, Fact] = {}
-    if isinstance(parsed, dict):
-        facts = {
-            key: value
-            for key, value in parsed.items()
-            if value is None or isinstance(value, str | int | float)
-        }
+    known = parsed if isinstance(parsed, dict) else {}
+    facts: dict[str, Fact] = {
+        key: value for key, value in known.items() if value is None or isinstance(value, str | int | float)
+    }
     cls = BY_NAME.get(name)
     error = PsError(f"{name}: {message}") if cls is None else cls(message)
     error.facts = facts
