@@ -101,18 +101,6 @@ class Exchange(Reentry, Waits):
         """The weights that came last, all of them."""
         return self.memory.weights
 
-    @property
-    def spread(self) -> int:
-        """Newest minus oldest version of the weights, over partitions."""
-        return max(self.versions) - min(self.versions)
-
-    def step_of(self, clock: int) -> int:
-        """The step that the weights are of which came for a pull at this clock.
-
-        A later one where this worker was late and others went on, with backup workers.
-        """
-        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
-
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
         self._connections = connections
@@ -355,13 +343,3 @@ class Exchange(Reentry, Waits):
             pushes = self._pushes.again()
             yield from [frame for frame in pushes if self.partitions[frame.partition].shard == shard]
             yield from self._asked(shard)
-
-    def fail(self, error: PsError) -> None:
-        """Ends every wait, now and later, with this error; the first one stays."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
-            self._answered.notify_all()
-            due = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
-        for callback in due:
-            callback(self._error)

@@ -342,20 +342,6 @@ class Worker(WorkerData, WorkerState):
     def _begin_step(self) -> None:
         self._link.capture.begin()
 
-    def _closed(self) -> str | None:
-        """Why no step can be taken any more, or None."""
-        if self._leaving:
-            return f"this worker has left job {self._settings.job}: connect again to train on"
-        if self._finishing:
-            return f"this worker has finished job {self._settings.job}: no step comes after finish()"
-        return self._ended_text() if self.ended else None
-
-    def _ended_text(self) -> str:
-        return (
-            f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
-            "start another --job to train again"
-        )
-
     def _say(self, text: str) -> None:
         terminal.show(logger)
         rank = getattr(self, "rank", None)
