@@ -56,14 +56,18 @@ def main() -> None:
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, max_lr=args.lr, total_steps=args.epochs * len(loader)
         )
+        worker.register_state("scheduler", scheduler)  # ps
         for _ in worker.epochs(args.epochs):  # ps
-            for images, labels in loader:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(images), labels)
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-                optimizer.step()
-                scheduler.step()
+            try:  # ps
+                for images, labels in loader:
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(model(images), labels)
+                    loss.backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+                    optimizer.step()
+                    scheduler.step()
+            except ps.RolledBack:  # ps: servers were lost, and the job is back at its last snapshot
+                continue  # ps: with the epoch and the batch of then
         worker.finish()  # ps
 
         images, labels = test.tensors

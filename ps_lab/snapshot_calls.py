@@ -12,7 +12,7 @@ import grpc
 from ps_wire.access import Access
 from ps_wire.channel import dial
 from ps_wire.errors import ServerUnreachable
-from ps_wire.snapshot import MANIFEST, FileRecord, Manifest, shard_file, worker_file
+from ps_wire.snapshot import FINAL_FILE, MANIFEST, FileRecord, Manifest, shard_file, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.status import error_of
 from ps_wire.tls_diagnosis import diagnose
@@ -87,7 +87,7 @@ def files_for(manifest: Manifest, shard: int, num_shards: int) -> list[FileRecor
     if manifest.num_shards != num_shards:
         own = {shard_file(other, manifest.num_shards) for other in range(manifest.num_shards)}
     if shard == 0:
-        own |= {worker_file(worker) for worker in manifest.workers}
+        own |= {FINAL_FILE, *(worker_file(worker) for worker in manifest.workers)}
     return [record for record in manifest.files if record.name in own]
 
 

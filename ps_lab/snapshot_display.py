@@ -33,7 +33,7 @@ def table(found: list[Found]) -> Table:
         if known is None:
             shown.add_row(one.job, one.name, "", "", "", "", f"[red]{one.fault}[/red]")
             continue
-        workers = ",".join(str(worker) for worker in sorted(known.workers))
+        workers = "ended" if known.ended else ",".join(str(worker) for worker in sorted(known.workers))
         shown.add_row(
             one.job,
             one.name,

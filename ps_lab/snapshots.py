@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from ps_wire.errors import SnapshotCorrupt, SnapshotMissing, SnapshotUnusable, UsageError
-from ps_wire.snapshot import Manifest, shard_file, table_from_json, worker_file
+from ps_wire.snapshot import FINAL_FILE, Manifest, shard_file, table_from_json, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.table import ParameterSpec, TableSpec
@@ -91,7 +91,7 @@ def export(
 ) -> dict[str, torch.Size]:
     """Writes the weights and buffers of a snapshot as one safetensors file, with names as in `state_dict`.
 
-    Buffers are those of the lowest worker. Where tables share names, these begin with the table's number.
+    Buffers are those of the lowest worker, or of the end. Names that tables share begin with the table's.
 
     Args:
         store: where the snapshot is.
@@ -114,6 +114,7 @@ def export(
     tensors: dict[tuple[int, str], torch.Tensor] = {}
     with ExitStack() as opened:
         names = [shard_file(shard, manifest.num_shards) for shard in range(manifest.num_shards)]
+        names += [record.name for record in manifest.files if record.name == FINAL_FILE]
         names += [worker_file(worker) for worker in sorted(manifest.workers)[:1]]
         paths = [opened.enter_context(store.local(job, snapshot, name)) for name in names]
         files = [TensorFile(path, str(path)) for path in paths]
@@ -121,7 +122,7 @@ def export(
             if table in (None, spec.number):
                 parts = files[: manifest.num_shards]
                 tensors |= {(spec.number, name): value for name, value in _weights(spec, parts)}
-        for key in files[-1] if manifest.workers else ():
+        for key in files[-1] if len(files) > manifest.num_shards else ():
             number, _, name = key.partition("/")
             if number.isdigit() and table in (None, int(number)):
                 tensors[int(number), name] = files[-1][key]

@@ -60,6 +60,10 @@ def serve(
             help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(envvar="PS_DEVICE", help="On which the optimizers run and have their state: cpu, cuda."),
+    ] = "cpu",
     snapshot_dir: Annotated[
         str | None,
         typer.Option(
@@ -128,6 +132,7 @@ def serve(
         coordinator=parse_coordinator(index, coordinator, servers),
         advertise=advertise or host,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        device=device,
         data_port=data_port,
         health_port=health_port,
         snapshot_dir=snapshot_dir,

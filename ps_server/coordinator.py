@@ -1,4 +1,4 @@
-"""The coordinator's gRPC service: streams of members and of following shards, state, status.
+"""The coordinator's gRPC service: streams of members and of following shards.
 
 Thin: what a message means is decided in `membership`, carried out in `room`.
 """
@@ -6,7 +6,6 @@ Thin: what a message means is decided in `membership`, carried out in `room`.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import grpc.aio
 import torch
 
-from ps_server import coordinator_state, gatekeeper, share_messages
-from ps_server import member as members
+from ps_server import coordinator_state, gatekeeper
 from ps_server.choices import attendance_from_proto
+from ps_server.coordinator_calls import CoordinatorCalls
 from ps_server.decisions import norm_from_proto
 from ps_server.generations import Generations
 from ps_server.log import logger
-from ps_server.member_streams import MemberStreams, worker_status
+from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
 from ps_server.orders import Shards
 from ps_server.readers import Readers
@@ -30,13 +29,10 @@ from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
-from ps_wire.address import check_job_name
 from ps_wire.errors import (
     Fenced,
     FrameMalformed,
     JobFull,
-    JobUnknown,
-    MemoryLimitExceeded,
     PsError,
     ServerNotReady,
     TokenRefused,
@@ -44,18 +40,15 @@ from ps_wire.errors import (
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
-MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
 DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
-STATE_CHUNK_BYTES = 1 << 20
 
 
-class Coordinator(rpc.CoordinatorServicer):
+class Coordinator(CoordinatorCalls):
     """See the module's docstring. Everything happens on the event loop."""
 
     def __init__(
@@ -243,149 +236,3 @@ class Coordinator(rpc.CoordinatorServicer):
         except grpc.aio.AioRpcError as error:
             logger.debug("shard %d: stream broke: %s", shard, error)
         outbox.put_nowait(None)
-
-    # -- state -----------------------------------------------------------------------------------------
-
-    async def PutState(
-        self, request_iterator: AsyncIterator[pb.StateChunk], context: grpc.aio.ServicerContext
-    ) -> pb.PutStateReply:
-        """A member puts state, in chunks; kept once it is whole."""
-        key: pb.StateKey | None = None
-        blob = bytearray()
-        room_bytes = 0
-        async for chunk in request_iterator:
-            if key is None:
-                key = chunk.key
-                self._check_member(key)
-                room_bytes = self._states.room(key.job, key.name[:64])
-            if len(blob) + len(chunk.data) > room_bytes:
-                raise MemoryLimitExceeded(
-                    f"state {key.name[:64]!r} of job {key.job} is over {room_bytes} bytes"
-                )
-            blob += chunk.data
-        if key is None:
-            raise FrameMalformed("a state without chunks")
-        self._states.put(key.job, key.name[:64], bytes(blob))
-        return pb.PutStateReply()
-
-    async def GetState(
-        self, request: pb.GetStateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.StateChunk]:
-        """A member gets state, in chunks; with `at_least` it waits for it, as long as its call may take."""
-        key = request.key
-        self._check_member(key)
-        if key.name == "live":
-            async for chunk in self._live_state(key):
-                yield chunk
-            return
-        while request.HasField("at_least") and not self._states.reached(key.job, key.name, request.at_least):
-            await self._states.change(key.job)
-            self._check_member(key)
-        blob = self._states.get(key.job, key.name)
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
-
-    async def _live_state(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
-        room = self._rooms[key.job]
-        joiner = room.job.roster.member(key.worker, key.incarnation)
-        blob = await self._readers.live.for_joiner(room, joiner)
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
-
-    def _check_member(self, key: pb.StateKey) -> None:
-        self._member(key.job, key.worker, key.incarnation)
-
-    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
-        gatekeeper.check_job(job)
-        room = self._rooms.get(job)
-        if room is None:
-            raise JobUnknown(f"no job {job[:64]!r} here")
-        known = room.job.roster.members.get(worker)
-        if (
-            known is not None
-            and not known.reader
-            and (
-                incarnation < known.incarnation
-                or (incarnation == known.incarnation and known.state is members.MemberState.LOST)
-            )
-        ):
-            raise members.evicted(room.job.name, worker, incarnation)
-        return room, room.job.roster.member(worker, incarnation)
-
-    async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
-        """What of an epoch of a loader a worker hands out next."""
-        room, member = self._member(request.job, request.worker, request.incarnation)
-        piece = room.job.shares.ask(
-            share_messages.check_loader(request.loader),
-            request.epoch,
-            member.worker,
-            member.incarnation,
-            room.job.sharing(),
-            begins=request.begins,
-            first=request.first,
-            samples=request.samples,
-            mark=share_messages.mark_of(request.mark),
-            rest=share_messages.mark_of(request.rest),
-        )
-        room.say_epochs()
-        if piece is None:
-            return pb.ShareReply()
-        return pb.ShareReply(
-            piece=pb.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
-        )
-
-    async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
-        """How far a worker has come in what it hands out."""
-        room, member = self._member(request.job, request.worker, request.incarnation)
-        loader = share_messages.check_loader(request.loader)
-        room.job.shares.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
-        return pb.UseReply()
-
-    async def Snapshot(
-        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.SnapshotProgress]:
-        """Takes a snapshot; the last word says where it is."""
-        gatekeeper.check_job(request.job)
-        async for progress in self._takings.take(request.job):
-            yield progress
-
-    async def NameSnapshot(
-        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
-    ) -> pb.SnapshotProgress:
-        """A name that no snapshot of the job has."""
-        gatekeeper.check_job(request.job)
-        return pb.SnapshotProgress(snapshot=await self._takings.new_name(check_job_name(request.job)))
-
-    async def Restore(
-        self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext
-    ) -> pb.SnapshotProgress:
-        """A job goes back to a snapshot that was brought here."""
-        gatekeeper.check_job(request.job)
-        step = await self._recovery.go_back(check_job_name(request.job), request.snapshot)
-        return pb.SnapshotProgress(phase="done", snapshot=request.snapshot, step=step)
-
-    # -- status ----------------------------------------------------------------------------------------
-
-    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusReply:
-        """All jobs with their workers."""
-        return pb.StatusReply(
-            num_shards=self._shards.num_shards,
-            shards=self._shards.addresses,
-            jobs=[self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)],
-        )
-
-    @staticmethod
-    def _job_status(room: Room) -> pb.JobStatus:
-        now_s = time.monotonic()
-        job = room.job
-        clocks = {worker: progress.step for worker, progress in room.progress.items()}
-        return pb.JobStatus(
-            job=job.spec,
-            state=job.state.value,
-            num_tables=job.num_tables,
-            epoch=job.epoch,
-            events=room.events.counts,
-            happened=room.events.last,
-            epochs=[share_messages.epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
-            workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
-        )

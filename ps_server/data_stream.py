@@ -23,7 +23,7 @@ from ps_wire.carrier import Carrier, Message, Receiver, deliver
 
 METHOD_SERVICE = "ps_wire.v1.Shard"
 METHOD_NAME = "Data"
-INBOX_FRAMES = 4
+INBOX_FRAMES = 2
 
 
 class _Outbox:
@@ -164,7 +164,7 @@ class _Inbox:
         try:
             while (message := self._frames.get()) is not None:
                 goes_on = deliver(message, self._receiver)
-                del message  # a frame may be all that keeps 4 MiB alive
+                del message  # a frame may be all that keeps 8 MiB alive
                 self._loop.call_soon_threadsafe(self._taken)
                 if not goes_on:
                     break

@@ -156,7 +156,8 @@ class MemberStreams:
             except (WorkerNumberTaken, JobFull):
                 if not await self._gives_way(room, worker):
                     raise
-        self._takings.joins(room.job.name)
+        if not member.reader:
+            self._takings.joins(room.job.name)
         mailbox = room.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
         room.events.record(event, member, epoch=room.job.epoch)

@@ -314,7 +314,9 @@ def _kind(value: Value) -> str:
 def _make(entry: Known, name: str, pieces: Sequence[torch.Tensor], group: Group) -> torch.optim.Optimizer:
     accepted = inspect.signature(entry.cls).parameters
     keywords: dict[str, Any] = {key: value for key, value in group if key in accepted}
-    keywords |= {"fused": True} if entry.fused else {"foreach": False}
+    on_host = all(piece.is_cpu for piece in pieces)
+    fused = entry.fused and (on_host or name != "Adagrad")  # whose kernel is for CPUs
+    keywords |= {"fused": True} if fused else {"foreach": not on_host}
     try:
         optimizer = entry.cls(list(pieces), **keywords)
     except (TypeError, ValueError) as error:

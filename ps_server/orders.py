@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ps_server.attendance import TableAttendance
@@ -16,6 +15,7 @@ from ps_server.carry_out import carry_out
 from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
+from ps_server.following import Answered, Following
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
@@ -31,17 +31,7 @@ RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_R
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
-@dataclass(slots=True)
-class _Registered:
-    """A shard that follows: its address, the orders on their way to it and those it has not answered."""
-
-    address: str
-    outbox: asyncio.Queue[pb.Order | None]
-    waiting: dict[int, asyncio.Future[pb.OrderDone | None]] = field(default_factory=dict)
-
-
-_Answered: TypeAlias = "asyncio.Future[pb.OrderDone | None]"  # None: its stream has ended
-_Sent: TypeAlias = tuple[_Registered, _Answered]
+_Sent: TypeAlias = tuple[Following, Answered]
 
 
 class Shards:
@@ -59,7 +49,7 @@ class Shards:
         self.num_shards = own.num_shards
         self._own = own
         self._address = address
-        self._registered: dict[int, _Registered] = {}
+        self._registered: dict[int, Following] = {}
         self.standings = Standings(generations or Generations(None))
         own.generation = self.standings.generations.own
         self._complete = asyncio.Event()
@@ -137,10 +127,10 @@ class Shards:
         granted = pb.Granted(generation=generation, coordinator=self.standings.generations.own)
         before = self._registered.pop(message.shard, None)
         if before is not None:
-            self._give_up(before)
+            before.give_up()
         if lost and self.on_lost_state is not None:
             self.on_lost_state(message.shard)
-        entry = _Registered(message.address, asyncio.Queue())
+        entry = Following(message.address, asyncio.Queue())
         entry.outbox.put_nowait(pb.Order(granted=granted))
         self._registered[message.shard] = entry
         if len(self._registered) == self.num_shards - 1:
@@ -151,7 +141,7 @@ class Shards:
     def close(self) -> None:
         """Ends the streams of all followers."""
         for entry in self._registered.values():
-            self._give_up(entry)
+            entry.give_up()
         self._lane.shutdown(wait=False)
 
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
@@ -160,7 +150,7 @@ class Shards:
         if entry is not None and entry.outbox is outbox:
             del self._registered[shard]
             self._complete.clear()
-            self._give_up(entry)
+            entry.give_up()
             logger.warning("shard %d at %s no longer follows", shard, entry.address)
 
     def answered(self, shard: int, done: pb.OrderDone) -> None:
@@ -321,10 +311,7 @@ class Shards:
         entry = self._registered.get(shard)
         if entry is None:
             return None
-        future: _Answered = asyncio.get_running_loop().create_future()
-        entry.waiting[order.number] = future
-        entry.outbox.put_nowait(order)
-        return entry, future
+        return entry, entry.send(order)
 
     async def _answer(
         self, shard: int, boot: bytes, order: pb.Order, limit_s: float, sent: _Sent | None
@@ -350,10 +337,3 @@ class Shards:
             entry.waiting.pop(number, None)
             error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {limit_s:g} s")
             return pb.OrderDone(number=number, refused=refused_to_proto(error))
-
-    @staticmethod
-    def _give_up(entry: _Registered) -> None:
-        for future in entry.waiting.values():
-            if not future.done():
-                future.set_result(None)
-        entry.outbox.put_nowait(None)

@@ -25,6 +25,7 @@ from grpc_reflection.v1alpha import reflection
 from ps_server import hand_off, optimizers
 from ps_server.coordinator import Coordinator
 from ps_server.data_stream import DataStreams
+from ps_server.device_optimizer import device_of
 from ps_server.durability import Durability
 from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
@@ -72,6 +73,7 @@ class ServerOptions:
         snapshots: when they are taken, and how many are kept.
         durability: what becomes of jobs when a shard loses what it held.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
+        device: on which optimizers run.
     """
 
     shard: int
@@ -87,6 +89,7 @@ class ServerOptions:
     snapshot_dir: str | None = None
     durability: Durability = Durability.NONE
     access: Access = OPEN
+    device: str = "cpu"
     snapshots: SnapshotPolicy = NO_SNAPSHOTS
 
 
@@ -101,6 +104,7 @@ class Server:
             num_shards=options.num_shards,
             memory_limit_bytes=options.memory_limit_bytes,
             submit=self._pool.submit,
+            device=device_of(options.device),
         )
         self._saved: SavedJobs | None = None
         self._store: SnapshotStore | None = None

@@ -18,7 +18,7 @@ from ps_server.table_state import TableState
 from ps_server.table_state_codec import TableReader
 from ps_wire.errors import SnapshotCorrupt, SnapshotMismatch, SnapshotUnusable, TableMismatch
 from ps_wire.plan import Plan
-from ps_wire.snapshot import Manifest, job_from_json, shard_file, table_from_json, worker_file
+from ps_wire.snapshot import FINAL_FILE, Manifest, job_from_json, shard_file, table_from_json, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.table import TableSpec, check_same
@@ -58,6 +58,10 @@ class SavedJobs:
                 self._check(job, name, manifest, worker_file(worker))
                 with self._store.local(job, name, worker_file(worker)) as path:
                     states[f"{SAVED}/{worker}"] = path.read_bytes()
+        if FINAL_FILE in kept:
+            self._check(job, name, manifest, FINAL_FILE)
+            with self._store.local(job, name, FINAL_FILE) as path:
+                states["final"] = path.read_bytes()
         return SavedJob(
             snapshot=name,
             job=job_from_json(manifest.job),

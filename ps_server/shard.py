@@ -9,17 +9,18 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable
 
-from ps_server import optimizers, table_state
+import torch
+
+from ps_server import optimizers
 from ps_server.attendance import Choice, TableAttendance
 from ps_server.clipping import Norm
+from ps_server.device_optimizer import HOST, optimizer_on
 from ps_server.gate import gate_of
 from ps_server.log import logger
-from ps_server.member import rolled_back
+from ps_server.shard_generations import ReadPart, ShardGenerations
 from ps_server.shard_job import Retirable, ShardJob
-from ps_server.shard_members import ShardMembers
 from ps_server.shard_snapshots import ShardSnapshots
 from ps_server.shard_table import ShardTable
 from ps_server.table_state import TableState
@@ -29,24 +30,19 @@ from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
     MemoryLimitExceeded,
-    ServerNotReady,
     StrangerRefused,
 )
-from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
-from ps_wire.v1 import spec_pb2
 
 TOKEN_BYTES = 16
 MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
 
 
-ReadPart: TypeAlias = Callable[[str, str, Plan, TableSpec], TableState]
-
 __all__ = ["TOKEN_BYTES", "Retirable", "Shard", "ShardJob"]
 
 
-class Shard(ShardMembers):
+class Shard(ShardGenerations):
     """See the module's docstring. Thread-safe.
 
     Attributes:
@@ -64,9 +60,19 @@ class Shard(ShardMembers):
         num_shards: int,
         memory_limit_bytes: int | None,
         submit: Callable[[Callable[[], None]], None] | None = None,
+        device: torch.device = HOST,
     ) -> None:
-        """`submit` has complete steps closed on other threads; None: on the thread that completes one."""
+        """Has no table yet.
+
+        Args:
+            index: of this one.
+            num_shards: of the service.
+            memory_limit_bytes: for the tables of all jobs; None for no limit.
+            submit: has complete steps closed on other threads; None: on the thread that completes one.
+            device: on which optimizers run.
+        """
         self._submit = submit
+        self._make_optimizer = optimizer_on(device)
         self.index = index
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
@@ -122,6 +128,7 @@ class Shard(ShardMembers):
             gate=gate_of(entry.consistency),
             nonfinite=entry.nonfinite,
             opening=opening,
+            make_optimizer=self._make_optimizer,
             report=self._report,
             attend=self._attend,
             submit=self._submit,
@@ -140,52 +147,6 @@ class Shard(ShardMembers):
         """Forgets a job and frees its memory."""
         with self._lock:
             self._jobs.pop(job, None)
-
-    def restore(
-        self,
-        *,
-        job: spec_pb2.Job,
-        tables: Sequence[TableSpec],
-        snapshot: str,
-        generation: int,
-        incarnation: int,
-        step: int,
-        opening: int = 0,
-    ) -> None:
-        """Puts this shard's part of a snapshot in place of what there is of a job; nobody is in it yet.
-
-        Args:
-            job: what it is.
-            tables: by number; they have not started.
-            snapshot: its name.
-            generation: of the shard from now on.
-            incarnation: workers' incarnations up to this one are over; they are told so.
-            step: of the snapshot.
-            opening: number of the order.
-
-        Raises:
-            PsError: it cannot be read, is not of these tables or does not fit: the job has none then.
-        """
-        with self._lock:
-            before = self._jobs.pop(job.name, None)
-        for session in before.connections() if before is not None else ():
-            session.retire()
-            session.expel(rolled_back(job.name, step))
-        self.generation = generation
-        with self._lock:
-            self._jobs[job.name] = ShardJob(
-                name=job.name,
-                consistency=consistency.parse(job.consistency),
-                num_workers=job.num_workers,
-                nonfinite=parse_nonfinite(job.nonfinite or "error"),
-                floor=incarnation,
-                floor_step=step,
-            )
-        for spec in tables:
-            self.open_table(job.name, spec, opening)
-            table = self.table(job.name, spec.number)
-            table_state.restore(table, self.read_part(job.name, snapshot, table.plan, spec))
-        logger.info("job %s: restored from %s", job.name, snapshot)
 
     def decide(self, job: str, number: int, *, opening: int, step: int, scale: float) -> None:
         """A clipped step closes with this scale; one of a table that is gone is not news."""
@@ -210,26 +171,6 @@ class Shard(ShardMembers):
         with self._lock:
             tables = [table for entry in self._jobs.values() for table in entry.tables.values()]
         return [report for table in tables if (report := table.attendance()) is not None]
-
-    def begin(self, generation: int, *, keep: bool) -> None:
-        """From now on the shard is of this generation; `keep`: it was before, and what it holds counts."""
-        self.generation = generation
-        for entry in () if keep else self.jobs():
-            logger.warning("job %s: dropped: the service has gone on without this shard's part", entry.name)
-            self.end(entry.name)
-
-    def retire(self) -> None:
-        """Nothing more is taken of any worker; what was taken is finished."""
-        for entry in self.jobs():
-            for session in entry.connections():
-                session.retire()
-
-    def end(self, job: str) -> None:
-        """Forgets a job; who is still in it hears why from the coordinator."""
-        with self._lock:
-            entry = self._jobs.pop(job, None)
-        for session in entry.connections() if entry is not None else ():
-            session.retire()
 
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""
@@ -260,18 +201,6 @@ class Shard(ShardMembers):
             kept.append(token)
             del kept[:-MAX_TOKENS]
             return token
-
-    def check_generation(self, generation: int) -> None:
-        """Refuses who means another process or time of this shard; 0: whichever this is.
-
-        Raises:
-            ServerNotReady: it is to connect anew.
-        """
-        if generation not in (0, self.generation):
-            raise ServerNotReady(
-                f"shard {self.index} is of generation {self.generation}, not {generation}: connect again",
-                generation=self.generation,
-            )
 
     def use_token(self, job: str, worker: int, incarnation: int, token: bytes) -> None:
         """Takes a token back; it is good once.

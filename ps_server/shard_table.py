@@ -63,6 +63,7 @@ class ShardTable(TableMembers):
         gate: Gate,
         nonfinite: NonFinite = NonFinite.ERROR,
         opening: int = 0,
+        make_optimizer: Callable[..., optimizers.PieceOptimizer] = optimizers.PieceOptimizer,
         report: Callable[[Norm], None] | None = None,
         attend: Callable[[TableAttendance], None] | None = None,
         submit: Callable[[Callable[[], None]], None] | None = None,
@@ -77,6 +78,7 @@ class ShardTable(TableMembers):
             gate: of the job.
             nonfinite: of the job.
             opening: number of the order that opens the table.
+            make_optimizer: from a name, hyper-parameters and pieces.
             report: takes the shard's part of the norm of each clipped step; must not block. Needed where
                 other shards hold parts, too.
             attend: takes who is there, as `report`: needed likewise, where there are backup workers.
@@ -117,7 +119,7 @@ class ShardTable(TableMembers):
                 group=bucket.group,
                 weights=region.of(memory, partition),
                 pieces=self.plan.pieces(partition),
-                optimizer=partial(optimizers.PieceOptimizer, spec.optimizer.name, group),
+                optimizer=partial(make_optimizer, spec.optimizer.name, group),
                 machine=machine_of(gate),
                 screen=screen,
                 clipping=self._clipping,

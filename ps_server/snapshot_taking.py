@@ -29,7 +29,7 @@ from ps_server.snapshot_cut import clocks_of_snapshot
 from ps_server.state_store import StateStore
 from ps_wire import consistency
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
-from ps_wire.snapshot import FileRecord, Manifest, job_to_json, table_to_json, worker_file
+from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, job_to_json, table_to_json, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -134,12 +134,17 @@ class Taking:
             async with asyncio.timeout(CUT_LIMIT_S):
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
+                if self._job.state is JobState.ENDED:
+                    await self._arm()
+                    return
                 while True:
                     if await self._prepare():
                         break
                     await asyncio.sleep(LOOK_S)  # somebody is still making tables
                 await self._arm()
                 await self._wait(self._all_captured, "workers to reach the cut")
+                if not self._members:
+                    raise CutAborted(f"job {self._job.name}: all workers finished during the cut")
                 while saved := await self._look():
                     if not any(item.waiting for item in saved):
                         return
@@ -192,7 +197,14 @@ class Taking:
         records = [FileRecord(name=item.file, bytes=item.bytes, sha256=item.sha256) for item in saved]
         workers = sorted(worker for worker in self._members if worker in self._writes)
         records += [await self._writes[worker] for worker in workers]
-        manifest = self._describe(records, workers, [json.loads(item.counters) for item in saved])
+        ended = self._job.state is JobState.ENDED and not workers
+        if ended and self._job.has_final_state:
+            blob = self._states.get(self._job.name, "final")
+            records.append(
+                await asyncio.to_thread(self._store.write, self._job.name, self._name, FINAL_FILE, [blob])
+            )
+        counters = [json.loads(item.counters) for item in saved]
+        manifest = self._describe(records, workers, counters, ended=ended)
         await asyncio.to_thread(self._store.complete, self._job.name, self._name, manifest)
         self.progress = pb.SnapshotProgress(
             phase="done",
@@ -204,13 +216,22 @@ class Taking:
         return manifest
 
     def _describe(
-        self, records: list[FileRecord], workers: list[int], counters: list[Mapping[str, Any]]
+        self,
+        records: list[FileRecord],
+        workers: list[int],
+        counters: list[Mapping[str, Any]],
+        *,
+        ended: bool,
     ) -> Manifest:
         job = self._job
         clocks = {
             table: {worker: steps[worker] for worker in workers} for table, steps in self._steps.items()
         }
         newest = {worker: max(steps[worker] for steps in clocks.values()) for worker in workers}
+        if ended:
+            clocks = {
+                table: dict.fromkeys(job.roster.members, job.clocks.get(table, 0)) for table in self._steps
+            }
         return Manifest(
             number=int(self._name.partition("-")[0]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -228,6 +249,7 @@ class Taking:
                 for worker in workers
             },
             shares=tuple(job.shares.capture(newest)),
+            ended=ended,
             counters={table: _merged([counts[str(table)] for counts in counters]) for table in self._steps},
         )
 

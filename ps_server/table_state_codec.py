@@ -6,7 +6,8 @@ partition's state machine has, and which pieces it holds.
 
 A partition of another plan is put together of pieces. Its clocks, version and counters are those of the
 partition that its first piece came from: at the moment of a cut they agree, but for what was dropped, skipped
-or mixed in some partitions only. What goes on in the same moment (staged contributions) fits its own plan.
+or mixed in some partitions only. Where pieces that become one have counted different steps, the largest
+counts, which is said. What goes on in the same moment (staged contributions) fits its own plan.
 
 It must not know files: tensors come from any mapping, which may read them when asked.
 """
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from ps_server.gradient import Gradient
+from ps_server.log import logger
 from ps_server.optimizers import State, known
 from ps_server.partition import Contribution, Ledger
 from ps_server.table_state import CellState, MachineState, TableState
@@ -233,20 +235,32 @@ class TableReader:
 
     def _state(self, plan: Plan, piece: Piece, parts: Sequence[tuple[_Saved, int, int, int]]) -> State:
         scalars = known(self.spec.optimizer.name).scalars
-        kinds = {saved.kinds for saved, *_ in parts}
+        kinds = {kind: None for saved, *_ in parts for kind in saved.kinds}
         name = plan.parameters[piece.parameter].name
-        if len(kinds) != 1:
-            raise SnapshotMismatch(f"parts of parameter {name!r} have taken steps and others have not")
+        counted = [part for part in parts if "step" in part[0].kinds]
+        steps = [self._tensor(name, offset, "step").item() for _, offset, *_ in counted]
+        if len(set(steps)) > 1 or any(set(saved.kinds) != kinds.keys() for saved, *_ in parts):
+            logger.warning(
+                "parts of parameter %s have taken different numbers of steps, and are one piece over so many "
+                "shards: the largest counts",
+                name,
+            )
+        newest = counted[steps.index(max(steps))] if counted else parts[0]
         state: dict[str, torch.Tensor] = {}
-        for kind in next(iter(kinds)):
+        for kind in kinds:
             if kind in scalars:
-                values = [self._tensor(name, offset, kind) for _, offset, *_ in parts]
-                if any(not torch.equal(value, values[0]) for value in values):
-                    raise SnapshotMismatch(f"{kind} differs between parts of parameter {name!r}")
-                state[kind] = values[0]
+                state[kind] = self._tensor(name, newest[1], kind)
             else:
-                state[kind] = torch.cat([self._slice(plan, piece, part, kind) for part in parts])
+                state[kind] = torch.cat([self._slice_or_zeros(plan, piece, part, kind) for part in parts])
         return state
+
+    def _slice_or_zeros(
+        self, plan: Plan, piece: Piece, part: tuple[_Saved, int, int, int], kind: str
+    ) -> torch.Tensor:
+        saved, _, start, end = part
+        if kind not in saved.kinds:
+            return torch.zeros(end - start, dtype=getattr(torch, plan.parameters[piece.parameter].dtype))
+        return self._slice(plan, piece, part, kind)
 
     def _with_staged(self, index: int, state: CellState, facts: Facts) -> CellState:
         tensors = self._source_of(index)

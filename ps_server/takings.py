@@ -57,9 +57,10 @@ class Takings:
         self._lock_of = lock_of
         self._numbers = itertools.count(secrets.randbits(32))
         self._takings: dict[str, Taking] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Taking]] = {}
         self._last: dict[str, tuple[int, float]] = {}  # job -> step and time of its last one
         self._errors: dict[str, PsError] = {}
+        self._training: set[str] = set()  # jobs that somebody has joined, and whose end was not seen
         self._periodic: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -93,6 +94,7 @@ class Takings:
 
     def joins(self, job: str) -> None:
         """Somebody does: a cut would keep its pushes back, and waits until it is in."""
+        self._training.add(job)
         if job in self._takings:
             self._takings[job].disturb(CutAborted(f"job {job}: a worker joined during the cut"))
 
@@ -121,6 +123,7 @@ class Takings:
             taking = self._takings.get(job, taking)
             if taking.manifest is None:
                 yield taking.progress
+        taking = task.result()
         if taking.manifest is None:
             raise self._errors.get(job) or SnapshotFailed(f"job {job}: no snapshot was taken")
         yield taking.progress
@@ -155,7 +158,8 @@ class Takings:
             keep=self._policy.keep,
         )
 
-    async def _take(self, room: Room, taking: Taking) -> None:
+    async def _take(self, room: Room, taking: Taking) -> Taking:
+        """The last of its tries."""
         name = room.job.name
         began_s = time.monotonic()
         try:
@@ -192,6 +196,7 @@ class Takings:
         finally:
             self._last[name] = self._step_of(room), time.monotonic()
             self._takings.pop(name, None)
+        return taking
 
     # -- when they are due -----------------------------------------------------------------------------
 
@@ -206,8 +211,13 @@ class Takings:
                         self._start(room)
 
     def _is_due(self, room: Room) -> bool:
-        if room.job.state is not JobState.RUNNING or room.job.name in self._takings:
+        name = room.job.name
+        if name in self._takings or room.job.state not in (JobState.RUNNING, JobState.ENDED):
             return False
+        if room.job.state is JobState.ENDED:  # once, whatever its step
+            ends = name in self._training
+            self._training.discard(name)
+            return ends
         now_s, step = time.monotonic(), self._step_of(room)
         last_step, last_s = self._last.setdefault(room.job.name, (step, now_s))
         every_steps, every_s = self._policy.every_steps, self._policy.every_s

@@ -12,12 +12,12 @@ import grpc.aio
 from ps_wire.access import OPEN, Access
 from ps_wire.certificates import Identity, TlsFolder
 
-MAX_MESSAGE_BYTES = 8 << 20  # a 4 MiB partition with its header is over gRPC's default of 4 MiB
+MAX_MESSAGE_BYTES = 16 << 20  # a partition of 8 MiB with its header is over gRPC's default of 4 MiB
 
 _BOTH: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # The default of 16 KiB costs a header and a copy per 16 KiB of a 4 MiB partition.
+    # The default of 16 KiB costs a header and a copy per 16 KiB of a partition.
     ("grpc.http2.max_frame_size", 1 << 20),
     # Without calls in flight, a vanished peer is still noticed.
     ("grpc.keepalive_permit_without_calls", 1),

@@ -274,53 +274,47 @@ class InternalError(PsError):
     """A bug of ours, reported by the side it happened on."""
 
 
-STATUS: dict[type[PsError], str] = {
-    UsageError: "INVALID_ARGUMENT",
-    ConsistencyInvalid: "INVALID_ARGUMENT",
-    AddressInvalid: "INVALID_ARGUMENT",
-    Unavailable: "UNAVAILABLE",
-    ServerUnreachable: "UNAVAILABLE",
-    ServerNotReady: "UNAVAILABLE",
-    StartLimitExceeded: "DEADLINE_EXCEEDED",
-    ConnectionLost: "UNAVAILABLE",
-    CutAborted: "UNAVAILABLE",
-    ConfigurationRefused: "FAILED_PRECONDITION",
-    ProtocolMismatch: "FAILED_PRECONDITION",
-    ShardMismatch: "FAILED_PRECONDITION",
-    JobMismatch: "FAILED_PRECONDITION",
-    TableMismatch: "FAILED_PRECONDITION",
-    OptimizerUnsupported: "FAILED_PRECONDITION",
-    ParameterUnsupported: "FAILED_PRECONDITION",
-    ModelUnsupported: "FAILED_PRECONDITION",
-    WorkerNumberTaken: "ALREADY_EXISTS",
-    JobFull: "FAILED_PRECONDITION",
-    MemoryLimitExceeded: "RESOURCE_EXHAUSTED",
-    Fenced: "FAILED_PRECONDITION",
-    SnapshotMismatch: "FAILED_PRECONDITION",
-    TlsRefused: "UNAUTHENTICATED",
-    TokenRefused: "UNAUTHENTICATED",
-    FrameRefused: "INVALID_ARGUMENT",
-    FrameMalformed: "INVALID_ARGUMENT",
-    FrameTooLarge: "INVALID_ARGUMENT",
-    PayloadMismatch: "INVALID_ARGUMENT",
-    PushOutOfOrder: "ABORTED",
-    StrangerRefused: "PERMISSION_DENIED",
-    StaleIncarnation: "ABORTED",
-    SnapshotUnusable: "DATA_LOSS",
-    SnapshotMissing: "NOT_FOUND",
-    SnapshotCorrupt: "DATA_LOSS",
-    SnapshotFormatUnsupported: "FAILED_PRECONDITION",
-    SnapshotFailed: "ABORTED",
-    JobUnknown: "NOT_FOUND",
-    Evicted: "ABORTED",
-    RolledBack: "ABORTED",
-    GradientChanged: "FAILED_PRECONDITION",
-    WeightsChanged: "FAILED_PRECONDITION",
-    NonFiniteGradient: "FAILED_PRECONDITION",
-    HyperparametersDiffer: "FAILED_PRECONDITION",
-    InternalError: "INTERNAL",
-    PsError: "UNKNOWN",
+CODES: dict[str, tuple[type[PsError], ...]] = {
+    "INVALID_ARGUMENT": (
+        UsageError,
+        ConsistencyInvalid,
+        AddressInvalid,
+        FrameRefused,
+        FrameMalformed,
+        FrameTooLarge,
+        PayloadMismatch,
+    ),
+    "UNAVAILABLE": (Unavailable, ServerUnreachable, ServerNotReady, ConnectionLost, CutAborted),
+    "DEADLINE_EXCEEDED": (StartLimitExceeded,),
+    "FAILED_PRECONDITION": (
+        ConfigurationRefused,
+        ProtocolMismatch,
+        ShardMismatch,
+        JobMismatch,
+        TableMismatch,
+        OptimizerUnsupported,
+        ParameterUnsupported,
+        ModelUnsupported,
+        JobFull,
+        Fenced,
+        SnapshotMismatch,
+        SnapshotFormatUnsupported,
+        GradientChanged,
+        WeightsChanged,
+        NonFiniteGradient,
+        HyperparametersDiffer,
+    ),
+    "ALREADY_EXISTS": (WorkerNumberTaken,),
+    "RESOURCE_EXHAUSTED": (MemoryLimitExceeded,),
+    "UNAUTHENTICATED": (TlsRefused, TokenRefused),
+    "ABORTED": (PushOutOfOrder, StaleIncarnation, SnapshotFailed, Evicted, RolledBack),
+    "PERMISSION_DENIED": (StrangerRefused,),
+    "DATA_LOSS": (SnapshotUnusable, SnapshotCorrupt),
+    "NOT_FOUND": (SnapshotMissing, JobUnknown),
+    "INTERNAL": (InternalError,),
+    "UNKNOWN": (PsError,),
 }
+STATUS: dict[type[PsError], str] = {cls: code for code, classes in CODES.items() for cls in classes}
 
 BY_NAME: dict[str, type[PsError]] = {cls.__name__: cls for cls in STATUS}
 
@@ -334,22 +328,16 @@ def facts_to_json(error: PsError) -> str:
 def from_wire(name: str, message: str, facts_json: str = "") -> PsError:
     """The error that the other side raised.
 
-    Args:
-        name: its class; an unknown one becomes `PsError` and is kept in the message.
-        message: its sentence.
-        facts_json: a JSON object of its facts; anything else counts as none.
+    An unknown class becomes `PsError`, its name kept in the message; facts that are no JSON object are none.
     """
     try:
         parsed = json.loads(facts_json) if facts_json else {}
     except (ValueError, RecursionError):
         parsed = {}
-    facts: dict[str, Fact] = {}
-    if isinstance(parsed, dict):
-        facts = {
-            key: value
-            for key, value in parsed.items()
-            if value is None or isinstance(value, str | int | float)
-        }
+    known = parsed if isinstance(parsed, dict) else {}
+    facts: dict[str, Fact] = {
+        key: value for key, value in known.items() if value is None or isinstance(value, str | int | float)
+    }
     cls = BY_NAME.get(name)
     error = PsError(f"{name}: {message}") if cls is None else cls(message)
     error.facts = facts

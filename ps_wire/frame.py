@@ -15,7 +15,7 @@ from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
 MAGIC = 0x31765350  # b"PSv1" in little endian
 PROTOCOL = 1
 HEADER_BYTES = 64
-MAX_PAYLOAD_BYTES = 4 << 20
+MAX_PAYLOAD_BYTES = 8 << 20
 MAX_META_BYTES = (4 << 20) - HEADER_BYTES
 READ = 1  # flag of a PULL: answered at once, past the gate; for one who is no member
 CUT = 2  # flag of a PULL: acknowledged at once, answered at the cut of that number (its step); for a reader

@@ -54,6 +54,14 @@ class FrameQueue(Generic[Queued]):
             key = (self._line, 0, self._count)
         heapq.heappush(self._heap, (*key, queued))
 
+    def take_last(self) -> list[Queued]:
+        """Takes the frames of the kind that may overtake that stand behind all others, in their order."""
+        last = [entry for entry in self._heap if entry[0] > self._line]
+        if last:
+            self._heap = [entry for entry in self._heap if entry[0] <= self._line]
+            heapq.heapify(self._heap)
+        return [entry[-1] for entry in sorted(last)]
+
     def popleft(self) -> Queued:
         """Takes what is next; raises `IndexError` where there is nothing."""
         return heapq.heappop(self._heap)[-1]

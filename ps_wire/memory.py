@@ -80,7 +80,7 @@ class MessageStream:
             for message in self._messages:
                 if self._cancelled or not deliver(message, receiver):
                     break
-                del message  # a message may be all that keeps 4 MiB alive
+                del message  # a message may be all that keeps 8 MiB alive
         finally:
             receiver.closed()
             self._outbox.close()

@@ -209,7 +209,9 @@ def _buckets(table: TableSpec, num_shards: int) -> Iterator[Bucket]:
         granules = -(-numel // granule)
         slice_numel = -(-granules // num_shards) * granule
         numel = granules * granule
-        partition_numel = options.partition_bytes // size
+        most = options.partition_bytes // size
+        pieces = -(-slice_numel // most)  # as few as can be, and of one size: threads share them evenly
+        partition_numel = -(-slice_numel // (pieces * granule)) * granule
         full, rest = divmod(numel, slice_numel)
         count = full * -(-slice_numel // partition_numel) + -(-rest // partition_numel)
         yield Bucket(

@@ -28,7 +28,7 @@ from ps_wire.v1 import spec_pb2
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-FILE = re.compile(r"((shard-\d{1,6}-of|worker)-\d{1,6}\.safetensors|manifest\.json)\Z")
+FILE = re.compile(r"((shard-\d{1,6}-of|worker)-\d{1,6}\.safetensors|final\.safetensors|manifest\.json)\Z")
 NAME = re.compile(r"(\d{8})-[0-9a-f]{8}")
 
 Json = Mapping[str, Any]
@@ -120,6 +120,9 @@ def shard_file(shard: int, num_shards: int) -> str:
 def worker_file(worker: int) -> str:
     """The name of what a worker had beside its tables."""
     return f"worker-{worker}.safetensors"
+
+
+FINAL_FILE = "final.safetensors"  # what lies outside tables, of a job that has ended
 
 
 def parse(text: bytes, where: str) -> Manifest:

@@ -63,21 +63,21 @@ class BucketOptions:
     Attributes:
         bucket_bytes: a bucket takes parameters up to this size; a larger parameter is one of its own.
         first_bucket_bytes: of the bucket that backward fills first: small, so that it leaves early.
-        partition_bytes: the most that travels in one frame; a multiple of 4096, at most 4 MiB.
+        partition_bytes: the most that travels in one frame; a multiple of 4096, at most 8 MiB.
     """
 
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = 1 * MIB
-    partition_bytes: int = 4 * MIB
+    partition_bytes: int = 8 * MIB
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 0 or self.first_bucket_bytes < 0:
             raise UsageError(
                 f"bucket sizes must be >= 0, got {self.bucket_bytes} and {self.first_bucket_bytes}"
             )
-        if not PAGE_BYTES <= self.partition_bytes <= 4 * MIB or self.partition_bytes % PAGE_BYTES:
+        if not PAGE_BYTES <= self.partition_bytes <= 8 * MIB or self.partition_bytes % PAGE_BYTES:
             raise UsageError(
-                f"partition_bytes must be a multiple of {PAGE_BYTES} in {PAGE_BYTES}..{4 * MIB}, "
+                f"partition_bytes must be a multiple of {PAGE_BYTES} in {PAGE_BYTES}..{8 * MIB}, "
                 f"got {self.partition_bytes}"
             )
 

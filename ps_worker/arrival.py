@@ -111,6 +111,11 @@ class Arrival:
         for table in self._tables:
             table.weights.expect()
 
+    def before_asking(self) -> None:
+        """The memory in which weights arrive is about to be written."""
+        for table in self._tables:
+            table.exchange.memory.stagings.wait_into()
+
     def begin(self) -> None:
         """They were asked for: modules wait from now on. Waits for those for which none does.
 

@@ -87,7 +87,8 @@ class Exchange(Reentry, Waits):
         self._push_flags = wire.STRICT * strict | wire.PULLS * self.memory.mapped
         self._hyper_number, self._hyper = 0, start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._answered = threading.Condition(lock), threading.Condition(lock)
         self._pushes = Pushes()
         self._pulls = Pulls()
         self._error: PsError | None = None
@@ -99,18 +100,6 @@ class Exchange(Reentry, Waits):
     def weights(self) -> FlatBuckets:
         """The weights that came last, all of them."""
         return self.memory.weights
-
-    @property
-    def spread(self) -> int:
-        """Newest minus oldest version of the weights, over partitions."""
-        return max(self.versions) - min(self.versions)
-
-    def step_of(self, clock: int) -> int:
-        """The step that the weights are of which came for a pull at this clock.
-
-        A later one where this worker was late and others went on, with backup workers.
-        """
-        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
 
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
@@ -308,7 +297,7 @@ class Exchange(Reentry, Waits):
     def _take_answer(self, frame: wire.Frame) -> None:
         with self._changed:
             if self._pushes.take(frame):
-                self._changed.notify_all()
+                self._answered.notify_all()
             callbacks = self._due(self._when_acked, not self._pushes.acked())
         for callback in callbacks:
             callback(None)
@@ -334,6 +323,7 @@ class Exchange(Reentry, Waits):
             self._pulls.came(index)
             if self.memory.mapped:  # then the mean of the step has been made
                 self._pushes.closed(index)
+                self._answered.notify_all()
             if not self._pulls:
                 self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
@@ -353,12 +343,3 @@ class Exchange(Reentry, Waits):
             pushes = self._pushes.again()
             yield from [frame for frame in pushes if self.partitions[frame.partition].shard == shard]
             yield from self._asked(shard)
-
-    def fail(self, error: PsError) -> None:
-        """Ends every wait, now and later, with this error; the first one stays."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
-            due = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
-        for callback in due:
-            callback(self._error)

@@ -82,6 +82,7 @@ class Gradients:
         self._settle = settle
         self._seen: Hyperparameters | None = None  # at the first hook of a watched step
         self._turn = 0
+        self._leaving: list[Outgoing] = []  # an accelerator copies them
         names = list(parameters)
         self._buckets = [
             Outgoing(exchange, bucket, self._parameters, names, as_views=as_views)
@@ -159,13 +160,20 @@ class Gradients:
         for bucket in self._buckets:
             if not bucket.left:
                 bucket.copy(unscale)
-                self._push(bucket, late=True)
+                self._leave(bucket, late=True)
+        self.flush()
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Sends the buckets that an accelerator has copied; with `wait` those that it still copies, too."""
+        while self._leaving and (wait or self._leaving[0].ticket.query()):
+            self._leaving.pop(0).push(step=self.step, weight=self._weight())
 
     def copy_all(self, unscale: Unscale | None) -> float:
         """Copies every bucket, sends none; returns the sum of squares of all elements."""
         squares = 0.0
         for bucket in self._buckets:
             bucket.copy(unscale)
+            bucket.ticket.synchronize()
             flat = self.exchange.gradients.tensors[bucket.bucket.index]
             squares += float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
         return squares
@@ -174,10 +182,11 @@ class Gradients:
         """Sends what `copy_all` has copied, times `factor`."""
         for bucket in self._buckets:
             self.exchange.gradients.tensors[bucket.bucket.index].mul_(factor)
-            self._push(bucket, late=True)
+            self._leave(bucket, late=True)
 
     def abstain(self) -> None:
         """Takes this step with nothing to apply on what has not left. May be called again."""
+        self._leaving.clear()
         self.exchange.abstain(step=self.step)
 
     def pull(self) -> None:
@@ -199,6 +208,7 @@ class Gradients:
         self._hook()
         for bucket in self._buckets:
             bucket.begin()
+        self._leaving.clear()
         self._seen = None
         self._turn += 1
 
@@ -233,12 +243,14 @@ class Gradients:
                 self._settle()
                 bucket.copy()
                 bucket.check_whole()
-                self._push(bucket, late=False)
+                self._leave(bucket, late=False)
 
-    def _push(self, bucket: Outgoing, *, late: bool) -> None:
+    def _leave(self, bucket: Outgoing, *, late: bool) -> None:
         if not self.left:
             self.exchange.set_hyperparameters(self._hyperparameters())
-        bucket.push(step=self.step, weight=self._weight(), late=late)
+        bucket.leave(late=late)
+        self._leaving.append(bucket)
+        self.flush(wait=False)
 
 
 def changed_error(what: str) -> GradientChanged:

@@ -121,7 +121,8 @@ class Link(Rejoining):
         exchange = self._made_again(spec)
         if exchange is None:
             self._membership.make_table(spec)
-            exchange = self._exchange(spec, strict=strict, pulls=pulls)  # while the shards open it
+            maps = pulls and all(value.is_cpu for value in values)
+            exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
             exchange.begins = self.capture.begin
             exchange.connect(self._connections)
             self._newest = spec, exchange
@@ -303,18 +304,6 @@ class Link(Rejoining):
 
     def _live_state(self) -> bytes:
         return model_spec.pack(self._outside_tensors() | self.registered.tensors())
-
-    def _captured(self) -> bytes:
-        return model_spec.pack(
-            self._outside_tensors() | self.registered.tensors() | self.own.tensors() | self.positions().pack()
-        )
-
-    def _outside_tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{number}/{name}": tensor
-            for number, outside in self._outside.items()
-            for name, tensor in outside.tensors().items()
-        }
 
     def _own(self) -> None:
         """Before it leaves the gates: nothing is shared with shards any more."""

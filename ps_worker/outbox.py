@@ -1,14 +1,23 @@
-"""Frames on their way to a shard over one connection, in order; pushes of first layers overtake others."""
+"""Frames on their way to a shard over one connection, in order; pushes of first layers overtake others.
+
+What is asked for is asked as early as it may be: behind the push of the same partition, before pushes of
+others that still wait here. So weights come while gradients leave, and not after them. A PULL is cut where
+pushes of `PULL_BYTES` lie between, and not oftener, since each frame has its cost.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
+from ps_wire import meta
 from ps_wire.frame_queue import FrameQueue
 from ps_wire.frame_socket import take_batch
+
+PULL_BYTES = 16 << 20
 
 
 class Outbox:
@@ -27,7 +36,9 @@ class Outbox:
         """Queues frames; a payload must stay as it is until the shard has acknowledged it."""
         with self._changed:
             for frame in frames:
-                self._frames.append(frame)
+                asks = frame.kind is wire.Kind.PULL and not frame.flags
+                for part in _mixed(frame, self._frames.take_last()) if asks else [frame]:
+                    self._frames.append(part)
             self._changed.notify()
 
     def close(self) -> None:
@@ -51,3 +62,30 @@ class Outbox:
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._closed)
             return take_batch(self._frames, lambda frame: frame)
+
+
+def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Frame]:
+    """The pushes in order, and parts of the PULL as early as each may be."""
+    wanted = meta.read_listed(pull)
+    mine = {push.partition for push in pushes if push.table == pull.table}.intersection(wanted)
+    if not mine:
+        yield pull
+        yield from pushes
+        return
+    if ready := [index for index in wanted if index not in mine]:
+        yield _part(pull, ready)
+    ready, between = [], 0
+    for push in pushes:
+        if ready and between >= PULL_BYTES:
+            yield _part(pull, ready)
+            ready, between = [], 0
+        yield push
+        between += len(push.payload)
+        if push.table == pull.table and push.partition in mine:
+            ready.append(push.partition)
+    if ready:
+        yield _part(pull, ready)
+
+
+def _part(pull: wire.Frame, indices: Sequence[int]) -> wire.Frame:
+    return replace(pull, partition=indices[0], meta=meta.listed(indices))

@@ -28,6 +28,7 @@ from ps_wire.errors import Evicted, ParameterUnsupported, UsageError
 from ps_wire.plan import Bucket
 from ps_worker.exchange import Exchange
 from ps_worker.gradient_changes import changed, cleared, replaced, same
+from ps_worker.staging import DONE, Ticket
 
 MANY = 1000  # hooks in a bucket that together take a millisecond
 HOOK_BYTES = 1 << 10  # travel in the time that a hook takes
@@ -44,8 +45,9 @@ class Outgoing:
 
     Attributes:
         bucket: of the table's plan.
-        left: its pushes of this step are under way or done.
+        left: what it has in this step is final: it is being copied, under way, or there.
         arrived: the parameters whose hooks have fired in this step, in order, again for each time.
+        ticket: of the copy that `copy` began.
         in_place: backward has written a gradient where it is pushed from, so the script keeps it over steps.
     """
 
@@ -67,6 +69,7 @@ class Outgoing:
         self.left = False
         self.arrived: list[torch.Tensor] = []
         self.in_place = False
+        self.ticket: Ticket = DONE
         self._exchange = exchange
         mine = [place.parameter for place in bucket.placements]
         self.parameters = [parameters[index] for index in mine]
@@ -187,7 +190,7 @@ class Outgoing:
     def copy(self, unscale: Unscale | None = None) -> None:
         """Copies what gradients there are into flat memory, zeros where there is none.
 
-        Blocks until the exchange has given the memory back.
+        Blocks until the exchange has given the memory back, not until an accelerator has copied: `ticket`.
 
         Args:
             unscale: takes a loss scale out of the copies, in place.
@@ -204,6 +207,7 @@ class Outgoing:
         if len(there) < len(views):
             self._absent = [place for place, gradient in enumerate(gradients) if gradient is None]
             views = [self._views[place] for place, gradient in enumerate(gradients) if gradient is not None]
+        self.ticket.synchronize()
         with torch.no_grad():
             for place in self._absent:
                 if place not in self._zeros:
@@ -212,12 +216,13 @@ class Outgoing:
             try:
                 if self._as_views:
                     there = self._move(gradients)
-                elif there:
-                    torch._foreach_copy_(views, there)
+                else:
+                    self._copy_out(views, there)
             except RuntimeError:
                 self._check_all(gradients)
                 raise
             if unscale is not None:
+                self.ticket.synchronize()
                 unscale(self._exchange.gradients.tensors[self.bucket.index])
         self._sent, self._sent_there = gradients, there
 
@@ -228,10 +233,7 @@ class Outgoing:
             for place, gradient in enumerate(gradients)
             if gradient is not None and gradient is not self._views[place]
         ]
-        if moved:
-            torch._foreach_copy_(
-                [self._views[place] for place, _ in moved], [gradient for _, gradient in moved]
-            )
+        self._copy_out([self._views[place] for place, _ in moved], [gradient for _, gradient in moved])
         for place, gradient in moved:
             view = self._views[place]
             if gradient.dtype is view.dtype and gradient.device == view.device:
@@ -240,12 +242,20 @@ class Outgoing:
         self.in_place = len(moved) < len(there)
         return there
 
-    @trace.traced("push")
-    def push(self, *, step: int, weight: float, late: bool) -> None:
-        """Sends what `copy` has copied; `late` where backward is over."""
+    def _copy_out(self, views: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        if gradients:
+            self.ticket = self._exchange.memory.stagings.of(gradients[0].device).out(views, gradients)
+
+    def leave(self, *, late: bool) -> None:
+        """What was copied is final; `late` where backward is over."""
         self.left, self._late = True, late
         if not late:
             self.keep()
+
+    @trace.traced("push")
+    def push(self, *, step: int, weight: float) -> None:
+        """Sends what `copy` has copied and `leave` has made final."""
+        self.ticket.synchronize()
         absent = set(self._absent)
         present: Sequence[Sequence[bool]] = self._all
         if absent:

@@ -184,7 +184,16 @@ class Rejoining(Exchanges):
         return self.clocks()
 
     def _captured(self) -> bytes:
-        raise NotImplementedError
+        return model_spec.pack(
+            self._outside_tensors() | self.registered.tensors() | self.own.tensors() | self.positions().pack()
+        )
+
+    def _outside_tensors(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{number}/{name}": tensor
+            for number, outside in self._outside.items()
+            for name, tensor in outside.tensors().items()
+        }
 
     def _saved(self) -> dict[str, torch.Tensor]:
         """What this worker had beside its tables at the snapshot that the job goes on from."""

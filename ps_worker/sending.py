@@ -48,6 +48,8 @@ class Sending(RemoteStateOptimizer):
     def _decide(self, *, scaled: bool) -> None:
         """After a watched step: overlap if nothing touched the gradients. Later: an error if so."""
         if any(table.left for table in self._tables):
+            for table in self._tables:
+                table.flush()
             if scaled:
                 raise changed_error("step() was called by a GradScaler")
             for table in self._tables:

@@ -65,6 +65,7 @@ class Stages(Sending):
     # -- inside ----------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
+        self._arrival.before_asking()
         for table in self._tables:
             table.pull()
         self.step_number, self._stage = self.step_number + 1, WAITING

@@ -23,6 +23,7 @@ from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout, SliceLayout
 from ps_worker.flat import FlatBuckets
 from ps_worker.memory import OverlaidMemory, SharedMemory
+from ps_worker.staging import Stagings
 
 WINDOW_BYTES = 4 << 20  # looked at in a step: 0.1 ms
 
@@ -43,6 +44,7 @@ class TableMemory:
         weights: those of the version shown last: what parameters on the CPU are views of.
         descriptors: of gradients and, unless they are mapped, weights, for shards on this host; empty where
             they cannot map them.
+        stagings: copy between flat memory and parameters.
         partitions: of the table.
         on_arrival: told, on a receiving thread, of each partition whose weights are here.
     """
@@ -75,6 +77,9 @@ class TableMemory:
         else:
             self._flats = [FlatBuckets(plan, memory=weights)]
         self.weights = self._flats[0]
+        self.stagings = Stagings(
+            [tensor for flat in [self.gradients, *self._flats] for tensor in flat.tensors]
+        )
 
     def of(self, version: int) -> FlatBuckets:
         """Where weights of a version lie."""

@@ -27,19 +27,46 @@ class Waits:
     Attributes:
         partitions: of the table.
         clocks: worker -> its clock, as shards have shown it so far.
+        versions: of the weights that came last, by partition.
+        skips: whether steps are closed without workers that are late.
     """
 
     partitions: Sequence[Partition]
     clocks: Mapping[int, int]
+    versions: list[int]
+    skips: int
     _table: int
     _worker: int
     _changed: threading.Condition
+    _answered: threading.Condition
     _error: PsError | None
     _pushes: Pushes
     _pulls: Pulls
     _when_acked: list[Callback]
     _when_pulled: list[Callback]
     _awaited: frozenset[int]  # partitions that a part of the model waits for
+
+    @property
+    def spread(self) -> int:
+        """Newest minus oldest version of the weights, over partitions."""
+        return max(self.versions) - min(self.versions)
+
+    def step_of(self, clock: int) -> int:
+        """The step that the weights are of which came for a pull at this clock.
+
+        A later one where this worker was late and others went on, with backup workers.
+        """
+        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
+
+    def fail(self, error: PsError) -> None:
+        """Ends every wait, now and later, with this error; the first one stays."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+            self._answered.notify_all()
+            due = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
+        for callback in due:
+            callback(self._error)
 
     def wait_acked(self, partitions: Iterable[Partition] | None = None, limit_s: float | None = None) -> bool:
         """Waits until these pushes (default: all) are acknowledged; False when `limit_s` ran out first.
@@ -48,8 +75,8 @@ class Waits:
             PsError: the exchange has failed.
         """
         wanted = _indices(partitions)
-        with self._changed:
-            done = self._changed.wait_for(lambda: bool(self._error) or self._pushes.acked(wanted), limit_s)
+        with self._answered:
+            done = self._answered.wait_for(lambda: bool(self._error) or self._pushes.acked(wanted), limit_s)
             self._raise_failed()
             return done
 
@@ -60,8 +87,8 @@ class Waits:
             PsError: the exchange has failed.
         """
         wanted = _indices(partitions)
-        with trace.span("wait for memory"), self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
+        with trace.span("wait for memory"), self._answered:
+            self._answered.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
     def wait_pulled(

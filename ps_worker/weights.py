@@ -103,6 +103,8 @@ class Weights:
         if self._expecting:
             places = sorted(self._pending)
             self._note_touched(places)
+        else:
+            self._memory.stagings.reads_end()
         self._trusted = False
         if self._memory.weights is not self._flat:
             self._show(self._memory.weights, places)
@@ -121,6 +123,7 @@ class Weights:
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = list(map(_version_of, self._parameters))
         self._trusted = True
+        self._memory.stagings.reads_end()
         self._looked = False
         self._pending.update(range(len(self._parameters)))
         self._next_window()
@@ -178,10 +181,13 @@ class Weights:
         return frozenset(self._pending)
 
     def _fill(self, places: list[int], flat: FlatBuckets | None = None) -> None:
-        if places:
-            views = (flat or self._flat).views
-            targets = [self._parameters[place].data for place in places]
-            torch._foreach_copy_(targets, [views[place] for place in places])
+        views = (flat or self._flat).views
+        by_device: dict[torch.device, list[int]] = {}
+        for place in places:
+            by_device.setdefault(self._parameters[place].device, []).append(place)
+        for device, mine in by_device.items():
+            targets = [self._parameters[place].data for place in mine]
+            self._memory.stagings.of(device).into(targets, [views[place] for place in mine])
 
     def _note_touched(self, places: Iterable[int]) -> None:
         for place in places if self._trusted else ():

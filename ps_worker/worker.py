@@ -18,6 +18,7 @@ from ps_wire.consistency import BSP
 from ps_wire.errors import RolledBack, UsageError
 from ps_wire.table import BucketOptions
 from ps_worker import model_spec, stopping, terminal
+from ps_worker.at_forward import AtForward
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
@@ -181,7 +182,7 @@ class Worker(WorkerData, WorkerState):
             announce=self._announce,
             waits=self._link.say_wait,
         )
-        self._at_forwards.append(model.register_forward_pre_hook(self._at_forward))
+        self._at_forwards.append(model.register_forward_pre_hook(AtForward(self._begin_step).before))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
@@ -338,32 +339,8 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
-    def _at_forward(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._begin_step()
-
-    def _clocks(self) -> dict[int, int]:
-        clocks = {table.number: table.step for table in self._tables}
-        for optimizer in self._optimizers:
-            clocks |= optimizer.clocks
-        return clocks
-
     def _begin_step(self) -> None:
         self._link.capture.begin()
-
-    def _closed(self) -> str | None:
-        """Why no step can be taken any more, or None."""
-        if self._leaving:
-            return f"this worker has left job {self._settings.job}: connect again to train on"
-        if self._finishing:
-            return f"this worker has finished job {self._settings.job}: no step comes after finish()"
-        return self._ended_text() if self.ended else None
-
-    def _ended_text(self) -> str:
-        return (
-            f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
-            "start another --job to train again"
-        )
 
     def _say(self, text: str) -> None:
         terminal.show(logger)

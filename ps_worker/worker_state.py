@@ -14,6 +14,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import stopping
 from ps_worker.link import Link
 from ps_worker.position import Positions
+from ps_worker.settings import Settings
 from ps_worker.table import Table
 from ps_worker.waiting import LongWaits
 from ps_worker.wrapped import WrappedOptimizer
@@ -36,6 +37,7 @@ class WorkerState:
     _finishing: bool
     _finished: bool
     _leaving: bool
+    _settings: Settings
     _on_rollback: Callable[[int], None] | None
 
     def _end_loaders(self) -> None:
@@ -55,6 +57,20 @@ class WorkerState:
 
     def _rewind(self, saved: Positions) -> None:
         raise NotImplementedError
+
+    def _closed(self) -> str | None:
+        """Why no step can be taken any more, or None."""
+        if self._leaving:
+            return f"this worker has left job {self._settings.job}: connect again to train on"
+        if self._finishing:
+            return f"this worker has finished job {self._settings.job}: no step comes after finish()"
+        return self._ended_text() if self.ended else None
+
+    def _ended_text(self) -> str:
+        return (
+            f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
+            "start another --job to train again"
+        )
 
     def register_state(self, name: str, kept: Any) -> None:
         """Keeps something with the job that each worker has for itself, such as a scheduler.
@@ -163,6 +179,12 @@ class WorkerState:
             self._on_rollback(undone.step)
             return True
         return False
+
+    def _clocks(self) -> dict[int, int]:
+        clocks = {table.number: table.step for table in self._tables}
+        for optimizer in self._optimizers:
+            clocks |= optimizer.clocks
+        return clocks
 
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer) -> None:

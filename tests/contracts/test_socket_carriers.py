@@ -72,7 +72,7 @@ def test_a_peer_that_vanishes_inside_a_frame_leaves_nothing_of_it(in_job: Any, c
 
 
 @pytest.mark.parametrize(
-    "lengths", [{"payload": 0xFFFFFFFF}, {"meta": 0xFFFFFFFF}, {"payload": (4 << 20) + 1}]
+    "lengths", [{"payload": 0xFFFFFFFF}, {"meta": 0xFFFFFFFF}, {"payload": wire.MAX_PAYLOAD_BYTES + 1}]
 )
 def test_lengths_over_the_limits_are_refused_before_anything_comes(in_job: Any, lengths: dict[str, int]):
     def test(bench: Bench) -> None:
@@ -84,7 +84,7 @@ def test_lengths_over_the_limits_are_refused_before_anything_comes(in_job: Any, 
     in_job(test)
 
 
-@pytest.mark.parametrize("lengths", [{"payload": 4 << 20}, {"meta": 4096}, {"meta": 129}])
+@pytest.mark.parametrize("lengths", [{"payload": wire.MAX_PAYLOAD_BYTES}, {"meta": 4096}, {"meta": 129}])
 def test_a_stranger_cannot_announce_more_than_a_hello(in_job: Any, lengths: dict[str, int]):
     def test(bench: Bench) -> None:
         client = bench.connection()

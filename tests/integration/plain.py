@@ -54,6 +54,8 @@ class Replica:
 
     def finish(self) -> None: ...
 
+    def register_state(self, _name: str, _kept: Any) -> None: ...
+
     def synchronize(self) -> None: ...
 
 
@@ -73,6 +75,8 @@ class Joined:
 
 class Plain:
     """See the module's docstring."""
+
+    RolledBack = ps.RolledBack  # no script gets one
 
     def __init__(self, cluster: Servers, shares: Sequence[Sequence[int]]) -> None:
         """One replica per entry of `shares`: the workers whose data it takes."""

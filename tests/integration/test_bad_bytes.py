@@ -181,7 +181,7 @@ def test_a_frame_that_does_not_fit_is_refused_and_the_next_is_taken(cluster: Ser
 
 
 def test_a_message_over_the_limit_ends_only_its_own_stream(cluster: Servers) -> None:
-    """More than 8 MiB in one message is not even received."""
+    """More than 16 MiB in one message is not even received."""
     with DataStream(cluster.addresses[0]) as stream:
         stream.send(bytes(MAX_MESSAGE_BYTES + 1))
         with pytest.raises(grpc.RpcError) as refused:

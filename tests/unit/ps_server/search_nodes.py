@@ -168,7 +168,7 @@ class Nodes:
 
     def _chooser_node(self, chooser: Chooser) -> ChooserNode:
         key = (
-            chooser._chosen,
+            chooser.last,
             chooser._held,
             tuple(sorted((worker, it.late, it.step) for worker, it in chooser._caught.items())),
             tuple(chooser._reports.get(shard) for shard in (0, 1)),

@@ -196,7 +196,7 @@ class Servers:
         """One frame arrives."""
         self._give(frame.partition, frame)
         for shard in self.shards:  # one that holds all chooses by itself
-            if shard._chooser is not None and (choice := shard._chooser._chosen) is not None:
+            if shard._chooser is not None and (choice := shard._chooser.last) is not None:
                 self.chosen[choice.step] = choice.workers
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:

@@ -265,9 +265,9 @@ def test_what_was_taken_before_members_have_gone_is_of_the_epoch_before():
 
 
 def test_a_job_that_went_back_to_a_snapshot_is_decided_from_its_step_on():
-    """The first norms that are heard of a table that is made again say which step is open."""
+    """A table is opened again at a later step than 0."""
     decisions = Decisions(2)
-    decisions.opened("j", spec_of(), 7)
+    decisions.opened("j", spec_of(), 7, step=5)
     norms = [Norm(job="j", table=0, opening=7, step=5, squares=4.0) for _ in range(2)]
     assert decisions.reported(0, norms[0]) is None
     found = decisions.reported(1, norms[1])

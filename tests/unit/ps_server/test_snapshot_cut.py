@@ -34,6 +34,13 @@ class SnapshotWorld(World):
             tuple(sorted(self.captured.items())),
         )
 
+    def fork(self) -> SnapshotWorld:
+        made = super().fork()
+        assert isinstance(made, SnapshotWorld)
+        made.begun, made.told = set(self.begun), set(self.told)
+        made.promised, made.captured = dict(self.promised), dict(self.captured)
+        return made
+
     def honest(self) -> Iterator[Callable[[World], None]]:
         for worker in self.working():
             if worker not in self.begun:

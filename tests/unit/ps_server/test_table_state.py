@@ -141,3 +141,23 @@ def test_a_missing_part_of_a_parameter_is_named():
     reader = TableReader(servers.spec, half)
     with pytest.raises(SnapshotMismatch, match=r"of parameter 'p\d' were not saved"):
         list(reader.shard(Plan(servers.spec, 1), 0))
+
+
+def test_pieces_that_become_one_take_the_largest_step_and_it_is_said(caplog):
+    """A gradient was withheld where it was not finite: that part of the parameter has taken a step less."""
+    servers = make(ADAM, 2, BSP())
+    train(servers, range(2), skipped=None)
+    plan = servers.plan
+    place = max(range(len(servers.spec.parameters)), key=lambda at: servers.spec.parameters[at].numel)
+    cut = [it for it in map(plan.partition, range(plan.num_partitions)) if len(plan.pieces(it))]
+    parts = [it for it in cut if any(piece.parameter == place for piece in plan.pieces(it))]
+    assert len({it.shard for it in parts}) == 2
+    last = [it for it in parts if it.shard == 0][-1]  # in one partition with the next over one shard
+    state = servers.shards[0].cell(last.index).values._optimizer._torch.state
+    for values in state.values():
+        values["step"] -= 1
+    reader = TableReader(servers.spec, saved(servers))
+    one = dict(reader.shard(Plan(servers.spec, 1), 0))
+    steps = {float(piece["step"]) for cell in one.values() for piece in cell.optimizer}
+    assert max(steps) == 2.0
+    assert "different numbers of steps" in caplog.text

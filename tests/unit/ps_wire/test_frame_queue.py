@@ -70,3 +70,10 @@ def test_a_batch_ends_with_the_first_large_payload():
     assert [frame.partition for frame in take_batch(queue, lambda frame: frame)] == [2, 1]
     filled(queue, *[(PUSH, 1)] * (2 * BATCH_FRAMES))
     assert len(take_batch(queue, lambda frame: frame)) == BATCH_FRAMES
+
+
+def test_what_stands_behind_all_others_can_be_taken_back_in_its_order():
+    queue = filled(pushes(), (PUSH, 7), (PULL, 0), (PUSH, 1), (PUSH, 2))
+    assert [frame.partition for frame in queue.take_last()] == [2, 1]
+    assert queue.take_last() == []
+    assert emptied(queue) == [(PUSH, 7), (PULL, 0)]

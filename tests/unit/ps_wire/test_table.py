@@ -160,10 +160,10 @@ def test_hyperparameters_are_sorted_and_unique(names):
         Hyperparameters((tuple((name, 1.0) for name in names),))
 
 
-@pytest.mark.parametrize("partition_bytes", [0, 4095, 4097, 6000, 4 * MIB + 4096, -4096])
+@pytest.mark.parametrize("partition_bytes", [0, 4095, 4097, 6000, 8 * MIB + 4096, -4096])
 def test_partition_bytes_are_pages(partition_bytes):
-    """A multiple of 4096, from 4096 to 4 MiB."""
-    with pytest.raises(UsageError, match=rf"multiple of 4096 in 4096\.\.4194304, got {partition_bytes}"):
+    """A multiple of 4096, from 4096 to 8 MiB."""
+    with pytest.raises(UsageError, match=rf"multiple of 4096 in 4096\.\.8388608, got {partition_bytes}"):
         BucketOptions(partition_bytes=partition_bytes)
 
 
@@ -175,7 +175,7 @@ def test_bucket_sizes_are_not_negative(field):
         BucketOptions(**{field: -1})
 
 
-@pytest.mark.parametrize("partition_bytes", [4096, 4 * MIB])
+@pytest.mark.parametrize("partition_bytes", [4096, 8 * MIB])
 def test_the_ends_of_the_range_are_valid(partition_bytes):
     """The smallest and the largest partition."""
     assert BucketOptions(partition_bytes=partition_bytes).partition_bytes == partition_bytes

@@ -103,6 +103,8 @@ def arriving(
 def bare(model: nn.Module) -> bool:
     """Whether no module has anything of ours."""
     return not any(
-        module._forward_pre_hooks or module._state_dict_pre_hooks or "__reduce_ex__" in module.__dict__
+        module._state_dict_pre_hooks
+        or "__reduce_ex__" in module.__dict__
+        or any(hook.__name__ == "before_forward" for hook in module._forward_pre_hooks.values())
         for module in model.modules()
     )

@@ -152,12 +152,12 @@ def test_in_eval_mode_a_module_waits_for_all_that_is_below_it(cluster: Cluster):
 
 
 def whole(model: Any) -> Any:
-    return torch.compile(model, backend="aot_eager", fullgraph=True)
+    return torch.compile(model, backend="eager", fullgraph=True)
 
 
 def parts(model: Any) -> Any:
-    model.first.feed.compile(backend="aot_eager", fullgraph=True)
-    model.second = torch.compile(model.second, backend="aot_eager", fullgraph=True)
+    model.first.feed.compile(backend="eager", fullgraph=True)
+    model.second = torch.compile(model.second, backend="eager", fullgraph=True)
     return model
 
 
@@ -177,3 +177,14 @@ def test_a_compiled_module_waits_outside_its_graph_and_nothing_compiles_again(
 
     check(cluster, compiled, seeded(Model), adam, overlap=True, buckets=PAGES)
     torch._dynamo.reset()
+
+
+def test_a_model_that_is_wrapped_can_be_copied_and_saved_and_the_copy_knows_no_worker(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Model)
+        worker.wrap(adam(model), model, buckets=PAGES)
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(copied(batch(0, 0, 2, 3, 64)), model(batch(0, 0, 2, 3, 64)))
+            assert [hook.__self__._tell for hook in copied._forward_pre_hooks.values()] == [None]
+
+    run_workers(cluster, body)

@@ -279,3 +279,29 @@ def test_a_worker_that_joins_during_the_cut_is_in_the_snapshot(cluster):
 
     manifest = stuck(cluster, job, join, **settings)
     assert set(manifest.workers) == {0, 1, 2}
+
+
+def test_the_last_snapshot_of_a_job_is_of_its_end(alone, tmp_path):
+    job = fresh_name()
+    store = alone.shards[0].shard.snapshots.store
+    final: dict[str, torch.Tensor] = {}
+
+    def body(worker: ps.Worker) -> None:
+        net = Net()
+        optimizer = worker.wrap(torch.optim.SGD(net.parameters(), lr=1e-3), net)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(2, 40)).square().mean().backward()
+            optimizer.step()
+        worker.finish()
+        final.update({name: value.clone() for name, value in net.state_dict().items()})
+        wait_for(lambda: any(found.manifest and found.manifest.ended for found in snapshots.find(store, job)))
+
+    run_workers(alone, body, job=job)
+    name = store.names(job)[-1]
+    manifest = store.verify(job, name)
+    assert (manifest.ended, manifest.step, dict(manifest.workers)) == (True, 4, {})
+    snapshots.export(store, job, name, tmp_path / "model.safetensors")
+    exported = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert exported.keys() == final.keys()
+    assert all(torch.equal(exported[key], final[key]) for key in final)
