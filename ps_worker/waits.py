@@ -144,6 +144,11 @@ class Waits:
         callback(self._error)
 
     @property
+    def all_pulled(self) -> bool:
+        """Whether every weight asked for is here; without a lock, for the thread that asks."""
+        return not self._pulls and self._error is None
+
+    @property
     def all_free(self) -> bool:
         """Whether all gradient memory may be written; without a lock, for the thread that pushes."""
         return self._pushes.free() and self._error is None

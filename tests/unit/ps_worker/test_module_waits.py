@@ -70,7 +70,7 @@ def test_a_module_runs_before_the_weights_of_later_ones_are_here(cluster: Cluste
         assert first <= seen["first"]
         assert out_proj <= seen["first"]
         assert not last <= seen["first"]
-        assert optimizer._arrival.under_way  # the rest comes before the first push
+        assert not optimizer._arrival.under_way  # by the last module's wait all were here
 
     arriving(cluster, body)
     assert ran == ["into", "first", "second", "last"]
