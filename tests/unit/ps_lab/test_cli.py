@@ -67,7 +67,7 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         (["launch"], "script"),
         (["launch", "--num-workers", "0", "SCRIPT"], "--num-workers"),
         (["launch", "--on-failure", "shrug", "SCRIPT"], "stop"),
-        (["launch", "--consistency", "often", "SCRIPT"], "valid are: bsp, ssp:S"),
+        (["launch", "--consistency", "often", "SCRIPT"], "valid are: bsp, bsp:backup=B"),
         (["launch", "--consistency", "ssp:-1", "SCRIPT"], "staleness must be >= 0, got -1"),
         (["launch", "--carrier", "pigeon", "SCRIPT"], "valid are: auto, shm, uds, tcp, grpc"),
         (["launch", "--wire-dtype", "fp8", "SCRIPT"], "valid are: fp32, bf16, fp16"),

@@ -205,6 +205,12 @@ OF_A_JOB: dict[str, Callable[[Calls, str], Any]] = {
     "Share": lambda calls, job: calls(CoordinatorStub, "Share", pb.ShareRequest(job=job, incarnation=1)),
     "Use": lambda calls, job: calls(CoordinatorStub, "Use", pb.UseRequest(job=job, incarnation=1)),
     "Snapshot": lambda calls, job: calls(CoordinatorStub, "Snapshot", pb.SnapshotRequest(job=job)),
+    "NameSnapshot": lambda calls, job: calls(CoordinatorStub, "NameSnapshot", pb.SnapshotRequest(job=job)),
+    "Restore": lambda calls, job: calls(CoordinatorStub, "Restore", pb.RestoreRequest(job=job, snapshot="s")),
+    "PutSnapshot": lambda calls, job: calls(
+        ShardStub, "PutSnapshot", iter([shard_pb2.SnapshotChunk(file=shard_pb2.SnapshotFile(job=job))])
+    ),
+    "LookSnapshot": lambda calls, job: calls(ShardStub, "LookSnapshot", shard_pb2.SnapshotFile(job=job)),
 }
 OF_NO_JOB = {"Describe", "Follow", "Status", "Tables"}  # or they answer for the caller's job alone
 STREAMS = {"Member", "Read"}  # they refuse in a reply

@@ -104,7 +104,7 @@ def test_servers_are_a_list_or_a_range(text: str, servers: tuple[str, ...]):
         ("servers", "ps-{3..1}:1", "range"),
         ("job", "a b", "job name 'a b'"),
         ("job", "x" * 65, "job name"),
-        ("consistency", "bps", "valid are: bsp, ssp:S"),
+        ("consistency", "bps", "valid are: bsp, bsp:backup=B"),
         ("consistency", "ssp:-1", "staleness must be >= 0, got -1"),
         ("consistency", "ssp:x", "whole number"),
         ("num_workers", "0", ">= 1, got 0"),
