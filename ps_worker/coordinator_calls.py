@@ -17,6 +17,7 @@ from ps_wire.service import Service
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
 from ps_worker.settings import Settings
+from ps_worker.waiting import waits
 
 STATE_CHUNK_BYTES = 1 << 20
 CALL_LIMIT_S = 60.0
@@ -76,6 +77,7 @@ class CoordinatorCalls:
         chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
         return b"".join(chunk.data for chunk in chunks)
 
+    @waits("the state of a worker that trains")
     def live_state(self) -> dict[str, torch.Tensor]:
         """What lies outside tables, and is registered, at the worker that has the lowest number and trains.
 
@@ -90,6 +92,7 @@ class CoordinatorCalls:
             return {}
         return model_spec.unpack(blob) if blob else {}
 
+    @waits("the state of a worker")
     def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
         """Waits until a worker has put bytes that are not less; returns whether that was within the limit.
 
@@ -148,6 +151,7 @@ class CoordinatorCalls:
             if entry.progress.step == slowest
         ][:MAX_NAMED]
 
+    @waits("the coordinator to deal samples")
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
         """What of an epoch of a loader this worker hands out next."""
         request.job, request.worker = self._settings.job, self.joined.worker

@@ -35,6 +35,7 @@ from ps_worker.coordinator_calls import CoordinatorCalls
 from ps_worker.member_stream import MemberStream
 from ps_worker.reason import sendable
 from ps_worker.settings import Settings
+from ps_worker.waiting import waits
 
 RETRY_S = 0.2
 LEAVE_LIMIT_S = 5.0
@@ -74,6 +75,7 @@ class Membership(CoordinatorCalls):
 
     # -- joining ---------------------------------------------------------------------------------------
 
+    @waits("the coordinator to let this worker in")
     def join(self, evicted: pb.Joined | None = None) -> pb.Joined:
         """Joins the job and starts the heartbeats.
 
@@ -135,6 +137,7 @@ class Membership(CoordinatorCalls):
         """Says that this worker makes a table; does not wait."""
         self._send(make_table=pb.MakeTable(table=table_to_proto(spec)))
 
+    @waits("a table to be made")
     def wait_made(self, table: int) -> bool:
         """Waits until the shards have a table; returns whether this worker's weights start it."""
         self._wait_for(lambda: table in self._made, self._settings.start_limit_s)
@@ -144,6 +147,7 @@ class Membership(CoordinatorCalls):
         """Says that the starter's weights are on the shards."""
         self._send(uploaded=pb.Uploaded(table=table))
 
+    @waits("a table to start")
     def wait_started(self, table: int) -> int | None:
         """Waits until a table has started; returns this worker's first step.
 
@@ -161,6 +165,7 @@ class Membership(CoordinatorCalls):
 
     # -- the end ---------------------------------------------------------------------------------------
 
+    @waits("the others to finish")
     def finish(self, upload_final: Callable[[], bytes]) -> bool:
         """Says that this worker has no more data and waits for the others.
 

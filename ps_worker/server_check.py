@@ -8,8 +8,10 @@ from ps_wire.errors import ServerUnreachable, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.service import Service
 from ps_wire.v1 import shard_pb2
+from ps_worker.waiting import waits
 
 
+@waits("the servers to answer")
 def check_servers(service: Service, connect_limit_s: float) -> None:
     """Asks every server which shard it is.
 

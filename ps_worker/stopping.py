@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Protocol
 from weakref import WeakSet
 
-from ps_worker.waiting import INSIDE_STEP, wait_of
+from ps_worker.waiting import wait_of
 
 EXIT_CODE = 75  # stopped before the end: run me again
 LIMIT_S = 20.0  # Kubernetes kills 30 seconds after its SIGTERM
@@ -71,13 +71,13 @@ class Stopping:
         """The script has: what follows is the end of the process, which nothing interrupts any more."""
         self._ended = True
 
-    def _take(self, _number: int, frame: FrameType | None) -> None:
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
         """The handler: in the main thread, between two instructions of the script or of the library."""
         if self.asked and not self._over:
             os._exit(EXIT_CODE)
         self.asked = True
         place = _place()
-        if self._over or place is Place.BETWEEN or (place is Place.STEP and _may_go(frame)):
+        if self._over or place is Place.BETWEEN or (place is Place.STEP and _may_go()):
             self._end()
 
     def _end(self) -> None:
@@ -143,10 +143,10 @@ def script_ended() -> None:
         _stopping.script_ended()
 
 
-def _may_go(frame: FrameType | None) -> bool:
-    """Whether the code of this frame only waits for others: what this worker has to say has left."""
-    found = wait_of(frame)
-    return found is not None and found[1] not in INSIDE_STEP
+def _may_go() -> bool:
+    """Whether the main thread only waits for others: what this worker has to say has left."""
+    found = wait_of(threading.main_thread().ident)
+    return found is not None and not found.inside_step
 
 
 def _place() -> Place:

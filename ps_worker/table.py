@@ -16,6 +16,7 @@ import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
 from ps_worker.exchange import Exchange
+from ps_worker.waiting import waits
 from ps_worker.waits import Callback
 
 Result = TypeVar("Result")
@@ -192,6 +193,7 @@ class _Reply(Future[Result]):
         super().__init__()
         self._again = again
 
+    @waits("the servers to answer about a table")
     def result(self, timeout: float | None = None) -> Result:
         try:
             return super().result(timeout)

@@ -1,51 +1,69 @@
 """What the script's thread waits for inside the library, and for whom; seen from beside it.
 
-A look at the thread's stack, with each heartbeat, costs the thread nothing, and no wait can forget to say
-something. The functions in which it waits for others are listed here.
+Functions in which it waits for others are marked, and who sends heartbeats looks at the mark. (Not at the
+stack: `sys._current_frames` may deadlock with the garbage collector, in Python 3.11 for one.)
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import PurePath
-from types import FrameType
+from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from ps_wire.errors import PsError
 
 AFTER_S = 5.0  # longer than a step that only is slow
 AGAIN_S = 10.0  # between two lines of the log about the same wait
 
-WAITS = {  # (file of this package, function) -> for what
-    ("waits.py", "wait_acked"): "the servers to take pushes",
-    ("waits.py", "wait_free"): "the servers to read gradients",
-    ("waits.py", "wait_pulled"): "weights",
-    ("waits.py", "all_pulled_within"): "weights",
-    ("table.py", "result"): "the servers to answer about a table",
-    ("membership.py", "join"): "the coordinator to let this worker in",
-    ("membership.py", "wait_made"): "a table to be made",
-    ("membership.py", "wait_started"): "a table to start",
-    ("membership.py", "finish"): "the others to finish",
-    ("coordinator_calls.py", "live_state"): "the state of a worker that trains",
-    ("coordinator_calls.py", "wait_state"): "the state of a worker",
-    ("coordinator_calls.py", "share"): "the coordinator to deal samples",
-    ("server_check.py", "check_servers"): "the servers to answer",
-}
-INSIDE_STEP = {("waits.py", "wait_free")}  # waits inside a step, before all of it has left
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
-def wait_of(frame: FrameType | None) -> tuple[FrameType, tuple[str, str]] | None:
-    """The call on this stack that waits for others, if one does: its frame, and which it is."""
-    while frame is not None:
-        path = PurePath(frame.f_code.co_filename)
-        place = path.name, frame.f_code.co_name
-        if path.parent.name == "ps_worker" and place in WAITS:
-            return frame, place
-        frame = frame.f_back
-    return None
+@dataclass(frozen=True, slots=True, eq=False)
+class Wait:
+    """One call that waits for others.
+
+    Attributes:
+        what: is waited for, for people.
+        inside_step: before all of a step has left.
+    """
+
+    what: str
+    inside_step: bool
+
+
+_now: dict[int, Wait] = {}  # by thread
+
+
+def waits(
+    what: str, *, inside_step: bool = False
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Marks a function in which the script's thread waits for others; of nested ones the outermost counts."""
+
+    def mark(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @wraps(function)
+        def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            thread = threading.get_ident()
+            if thread in _now:
+                return function(*args, **kwargs)
+            try:
+                _now[thread] = Wait(what, inside_step)
+                return function(*args, **kwargs)
+            finally:
+                _now.pop(thread, None)
+
+        return call
+
+    return mark
+
+
+def wait_of(thread: int | None) -> Wait | None:
+    """What a thread waits for now, by its ident."""
+    return None if thread is None else _now.get(thread)
 
 
 class LongWaits:
@@ -76,14 +94,14 @@ class LongWaits:
         self._whom = whom
         self._say = say
         self._clock = clock
-        self._seen: tuple[int, tuple[str, str], tuple[int, int]] | None = None
+        self._seen: tuple[Wait, tuple[int, int]] | None = None
         self._since_s = self._said_s = 0.0
         self._asking: threading.Thread | None = None
 
     def look(self) -> str:
         """Sees where the thread is; returns `text`."""
-        found = wait_of(sys._current_frames().get(self._thread))
-        seen = None if found is None else (id(found[0]), found[1], self._progress())
+        found = wait_of(self._thread)
+        seen = None if found is None else (found, self._progress())
         now_s = self._clock()
         if seen is None or seen != self._seen:
             self._seen, self._since_s, self._said_s, self.text = seen, now_s, now_s - AGAIN_S, ""
@@ -93,12 +111,12 @@ class LongWaits:
             self._asking.start()  # an answer may take longer than a heartbeat may be late
         return self.text
 
-    def _report(self, seen: tuple[int, tuple[str, str], tuple[int, int]]) -> None:
+    def _report(self, seen: tuple[Wait, tuple[int, int]]) -> None:
         whom: list[str] = []
         with suppress(PsError):  # then without
             whom = self._whom()
         waited_s = self._clock() - self._since_s
-        text = "; ".join([f"waiting for {WAITS[seen[1]]} for {waited_s:.0f} s", *whom])
+        text = "; ".join([f"waiting for {seen[0].what} for {waited_s:.0f} s", *whom])
         if self._seen == seen:
             self.text = text
             self._say(text)

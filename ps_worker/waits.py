@@ -15,6 +15,7 @@ from ps_wire.errors import PsError
 from ps_wire.plan import Partition
 from ps_worker.pulls import Pulls
 from ps_worker.pushes import Pushes
+from ps_worker.waiting import waits
 
 REPORT_WAIT_S = 10.0  # longer than a step that only is slow, short for a person who looks on
 
@@ -68,6 +69,7 @@ class Waits:
         for callback in due:
             callback(self._error)
 
+    @waits("the servers to take pushes")
     def wait_acked(self, partitions: Iterable[Partition] | None = None, limit_s: float | None = None) -> bool:
         """Waits until these pushes (default: all) are acknowledged; False when `limit_s` ran out first.
 
@@ -80,6 +82,7 @@ class Waits:
             self._raise_failed()
             return done
 
+    @waits("the servers to read gradients", inside_step=True)
     def wait_free(self, partitions: Iterable[Partition] | None = None) -> None:
         """Waits until the gradient memory of these partitions (default: all) may be written.
 
@@ -91,6 +94,7 @@ class Waits:
             self._answered.wait_for(lambda: self._error is not None or self._pushes.free(wanted))
             self._raise_failed()
 
+    @waits("weights")
     def wait_pulled(
         self, report: Callable[[str], None] | None = None, wanted: frozenset[int] | None = None
     ) -> None:
@@ -110,6 +114,7 @@ class Waits:
                     report(self._waiting_for())
             self._raise_failed()
 
+    @waits("weights")
     def all_pulled_within(self, limit_s: float) -> bool:
         """Waits until every weight asked for is here; whether it is before `limit_s` is over.
 

@@ -85,6 +85,7 @@ def test_a_worker_ends_what_it_has_begun_and_leaves_wherever_sigterm_finds_it(be
 
     steps = {where: cluster.status(jobs[where]).workers[0].progress.step for where in ("compute", "loader")}
     assert steps == {"compute": 2, "loader": 1}
-    assert cluster.status(jobs["three"]).events["drain"] == 2
+    status = cluster.status(jobs["three"])
+    assert status.events["drain"] == 2, "\n".join(status.happened)
     gate = cluster.ledger(0, jobs["three"], 1)
     assert gate.received == 2 * cluster.table(0, jobs["three"]).partitions

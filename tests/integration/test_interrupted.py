@@ -35,7 +35,7 @@ try:
             began_s = time.monotonic()
 finally:
     print("left in time:", time.monotonic() - began_s < 5)
-    print("threads:", [thread.name for thread in threading.enumerate() if thread.name.startswith("ps-")])
+    print("threads:", [thread.name for thread in threading.enumerate() if thread.name.startswith("ps-") and thread.name != "ps-stop"])
 """
 
 

@@ -118,7 +118,7 @@ def test_a_port_in_use_ends_the_server_with_69(cluster: Servers, spawn: Start) -
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--consistency", "bps"), "unknown consistency 'bps'; valid are: bsp, ssp:S (S >= 0, the bound"),
+        (("--consistency", "bps"), "unknown consistency 'bps'; valid are: bsp, bsp:backup=B"),
         (("--consistency", "ssp:-1"), "ssp: staleness must be >= 0, got -1"),
         (("--consistency", "ssp:x"), "ssp: the bound must be a whole number, got 'x'"),
         (("--consistency", "ssp"), "unknown consistency 'ssp'; valid are"),

@@ -220,13 +220,9 @@ STREAMS = {"Member", "Read"}  # they refuse in a reply
 
 
 def test_every_call_of_the_services_is_tried_with_the_token_of_another_job():
-    services = (coordinator_pb2.DESCRIPTOR, shard_pb2.DESCRIPTOR)
-    methods = {
-        method.name
-        for file in services
-        for service in file.services_by_name.values()
-        for method in service.methods
-    }
+    files = (coordinator_pb2.DESCRIPTOR, shard_pb2.DESCRIPTOR)
+    services = [service for file in files for service in file.services_by_name.values()]
+    methods = {method.name for service in services for method in service.methods}
     assert methods == OF_A_JOB.keys() | OF_NO_JOB | STREAMS
 
 

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-import ast
 import threading
-from pathlib import Path
 
+import pytest
 import torch
 
 import ps_worker as ps
 from ps_wire.errors import ServerUnreachable
 from ps_worker import waiting
-from ps_worker.waiting import AFTER_S, AGAIN_S, WAITS, LongWaits
+from ps_worker.waiting import AFTER_S, AGAIN_S, LongWaits, Wait, wait_of, waits
 
 from .service import LIMIT_S, Cluster, fresh_name, together
 
-FOLDER = Path(ps.__file__).parent
 
+def test_of_nested_waits_the_outermost_counts_and_it_ends_with_an_error_too():
+    mine = threading.get_ident()
 
-def test_every_wait_that_is_listed_is_a_function_of_the_library():
-    for name, function in WAITS:
-        tree = ast.parse((FOLDER / name).read_text())
-        found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert function in found, (name, function)
+    @waits("one")
+    def inner() -> str:
+        found = wait_of(mine)
+        assert found is not None
+        return found.what
+
+    @waits("other", inside_step=True)
+    def outer() -> str:
+        found = wait_of(mine)
+        assert found is not None
+        assert found.inside_step
+        return f"{found.what}, {inner()}"
+
+    @waits("third")
+    def fails() -> None:
+        raise ServerUnreachable("gone")
+
+    assert inner() == "one"
+    assert outer() == "other, other"
+    with pytest.raises(ServerUnreachable):
+        fails()
+    assert wait_of(mine) is None
 
 
 class Clocked:
@@ -34,10 +51,8 @@ class Clocked:
         self.said: list[str] = []
         self.whom: list[str] | ps.PsError = ["waiting for worker 3, clock 41, lease 4.2 s left"]
         self.waits = LongWaits(lambda: self.counted, self._whom, self.said.append, lambda: self.now_s)
-        self.frame = object()
-        monkeypatch.setattr(
-            waiting, "wait_of", lambda _: self.frame and (self.frame, ("waits.py", "wait_pulled"))
-        )
+        self.wait: Wait | None = Wait("weights", inside_step=False)
+        monkeypatch.setattr(waiting, "wait_of", lambda _: self.wait)
 
     def _whom(self) -> list[str]:
         if isinstance(self.whom, ps.PsError):
@@ -70,7 +85,7 @@ def test_a_thread_that_gets_on_waits_for_nobody(monkeypatch):
         clocked.counted = clocked.counted[0] + 1, 30
         assert clocked.look(AFTER_S) == ""
     assert clocked.look(AFTER_S) != ""
-    clocked.frame = None
+    clocked.wait = None
     assert clocked.look(1) == ""
 
 
