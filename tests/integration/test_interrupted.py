@@ -35,7 +35,8 @@ try:
             began_s = time.monotonic()
 finally:
     print("left in time:", time.monotonic() - began_s < 5)
-    print("threads:", [thread.name for thread in threading.enumerate() if thread.name.startswith("ps-") and thread.name != "ps-stop"])
+    names = {thread.name for thread in threading.enumerate()} - {"ps-stop"}  # that is the process's
+    print("threads:", [name for name in names if name.startswith("ps-")])
 """
 
 
