@@ -102,7 +102,7 @@ class Outbox:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._closed)
-            return take_batch(self._messages, attrgetter("frame"))
+            return take_batch(self._messages, lambda message: len(message.frame.payload))
 
     def done(self, messages: list[Message]) -> None:
         """They have left."""

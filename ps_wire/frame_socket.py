@@ -264,12 +264,12 @@ def _in_time(
     return count
 
 
-def take_batch(queued: FrameQueue[Queued], frame_of: Callable[[Queued], wire.Frame]) -> list[Queued]:
-    """Takes from the front of a queue what may leave together."""
+def take_batch(queued: FrameQueue[Queued], bytes_of: Callable[[Queued], int]) -> list[Queued]:
+    """Takes from the front of a queue what may leave together; `bytes_of` it travel as payload."""
     taken: list[Queued] = []
     while queued and len(taken) < BATCH_FRAMES:
         taken.append(queued.popleft())
-        if len(frame_of(taken[-1]).payload) >= LARGE_BYTES:
+        if bytes_of(taken[-1]) >= LARGE_BYTES:
             break
     return taken
 

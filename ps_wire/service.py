@@ -69,8 +69,12 @@ class FramesOut(Protocol):
         """Waits for the next one. Raises StopIteration at the end."""
         ...
 
-    def batch(self) -> list[Frame]:
-        """Waits for frames and takes those that may leave together; none at the end."""
+    def batch(self, bytes_of: Callable[[Frame], int] | None = None) -> list[Frame]:
+        """Waits for frames and takes those that may leave together; none at the end.
+
+        Args:
+            bytes_of: of a frame, that travel as payload; default: all of it does.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ pushes of `PULL_BYTES` lie between, and not oftener, since each frame has its co
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -57,11 +57,11 @@ class Outbox:
                 raise StopIteration
             return self._frames.popleft()
 
-    def batch(self) -> list[wire.Frame]:
-        """Waits for frames and takes those that leave together; none at the end."""
+    def batch(self, bytes_of: Callable[[wire.Frame], int] | None = None) -> list[wire.Frame]:
+        """See `FramesOut.batch`."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._closed)
-            return take_batch(self._frames, lambda frame: frame)
+            return take_batch(self._frames, bytes_of or (lambda frame: len(frame.payload)))
 
 
 def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Frame]:

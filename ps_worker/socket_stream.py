@@ -100,13 +100,17 @@ class SocketStream:
 
     def _send(self) -> None:
         with contextlib.suppress(ConnectionLost):  # whoever receives finds out, too
-            while frames := self._frames.batch():
+            while frames := self._frames.batch(self._travelling):
                 if self._shares:
                     frames = list(map(self._shared, frames))
                 else:
                     frames = [frame for frame in frames if frame.kind is not wire.Kind.SHARE]
                 self._peer.send(frames)
         self._peer.end_sending()
+
+    def _travelling(self, frame: wire.Frame) -> int:
+        """Bytes of a frame's payload that travel."""
+        return 0 if self._shares and frame.table in self._tables else len(frame.payload)
 
     def _shared(self, frame: wire.Frame) -> wire.Frame:
         """What is left of a frame where its payload lies in shared memory."""

@@ -80,3 +80,17 @@ def test_weights_come_back_while_gradients_leave():
 
 def test_another_tables_pushes_hold_nothing_back():
     assert left(push(3, table=1), pull(3))[0] == (wire.Kind.PULL, (3,))
+
+
+def test_pushes_whose_payload_does_not_travel_leave_together():
+    """A payload that does is the last of its batch, for it is held until all have left."""
+    batches = []
+    for travels in (True, False):
+        outbox = Outbox(HELLO)
+        outbox.put([push(1, MIB), push(0, MIB)])
+        outbox.close()
+        sizes = []
+        while frames := outbox.batch(None if travels else lambda _: 0):
+            sizes.append(len(frames))
+        batches.append(sizes)
+    assert batches == [[2, 1], [3]]
