@@ -14,7 +14,7 @@ import sys
 import sysconfig
 
 import grpc.aio  # noqa: F401
-import torch  # noqa: F401
+import torch._dynamo  # noqa: F401 - optimizers import it
 
 MISSING = {
     os: ("memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING", "sched_getaffinity"),

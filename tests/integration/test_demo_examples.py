@@ -42,4 +42,4 @@ def test_the_language_model_gets_better() -> None:
     output = launched("bsp", "char_lm.py", "--steps", "40", "--batch-size", "4")
     losses = [float(loss) for loss in re.findall(r"worker 0 \| step \d+: loss ([\d.]+)", output)]
     assert len(losses) == 2, output
-    assert losses[1] < losses[0] < 4.6  # of uniform guesses: the log of 98 characters
+    assert max(losses) < 4.0  # of uniform guesses: 4.6, the log of 98 characters

@@ -46,8 +46,10 @@ def elsewhere(*command: str) -> Process:
 @pytest.fixture(name="server")
 def _server() -> Iterator[str]:
     process = elsewhere("ps-server", "--shard", "0/1", "--port", "0")
-    yield process.wait_line(r"(127\.0\.0\.1:\d+)")[1]
-    process.kill()
+    try:
+        yield process.wait_line(r"(127\.0\.0\.1:\d+)")[1]
+    finally:
+        process.kill()
 
 
 def test_a_job_trains_over_unix_sockets_where_memory_cannot_be_shared(server: str, tmp_path: Path) -> None:

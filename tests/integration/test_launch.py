@@ -20,6 +20,8 @@ import pytest
 
 from ps_lab.cluster import command_path
 
+from .servers import until
+
 pytestmark = pytest.mark.integration
 
 LIMIT_S = 60.0  # importing torch in three processes takes 5 s on two idle cores
@@ -208,7 +210,7 @@ def test_a_killed_launcher_takes_everything_with_it(launch: Callable[..., Launch
     run = launch("import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + BLOCKS)
     run.wait_line(r"\| up \d")
     run.wait_line(r"\| up \d")
+    until(lambda: len(run.pids()) == 7, "all are there, with the one that ends what is left")
     pids = run.pids()
-    assert len(pids) == 7  # with the one that ends what is left
     run.process.kill()
     wait_gone(pids - {run.process.pid})
