@@ -105,9 +105,7 @@ def test_a_step_through_a_slow_link(tmp_path: Path) -> None:
     figures = json.loads(figures_file.read_text())
     assert figures["ddp"] is None
     assert figures["link"] == {"gbps": 10.0, "ms": 20.0}
-    assert (
-        figures["project"]["step_s"]["min"] > 0.04
-    )  # there and back, however fast compute is
+    assert figures["project"]["step_s"]["min"] > 0.04  # there and back, however fast compute is
 
 
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
