@@ -21,7 +21,7 @@ def refusal() -> str | None:
     """Why there can be no namespaces here; None: there can."""
     try:
         tried = subprocess.run(
-            [*UNSHARE, "sh", "-c", "ip link set lo up && ip link add va type veth peer name vb"],
+            [*UNSHARE, "sh", "-c", "ip link set lo up && ip link add va type veth peer name vb && tc -V"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -29,7 +29,11 @@ def refusal() -> str | None:
         )
     except OSError as error:
         return f"no unshare here: {error.strerror}"
-    return None if tried.returncode == 0 else f"network namespaces are not permitted: {tried.stderr.strip()}"
+    return (
+        None
+        if tried.returncode == 0
+        else f"network namespaces with slow links are not to be had: {tried.stderr.strip()}"
+    )
 
 
 class Link:
