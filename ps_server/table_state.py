@@ -156,6 +156,8 @@ def restore(table: ShardTable, state: TableState, *, going_on: bool = False) -> 
         for worker, kept in state.hyper.items():
             for number, hyper in sorted(kept.items()):
                 table._hyper.keep(worker, number, hyper)
+    else:
+        table.choose_from_here()
 
 
 @trace.traced("restore")
@@ -190,6 +192,7 @@ def _restore_machine(machine: Partition, state: MachineState) -> None:
 
 def resume(table: ShardTable) -> None:
     """After `restore` with `going_on` and the start of the table: steps that are complete close."""
+    table.choose_from_here()
     now_s = time.monotonic()
     for cell in table.cells():
         with cell.lock:
