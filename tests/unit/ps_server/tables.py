@@ -197,7 +197,7 @@ class Servers:
         self._give(frame.partition, frame)
         for shard in self.shards:  # one that holds all chooses by itself
             if shard._chooser is not None and (choice := shard._chooser.last) is not None:
-                self.chosen[choice.step] = choice.workers
+                self.chosen.setdefault(choice.step, choice.workers)
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:
         number, said = self._hyper.get(worker, (0, self.spec.optimizer.hyperparameters))
