@@ -14,6 +14,7 @@ through.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 
 from ps_server.backup_partition import BackupPartition
 from ps_server.log import logger
-from ps_server.partition import _Member
+from ps_server.partition import Pull, _Member
 from ps_server.shard import Shard
 from ps_server.shard_job import ShardJob
 from ps_server.shard_table import ShardTable
@@ -182,14 +183,21 @@ def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
             resume(opened)
 
 
-def _take_chosen(
-    table: ShardTable, chosen: list[tuple[int, list[int]]], tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """With backup workers: steps that are chosen and not closed, and weights that are behind."""
-    for index, workers in chosen:
+def _take_behind(table: ShardTable, facts: Facts, tensors: Mapping[str, torch.Tensor]) -> None:
+    """With backup workers: steps that are chosen and not closed, who is late, and weights that are behind.
+
+    Who is late has to be known before anybody pushes: it may have been told elsewhere where it goes on.
+    """
+    for index, workers in facts["chosen"]:
         machine = table.cell(index).machine
         assert isinstance(machine, BackupPartition)
         machine._chosen = frozenset(workers)
+    for index, worker in facts["waiting"]:
+        machine = table.cell(index).machine
+        member = machine._members[worker]
+        machine._waiting[worker] = Pull(
+            worker=worker, incarnation=member.incarnation, clock=member.clock, asked_s=time.monotonic()
+        )
     prefix = f"{table.spec.number}/{KEPT}/"
     for name in [name for name in tensors if name.startswith(prefix)]:
         index, version = map(int, name.removeprefix(prefix).split("/"))
@@ -198,7 +206,7 @@ def _take_chosen(
 
 def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor], Facts]:
     unloaded = []
-    flags, chosen = [], []
+    flags, chosen, waiting = [], [], []
     others: dict[str, torch.Tensor] = {}
     for index, cell in zip(table.partitions(), table.cells(), strict=True):
         if not cell.loaded:
@@ -208,6 +216,8 @@ def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor
             values = [getattr(member, name) for name in FLAGS]
             if values != [getattr(_FRESH, name) for name in FLAGS]:
                 flags.append([index, worker, values])
+            if member.late and worker in cell.machine._waiting:
+                waiting.append([index, worker])
         if isinstance(cell.machine, BackupPartition) and cell.machine._chosen is not None:
             chosen.append([index, sorted(cell.machine._chosen)])
         for version, kept in cell.values._kept.items():
@@ -224,6 +234,7 @@ def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor
         "unloaded": unloaded,
         "flags": flags,
         "chosen": chosen,
+        "waiting": waiting,
         "state": facts,
     }
 
@@ -237,7 +248,7 @@ def _take_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torc
     for index, worker, values in facts["flags"]:
         for name, value in zip(FLAGS, values, strict=True):
             setattr(table.cell(index).machine._members[worker], name, value)
-    _take_chosen(table, facts["chosen"], tensors)
+    _take_behind(table, facts, tensors)
     for index in facts["unloaded"]:
         table.cell(index).loaded = False
     if any(name.startswith(f"{spec.number}/{OTHER}/") for name in tensors):

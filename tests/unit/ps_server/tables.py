@@ -124,6 +124,7 @@ class Servers:
         self._chooser = Chooser(gate_of(consistency).backup, holders(self.plan))
         self._choices: deque[Sent] = deque()
         self._choosing = False
+        self.deaf: set[int] = set()  # shards that choices do not reach at the moment
         self.shards = [
             ShardTable(
                 job="j",
@@ -172,7 +173,7 @@ class Servers:
                 assert self.chosen.setdefault(choice.step, choice.workers) == choice.workers
             else:
                 self.caught.append(choice)
-            for index in shards:
+            for index in set(shards) - self.deaf:
                 self.shards[index].choose(choice)
         self._choosing = False
 

@@ -75,7 +75,8 @@ class Walk:
             while (weights := servers.weights_in(answers)) is None:
                 answers += servers.outlets[worker].take()
                 broke = self.dice.random() < 0.05
-                if broke or worker in self.cut_off:  # what has come is lost, or comes again
+                again = worker in self.cut_off and not self.dice.randrange(4 * self.slowness[worker])
+                if broke or again:  # what has come is lost, or comes again
                     self.cut_off.discard(worker)
                     answers = []
                     servers.ask(worker, clock)

@@ -55,9 +55,13 @@ def test_law_15_servers_are_replaced_at_any_moment_and_each_step_is_the_mean_of_
 
     def replace():
         nonlocal kept, late, replaced
-        if walk.dice.random() > 0.06:
+        deaf = walk.servers.deaf
+        if walk.dice.random() > (0.3 if deaf else 0.1):
             return
-        number = walk.dice.randrange(num_shards)
+        if not deaf:  # choices do not reach a shard any more: it is about to stop
+            deaf.add(walk.dice.randrange(num_shards))
+            return
+        number = deaf.pop()
         cells = walk.servers.shards[number].cells()
         kept += sum(cell.values.kept_bytes for cell in cells)
         late += sum(member.late for cell in cells for member in cell.machine._members.values())
@@ -66,6 +70,8 @@ def test_law_15_servers_are_replaced_at_any_moment_and_each_step_is_the_mean_of_
         replaced += 1
 
     walk.run(6, between=replace)
+    for _ in list(walk.servers.deaf):
+        hand_on(walk.servers, walk.servers.deaf.pop(), tmp_path)
     walk.check()
     assert replaced > 3
     assert kept > 0
@@ -126,6 +132,27 @@ def test_a_late_worker_asks_a_successor_again_for_what_it_works_on_and_at_its_ol
     assert [(caught.late.clock, caught.step) for caught in servers.caught] == [(1, 2)]
 
 
+def test_a_successor_says_first_who_is_late_and_waits(tmp_path):
+    """It has not heard where the worker goes on; were others to go on before that, the version would be gone."""
+    spec = sgd()
+    servers = Servers(spec, draw(spec, 0), num_shards=2, num_workers=3, consistency=BSP(1))
+
+    def step(number, *workers):
+        pushes = [Push(worker=worker, gradients=draw(spec, 10 * number + worker)) for worker in workers]
+        servers.step(number, pushes, spec_hyper(spec))
+
+    step(0, 0, 1)
+    step(0, 2)
+    servers.deaf.add(0)
+    assert servers.pull(2, 1) is None
+    assert servers.caught
+    servers.deaf.clear()
+    hand_on(servers, 0, tmp_path)
+    version = servers.pull(0, 1)
+    step(1, 0, 1)
+    assert same(servers.pull(2, 1), version)
+
+
 def test_the_coordinators_choices_are_handed_on_to_shards_that_have_not_heard_them():
     """Neither which pushes a step takes, nor where a late worker goes on, is chosen again."""
     spec = sgd()
@@ -182,7 +209,7 @@ def test_a_shard_alone_goes_on_choosing_where_its_snapshot_is():
 
 
 def test_whoever_adds_a_field_to_a_partition_is_asked_what_its_successor_gets():
-    """`waiting` alone is not handed on: who waits asks again."""
+    """Of `_waiting`, those who are late are handed on; others ask again."""
     captured = {field.name for field in dataclasses.fields(MachineState)} - {"members", "hyper_mismatches"}
     assert {field.name for field in dataclasses.fields(BackupPartition)} == captured | {
         "gate",
