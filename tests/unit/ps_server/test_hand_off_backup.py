@@ -133,7 +133,7 @@ def test_a_late_worker_asks_a_successor_again_for_what_it_works_on_and_at_its_ol
 
 
 def test_a_successor_says_first_who_is_late_and_waits(tmp_path):
-    """It has not heard where the worker goes on; were others to go on before that, the version would be gone."""
+    """It has not heard where the worker goes on; if others went on before that, the version would be gone."""
     spec = sgd()
     servers = Servers(spec, draw(spec, 0), num_shards=2, num_workers=3, consistency=BSP(1))
 
