@@ -191,7 +191,7 @@ def all_states(servers):
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "NAdam", "ASGD"])
-@pytest.mark.parametrize("shards", [(1, 2), (3, 1), (4, 3)])
+@pytest.mark.parametrize("shards", [(1, 2), (1, 1), (3, 1), (4, 3)])
 def test_law_15_parts_that_have_counted_different_steps_stay_apart_over_other_shards(optimizer, shards):
     """Twice over another number of shards, bit for bit; a part without a state begins its own, too."""
     straight = withheld(optimizer)
