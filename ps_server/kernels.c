@@ -1,12 +1,14 @@
-/* The mean of gradients in rank order, and a plain step of SGD with it, in one pass over memory.
+/* The mean of gradients in rank order, and a plain step of SGD with it, in one pass over memory; the look for
+ * values that are not finite, and the copy that a worker reads.
  *
  * Each product, sum and quotient is rounded as torch rounds it, so results are the same to the bit;
- * kernels.py compares them before anything uses this. Both functions return 1 if every mean was finite.
- * They touch no Python object: they are called without the interpreter's lock.
+ * kernels.py compares them before anything uses this. Those that tell return 1 if all was finite. They touch
+ * no Python object: they are called without the interpreter's lock.
  */
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -107,6 +109,39 @@ TARGET int ps_mean_step(const float *const *gradients, size_t count, const float
     if (count == 2 && streams)
         return pass(gradients, 2, weights, rate, out, elements, 1);
     return pass(gradients, count, weights, rate, out, elements, streams);
+}
+
+TARGET int ps_finite(const float *values, size_t elements)
+{
+    const __m256 zero = _mm256_setzero_ps();
+    __m256 low = zero, high = zero;
+    float alone = 0.0f;
+    size_t at = 0;
+    for (; at + LINE <= elements; at += LINE) {
+        low = _mm256_add_ps(low, _mm256_mul_ps(zero, _mm256_loadu_ps(values + at)));
+        high = _mm256_add_ps(high, _mm256_mul_ps(zero, _mm256_loadu_ps(values + at + VECTOR)));
+    }
+    for (; at < elements; at++)
+        alone += 0.0f * values[at];
+    low = _mm256_add_ps(low, high);
+    return _mm256_movemask_ps(_mm256_cmp_ps(low, low, _CMP_UNORD_Q)) == 0 && alone == alone;
+}
+
+/* Past the caches; the two do not overlap. */
+TARGET void ps_copy(const unsigned char *from, unsigned char *to, size_t size)
+{
+    size_t at = 0, head = (64 - ((uintptr_t)to & 63)) & 63;
+    if (head > size)
+        head = size;
+    memcpy(to, from, head);
+    for (at = head; at + 64 <= size; at += 64) {
+        __m256i low = _mm256_loadu_si256((const __m256i *)(from + at));
+        __m256i high = _mm256_loadu_si256((const __m256i *)(from + at + 32));
+        _mm256_stream_si256((__m256i *)(to + at), low);
+        _mm256_stream_si256((__m256i *)(to + at + 32), high);
+    }
+    memcpy(to + at, from + at, size - at);
+    _mm_sfence();
 }
 
 #else

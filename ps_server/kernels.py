@@ -14,8 +14,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from ps_server.log import logger
@@ -33,10 +34,14 @@ class Kernels:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._mean: Callable[..., int] = library.ps_mean
         self._mean_step: Callable[..., int] = library.ps_mean_step
+        self._finite: Callable[..., int] = library.ps_finite
+        self._copy: Callable[..., None] = library.ps_copy
         library.ps_mean.argtypes = [pointer, size, pointer, size]
         library.ps_mean_step.argtypes = [
             pointer, size, pointer, ctypes.c_float, pointer, size, ctypes.c_int,
         ]  # fmt: skip
+        library.ps_finite.argtypes = [pointer, size]
+        library.ps_copy.argtypes, library.ps_copy.restype = [pointer, pointer, size], None
 
     def mean(self, gradients: Numbers, out: torch.Tensor) -> bool:
         """`((g0 + g1) + ...) / W`.
@@ -66,6 +71,14 @@ class Kernels:
         pointers, size = _pointers(gradients), out.numel()
         at, to = weights.data_ptr(), out.data_ptr()
         return bool(self._mean_step(pointers, len(gradients), at, rate, to, size, streams))
+
+    def finite(self, values: torch.Tensor) -> bool:
+        """Whether each of the values, shape (E,), float32, contiguous, is finite."""
+        return bool(self._finite(values.data_ptr(), values.numel()))
+
+    def copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
+        """Copies bytes past the caches; both are contiguous, of one size, and do not overlap."""
+        self._copy(source.ctypes.data, target.ctypes.data, target.nbytes)
 
 
 def fit(gradients: Numbers) -> bool:
@@ -104,7 +117,7 @@ def load() -> Kernels | None:
 
 
 def same_as_torch(kernels: Kernels) -> bool:
-    """Whether results are torch's to the bit, on this machine, over many magnitudes and odd lengths."""
+    """Whether means and steps are torch's to the bit here, over many magnitudes and odd lengths."""
     random = torch.Generator().manual_seed(1)
 
     def numbers(size: int) -> torch.Tensor:

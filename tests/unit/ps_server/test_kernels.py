@@ -6,6 +6,7 @@ import platform
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,10 +88,24 @@ def test_every_value_that_is_not_finite_is_seen(built: Kernels, numel: int, valu
         gradients = [draw(numel, seed=1), draw(numel, seed=2)]
         gradients[1][place] = value
         assert not built.mean(gradients, out)
+        assert not built.finite(gradients[1])
         assert not built.mean_step(gradients, draw(numel, seed=3), 0.1, out)
     huge = torch.full((numel,), 3e38)
     assert not built.mean([huge, huge], out)  # each is finite
     assert built.mean([huge, torch.zeros(numel)], out)  # a sum over all elements would not be
+    assert built.finite(huge)
+
+
+@compiled
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000, 4099])
+def test_a_copy_is_the_bytes_and_no_other_is_touched(built: Kernels, size: int):
+    source = np.arange(size, dtype=np.int64).astype(np.uint8)
+    for offset in range(0, 66, 5):
+        target = np.full(size + offset + 1, 77, dtype=np.uint8)
+        built.copy(source, target[offset:-1])
+        assert target[offset:-1].tobytes() == source.tobytes()
+        assert (target[:offset] == 77).all()
+        assert target[-1] == 77
 
 
 @pytest.fixture(params=["compiled", "torch"])
