@@ -284,6 +284,7 @@ class Link(Rejoining):
     def finish(self) -> None:
         """Waits until all have finished, then loads the final weights and what lies outside tables."""
         while True:
+            self.announce()  # there is more to train
             try:
                 for exchange in self.exchanges:
                     exchange.wait_acked()
@@ -293,7 +294,6 @@ class Link(Rejoining):
                 break
             except Evicted as error:
                 self._refused(error)
-                self.announce()  # there is more to train
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
             if outside := self._outside.get(number):

@@ -284,6 +284,7 @@ class Worker(WorkerData, WorkerState):
             self._link.finish()
         except RolledBack:
             self._finishing = False  # there is more to train
+            self._renew()
             raise
         for optimizer in self._optimizers:
             optimizer.refresh()
@@ -341,6 +342,11 @@ class Worker(WorkerData, WorkerState):
 
     def _begin_step(self) -> None:
         self._link.capture.begin()
+
+    def _begin_batch(self) -> None:
+        self._begin_step()
+        if not self._link.undone:  # else none counts before the script has heard of it
+            self._renew()
 
     def _say(self, text: str) -> None:
         terminal.show(logger)

@@ -152,6 +152,10 @@ class WorkerData:
         """See `Capture.begin`."""
         raise NotImplementedError
 
+    def _begin_batch(self) -> None:
+        """A batch is handed out."""
+        raise NotImplementedError
+
     def _positions(self) -> Positions:
         """Where this script is in its data."""
         at = {self._numbers[loader]: loader.position for loader in self._loaders}
@@ -160,11 +164,17 @@ class WorkerData:
 
     def _rewind(self, saved: Positions) -> None:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self._drop_batch()
         self._saved_positions = list(saved.loaders)
         self._back_to = saved.epoch
         for loader in self._loaders:
             if self._numbers[loader] < len(saved.loaders):
                 loader.position = saved.loaders[self._numbers[loader]]
+
+    def _drop_batch(self) -> None:
+        """What loaders have handed out is part of no step of this incarnation."""
+        for counts in self._unweighed:
+            counts.clear()
 
     def _end_loaders(self) -> None:
         for loader in self._loaders:
@@ -210,7 +220,7 @@ class WorkerData:
             self._epoch = None
 
     def _count_samples(self, loader: Dealing, samples: int) -> None:
-        self._begin_step()
+        self._begin_batch()
         self._samples += samples
         loader.hand_out(samples)
         if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
