@@ -45,6 +45,7 @@ class Rejoining(Exchanges):
         capture: of all of this for snapshots.
         on_reentry: called when the worker has joined again, with its first step by table.
         tell: tells the script that steps of it are undone, if they are; an error, or whether it did.
+        dropping: whether the script is still busy with a batch of before.
         on_restored: called when it goes on from a snapshot, with what it had saved.
         resumed: the job has its weights and steps, which this worker takes up.
     """
@@ -61,7 +62,7 @@ class Rejoining(Exchanges):
         self.positions: Callable[[], Positions] = lambda: Positions(epoch=None, loaders=())
         self.capture = Capture(self._clocks, self._captured)
         self.capture.before = self._before_step
-        self._again: Mapping[str, torch.Tensor] | None = None  # to be registered once more
+        self._again: Mapping[str, torch.Tensor] | None = None
         self.on_reentry: Callable[[dict[int, int]], None] = lambda _: None
         self.on_restored: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
         self._settings = settings
@@ -71,6 +72,7 @@ class Rejoining(Exchanges):
         self._begun: list[TableSpec] = []  # that have started here
         self._live: dict[str, torch.Tensor] | None = None
         self.tell: Callable[[], bool] = lambda: False
+        self.dropping: Callable[[], bool] = lambda: False
         self._undone: tuple[RolledBack, Mapping[str, torch.Tensor] | None] | None = None
         if not settings.servers:
             say(ALONE)
@@ -129,6 +131,7 @@ class Rejoining(Exchanges):
             error, saved = undone
             if saved is not None:  # a pass that has run since, or a batch, has changed what was set
                 self._set(saved, own=True)
+                self.on_restored(saved)
                 self._again = saved
             raise error
 
@@ -170,6 +173,8 @@ class Rejoining(Exchanges):
             steps[spec.number] = self._membership.wait_started(spec.number) or 0
             self._get(exchange, steps[spec.number], read=self.ended)
         self._set(live, own=restored)
+        if restored:
+            self.on_restored(live)
         self.on_reentry(steps)
         if restored or isinstance(evicted, RolledBack) or self.undone:
             step = max(steps.values(), default=0)
@@ -184,13 +189,12 @@ class Rejoining(Exchanges):
         self.registered.load(live, own=own)
         if own:
             self.own.load(live, own=True)
-            self.on_restored(live)
 
     def _before_step(self) -> None:
         """The script begins a step: after a rollback it may have gone on to the end of one that is undone."""
-        again, self._again = self._again, None
-        if again is not None:
-            self.registered.load(again, own=True)
+        if self._again is not None:
+            self._set(self._again, own=True)
+            self._again = self._again if self.dropping() else None
         self.random.apply()
 
     def _clocks(self) -> Mapping[int, int]:

@@ -77,6 +77,7 @@ class Worker(WorkerData, WorkerState):
         self._link.on_reentry = self._reentered
         self._link.on_restored = self._restored
         self._link.tell = self._announce
+        self._link.dropping = lambda: any(optimizer.dropping for optimizer in self._optimizers)
         self._link.clocks = self._clocks
         self._link.own.add("@worker", self._counts)
         self._link.positions = self._positions
@@ -344,9 +345,9 @@ class Worker(WorkerData, WorkerState):
         self._link.capture.begin()
 
     def _begin_batch(self) -> None:
-        self._begin_step()
         if not self._link.undone:  # else none counts before the script has heard of it
             self._renew()
+        self._begin_step()
 
     def _say(self, text: str) -> None:
         terminal.show(logger)

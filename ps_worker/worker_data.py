@@ -133,7 +133,7 @@ class WorkerData:
             on_batch=partial(self._count_samples, dealing),
             current_epoch=lambda: self._epoch,
             dealer=dealing,
-            on_read=self._begin_step,
+            on_read=self._begin_batch,
         )
         if self._num_loaders < len(self._saved_positions):
             made.position = self._saved_positions[self._num_loaders]
@@ -148,12 +148,8 @@ class WorkerData:
         for dealing in self._dealings:
             dealing.take_step(step)
 
-    def _begin_step(self) -> None:
-        """See `Capture.begin`."""
-        raise NotImplementedError
-
     def _begin_batch(self) -> None:
-        """A batch is handed out."""
+        """A batch is about to be read in this process, or is handed out."""
         raise NotImplementedError
 
     def _positions(self) -> Positions:

@@ -79,7 +79,7 @@ class WrappedOptimizer(Stages):
         """
         self._open = False
         self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
-        self._void = False  # the batch in hand is dropped: the worker has joined again since it came
+        self._void = False
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         self.abstained = 0
@@ -112,6 +112,11 @@ class WrappedOptimizer(Stages):
     def sends(self) -> bool:
         """Whether a part of a step has left, and a part has not."""
         return self._stage == SENDING or any(table.left for table in self._tables)
+
+    @property
+    def dropping(self) -> bool:
+        """Whether the batch in hand is dropped: the worker has joined again since it came."""
+        return self._void
 
     @property
     def num_tables(self) -> int:
@@ -269,6 +274,7 @@ class WrappedOptimizer(Stages):
             table.reenter(steps[started.number])
         self.step_number = steps[self._started[0].number]
         self._void = True
+        self._arrival.replace()
         self._arrived(begin=True)
 
     def renew(self) -> None:

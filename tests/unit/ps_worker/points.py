@@ -119,10 +119,13 @@ class Script:
 
     Attributes:
         heard: the steps that `RolledBack` has named.
+        taken: step -> losses and learning rates of it, once for each time that they were others.
     """
 
     def __init__(self, worker: ps.Worker, at: Callable[[str], None], *, overlap: Any, kind: str) -> None:
         self.heard: list[int] = []
+        self.taken: dict[int, set[tuple[float, ...]]] = {}
+        self._losses: list[float] = []
         self._worker, self._at, self._kind = worker, at, kind
         halves = 2 if kind in ("together", "in turn") else 1
         self._models = [_half(at) for _ in range(halves)]
@@ -152,6 +155,7 @@ class Script:
                 self._worker.finish()
                 finished = True
             except ps.RolledBack as error:
+                self._losses.clear()
                 self.heard.append(error.step)
         state = {f"{n}/{key}": it for n, m in enumerate(self._models) for key, it in m.state_dict().items()}
         return {
@@ -160,12 +164,14 @@ class Script:
             "scheduled": [scheduler.last_epoch for scheduler in self._schedulers],
             "rates": [scheduler.get_last_lr() for scheduler in self._schedulers],
             "steps": [optimizer.step_number for optimizer in self._optimizers],
+            "taken": self.taken,
             "abstained": [optimizer.abstained for optimizer in self._optimizers],
         }
 
     def _epoch(self) -> None:
         batches = 2 if self._kind == "accumulating" else 1
         for number, x in enumerate(self._loader):
+            before = self._worker.step
             self._at("batch")
             last = (number + 1) % batches == 0
             if self._kind == "in turn":
@@ -187,13 +193,19 @@ class Script:
                     self._backward(self._models[0], x)
                 continue
             self._at("gradients cleared")
+            if self._worker.step == before + 1:
+                rates = [group["lr"] for it in self._optimizers for group in it.param_groups]
+                self.taken.setdefault(before, set()).add((*self._losses, *rates))
+            self._losses.clear()
             for scheduler in self._schedulers:
                 scheduler.step()
-            self._evaluate("")
+            if self._worker.step % 2 == 0:  # which waits for weights; else the next forward does
+                self._evaluate("")
 
     def _backward(self, model: nn.Module, x: torch.Tensor) -> None:
         noise = 0.1 * torch.randn(x.shape, generator=self._noise)
         loss = model(x + noise).square().mean()
+        self._losses.append(loss.item())
         self._at("forward done")
         loss.backward()
         self._at("backward done")

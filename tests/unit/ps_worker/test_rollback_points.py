@@ -74,7 +74,7 @@ class Job:
             self._asked = True
             threading.Thread(target=self._take, daemon=True).start()
         if self.points.first == LIMIT_S and self._taken.wait(0.05):
-            self.points.first = worker.step + 2
+            self.points.first = (worker.step + 2) | 1  # the forwards there wait for weights
 
     def _take(self) -> None:
         list(snapshot_calls.take(self._coordinator, self.name, OPEN))
