@@ -183,7 +183,8 @@ class Worker(WorkerData, WorkerState):
             announce=self._announce,
             waits=self._link.say_wait,
         )
-        self._at_forwards.append(model.register_forward_pre_hook(AtForward(self._begin_step).before))
+        at_forward = AtForward(lambda: self._begin_forward(wrapped))
+        self._at_forwards.append(model.register_forward_pre_hook(at_forward.before))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
@@ -341,13 +342,14 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
-    def _begin_step(self) -> None:
-        self._link.capture.begin()
+    def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
+        if not any(dealing.under_way for dealing in self._dealings):  # else a step begins with its batch
+            self._link.capture.begin(optimizer.clocks)
 
     def _begin_batch(self) -> None:
         if not self._link.undone:  # else none counts before the script has heard of it
             self._renew()
-        self._begin_step()
+        self._link.capture.begin()
 
     def _say(self, text: str) -> None:
         terminal.show(logger)

@@ -22,7 +22,15 @@ from .service import Cluster, fresh_name, together
 
 TAKES_AT = 3
 ALL = IN_A_STEP + AT_THE_END
-SOME = ("batch read", "batch", "first forward", "last backward", "weights asked for", "step done", "evaluation")
+SOME = (
+    "batch read",
+    "batch",
+    "first forward",
+    "last backward",
+    "weights asked for",
+    "step done",
+    "evaluation",
+)
 EXPECTED: dict[str, list[Any]] = {}  # by kind of script: where a run without rollbacks ends
 
 
