@@ -120,5 +120,5 @@ def test_what_is_waited_for_once_a_server_is_ready_again_adds_up_to_less_than_th
     says_again_s = max(member_stream.BACKOFF_S)
     found_s = channel_s + says_again_s  # the coordinator, by workers
     followed_s = follower.RETRY_S + recovery.AGAIN_S + says_again_s  # it has refused them until all follow
-    reached_s = max(channel_s, max(connection.BACKOFF_S))  # a shard, by who has not joined again
+    reached_s = max(channel_s, *connection.BACKOFF_S)  # a shard, by who has not joined again
     assert max(found_s, followed_s, reached_s) + membership.RETRY_S <= GOES_ON_S - OF_JOINS_S
