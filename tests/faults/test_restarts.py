@@ -175,16 +175,40 @@ class Counting:
         self._taken.set()
 
     def _read(self) -> None:
-        """A reader that comes after the rollback, while both train on."""
+        """One reader is there before, and told; another comes after the rollback, while both train on."""
         try:
-            until(lambda: all(self.undone), "both workers have gone back")
-            model = torch.nn.Module()
-            model.w = torch.nn.Parameter(torch.zeros(COLUMNS, 2, PLACES))
-            with ps.connect(role="reader", servers=self._servers.option, job=self.job) as reader:
-                cut = reader.read(model)
-            check_counts(model.w.detach(), cut.clocks)
+            until(self._runs, "the job runs")
+            with self._reader() as before:
+                check_read(before)
+                until(lambda: all(self.undone), "both workers have gone back")
+                with pytest.raises((ps.RolledBack, ps.ConnectionLost)):
+                    before.read(Counted())
+            with self._reader() as after:
+                check_read(after)
         finally:
             self.read.set()
+
+    def _runs(self) -> bool:
+        status = self._servers.status(self.job)
+        return status is not None and status.state == "running"
+
+    def _reader(self) -> ps.Reader:
+        return ps.connect(role="reader", servers=self._servers.option, job=self.job)
+
+
+class Counted(torch.nn.Module):
+    """What `Counting` trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(COLUMNS, 2, PLACES))
+
+
+def check_read(reader: ps.Reader) -> None:
+    """That a cut has the pushes below its clocks."""
+    model = Counted()
+    cut = reader.read(model)
+    check_counts(model.w.detach(), cut.clocks)
 
 
 def check_counts(weights: torch.Tensor, clocks: Mapping[int, int]) -> None:
