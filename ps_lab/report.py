@@ -121,8 +121,9 @@ def _epochs(status: Status) -> RichTable:
     table = _table("epochs", ("job",), ("loader", "epoch", "samples", "used", "handed on", "unused"))
     for job in status.jobs:
         for use in job.epochs:
-            counts = (use.loader, use.epoch, use.samples or "?", use.used, use.handed_on)
-            table.add_row(job.name, *map(str, counts), use.unused if use.over else "")
+            samples, unused = (use.samples, use.unused) if use.samples else ("?", "?")
+            counts = (use.loader, use.epoch, samples, use.used, use.handed_on, unused if use.over else "")
+            table.add_row(job.name, *map(str, counts))
     return table
 
 

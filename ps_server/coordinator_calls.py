@@ -21,6 +21,7 @@ from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire.address import check_job_name
 from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded
+from ps_wire.messages import epoch_use_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
@@ -180,6 +181,6 @@ class CoordinatorCalls(rpc.CoordinatorServicer):
             epoch=job.epoch,
             events=room.events.counts,
             happened=room.events.last,
-            epochs=[share_messages.epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
+            epochs=[epoch_use_to_proto(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )

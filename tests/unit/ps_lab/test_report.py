@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from ps_lab.report import bytes_text, range_text, tables
-from ps_lab.status import EpochUse, Status
+from ps_lab.status import Status
+from ps_wire.epoch_use import EpochUse
 
 from .made import made_job, made_status, made_table, made_table_worker, made_worker
 
