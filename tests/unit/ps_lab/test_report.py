@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from ps_lab.display import make_console
 from ps_lab.report import bytes_text, range_text, tables
 from ps_lab.status import Status
 from ps_wire.epoch_use import EpochUse
@@ -86,6 +87,15 @@ def test_what_is_waited_for_what_happened_and_what_became_of_samples_is_shown() 
         ["digits", "0", "8", "100", "90", "30"],
         ["digits", "0", "9", "?", "90", "30", "?"],
     ]
+
+
+def test_what_a_peer_says_is_shown_as_it_is_and_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else it could stop the table with a tag that nobody has opened, or hide behind a colour."""
+    worker = made_worker(0, host="[/bold]", waits="[red]x :smile:", metrics={"[/]": 1.0})
+    for table in tables(made_status(made_job(workers=(worker,)))):
+        make_console().print(table)
+    said = {word for line in capsys.readouterr().out.splitlines() for word in line.split()}
+    assert {"[/bold]", "[red]x", ":smile:", "[/]=1"} <= said
 
 
 def test_servers_without_jobs_show_themselves() -> None:
