@@ -157,6 +157,7 @@ def _worker(worker: coordinator.WorkerStatus) -> Worker:
         lease_left_s=None if worker.lease_left_s < 0 else worker.lease_left_s,
         metrics=dict(sorted(worker.progress.metrics.items())),
         waits=worker.progress.waits,
+        passed_over=worker.progress.passed_over,
     )
 
 

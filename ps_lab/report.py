@@ -61,6 +61,7 @@ def _workers(status: Status) -> RichTable:
     )
     table.add_column("metrics")
     table.add_column("waits")
+    table.add_column("no better carrier")
     for job in status.jobs:
         for worker in job.workers:
             table.add_row(*_worker_cells(job, worker))
@@ -88,6 +89,7 @@ def _worker_cells(job: Job, worker: Worker) -> tuple[str, ...]:
         f"{worker.heartbeat_age_s:.1f}",
         " ".join(f"{name}={value:.4g}" for name, value in worker.metrics.items()),
         worker.waits,
+        worker.passed_over,
     )
 
 

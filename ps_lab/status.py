@@ -43,6 +43,7 @@ class Worker:
         lease_left_s: until it is evicted if nothing more is heard of it; None: never.
         metrics: the latest of each `worker.log(...)`.
         waits: for what, and for whom, if it has waited for long; else empty.
+        passed_over: better carriers than those that carry its data, and why not they; empty: none is better.
     """
 
     worker: int
@@ -57,6 +58,7 @@ class Worker:
     lease_left_s: float | None
     metrics: Mapping[str, float]
     waits: str
+    passed_over: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,10 @@ def test_a_running_job_shows_its_workers_and_tables() -> None:
             made_table_worker(1, min_clock=5, max_clock=5, applied=11, dropped=1),
         ),
     )
-    workers = (made_worker(0, step=6, metrics={"loss": 0.5}), made_worker(1, state="left", host="there"))
+    workers = (
+        made_worker(0, step=6, metrics={"loss": 0.5}, passed_over="shm: no memory"),
+        made_worker(1, state="left", host="there"),
+    )
     text = printed(made_status(made_job(workers=workers, tables=(table,))))
     for expected in (
         "1 of 2",
@@ -65,6 +68,7 @@ def test_a_running_job_shows_its_workers_and_tables() -> None:
         "ssp:3",
         "127.0.0.1:1",
         "uds",
+        "shm: no memory",
     ):
         assert expected in text
 
