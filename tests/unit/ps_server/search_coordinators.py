@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -42,7 +43,6 @@ from ps_wire.v1 import spec_pb2
 from .search_shards import JOB, NUM_SHARDS, SPEC, Input, Output
 
 LEASE_S = 10.0
-ORDERS = 4  # numbers of orders: of two that a shard gets one after the other, they differ
 AT_ONCE = ("waiting", "notice", "joined", "table_made", "table_started", "upload_final", "ended")
 
 Sent = tuple[bytes, bytes, tuple[bytes | None, ...]]  # an order, the boot of shard 1, the answers so far
@@ -70,7 +70,7 @@ class Desk(Room):
         self._agenda.add(actions)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class CoordinatorNode:
     """See the module's docstring.
 
@@ -95,7 +95,6 @@ class CoordinatorNode:
     again: bool
     sent: Sent | None
     waits: pb.Order | None
-    orders: int
     members: dict[int, tuple[int, str]] = field(default_factory=dict)
     heard: frozenset[tuple[int, int]] = frozenset()
     told: frozenset[tuple[int, int]] = frozenset()
@@ -160,6 +159,7 @@ class Coordinators:
 
     def _node(self, visit: _Visit) -> CoordinatorNode:
         room, shards = visit.room, visit.shards
+        visit.forget_gone()
         facts = None if room is None else coordinator_state._room_facts(room)
         agenda = visit.agenda
         complete = shards._complete.is_set()
@@ -196,7 +196,6 @@ class Coordinators:
                 again=visit.again,
                 sent=visit.sent,
                 waits=visit.waits,
-                orders=visit.orders,
                 members={it.worker: (it.incarnation, it.state.value) for it in members},
                 heard=frozenset(boxes),
                 told=frozenset(key for key, box in boxes.items() if box._kept),
@@ -256,7 +255,6 @@ class _Visit:
         self.recovers, self.again = "", False
         self.sent: Sent | None = None
         self.waits: pb.Order | None = None  # of a second round: it is sent once all shards follow
-        self.orders = 0
         self.rooms: dict[str, Room] = {}
         self.states = StateStore()
         self.room: Desk | None = None
@@ -278,7 +276,7 @@ class _Visit:
         if before.complete:
             self.follows()
         self.recovers, self.again = before.recovers, before.again
-        self.sent, self.waits, self.orders = before.sent, before.waits, before.orders
+        self.sent, self.waits = before.sent, before.waits
         was = before.agenda
         agenda = Agenda(was.frozen, deque(was._actions), was._change)
         if before.room is not None:
@@ -316,6 +314,14 @@ class _Visit:
     def _forget(self, room: Room) -> None:
         del self.rooms[JOB]
         self.room = None
+
+    def forget_gone(self) -> None:
+        """Nobody comes to a mailbox of an incarnation that another one of the same process has followed."""
+        if self.room is not None:
+            members = self.room.job.roster.members
+            for worker, incarnation in list(self.room.mailboxes):
+                if members[worker].incarnation != incarnation:
+                    self._drop(worker, incarnation)
 
     # -- inputs --------------------------------------------------------------------------------------
 
@@ -457,8 +463,8 @@ class _Visit:
             self.waits = order
             return
         self.waits = None
-        self.orders = (self.orders + 1) % ORDERS
-        message = pb.Order(number=self.orders)
+        text = order.SerializeToString(deterministic=True)
+        message = pb.Order(number=zlib.crc32(text))  # of two that come one after the other, they differ
         message.MergeFrom(order)
         text = message.SerializeToString(deterministic=True)
         self.sent = text, self.shards.standings.known[1][0], (None, None)

@@ -110,6 +110,9 @@ class ServerMoves(Moves):
             return world
         return self._complete(world._replace(cut=cut._replace(parts=with_(cut.parts, shard, part))))
 
+    def _on_armed(self, world: World, shard: int) -> World:
+        return self._armed(world, shard)
+
     def _on_aborted(self, world: World, _: int) -> World:
         return self.give_up(world) if world.cut is not None else world
 
@@ -124,7 +127,7 @@ class ServerMoves(Moves):
                 world = self.put(
                     world, number, life=MAKES, incarnation=incarnation, generations=tuple(generations)
                 )
-                return self._gone(world, number) if ended else world
+                return self.gone(world, number) if ended else world
             case "table_made":
                 assert not value, "its weights are there"
             case "table_started" if worker.life == STARTS:
@@ -136,7 +139,7 @@ class ServerMoves(Moves):
             case "upload_final" if worker.life == ENDS:
                 return self.say(world, "final", number)
             case "ended" if worker.life == ENDS:
-                return self._gone(world, number)
+                return self.gone(world, number)
             case "rolled_back":
                 return self._over(world, number)
             case "refused":
@@ -144,9 +147,6 @@ class ServerMoves(Moves):
                 again = self.put(world, number, life=COMES) if worker.life == JOINS else world
                 return self._over(again, number)
         return world
-
-    def _gone(self, world: World, number: int) -> World:
-        return self.say(self.put(world, number, life=GONE), "leave", number)
 
     # -- servers -------------------------------------------------------------------------------------
 

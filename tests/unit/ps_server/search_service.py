@@ -96,6 +96,7 @@ class Moves:
     def begin(self, late: int, **budget: Any) -> World:
         """The job has just started, with all workers but the last `late`; its first snapshot is taken."""
         present = len(self.steps) - late
+        self.shards.repeats = bool(budget.keys() & {"breaks", "stops"})
         coordinator = self.coordinators.start(present)
         nodes = start(self.shards, str(self.model), present)
         parts = [
@@ -128,6 +129,11 @@ class Moves:
         return name
 
     # -- workers -------------------------------------------------------------------------------------
+
+    def _be(self, world: World, number: int, worker: Worker) -> World:
+        workers = list(world.workers)
+        workers[number] = worker
+        return world._replace(workers=tuple(workers))
 
     def put(self, world: World, number: int, **changes: Any) -> World:
         workers = list(world.workers)
@@ -177,7 +183,10 @@ class Moves:
         return world
 
     def die(self, world: World, number: int) -> World:
-        return self.put(world._replace(deaths=world.deaths - 1), number, life=DEAD)
+        worker = world.workers[number]
+        at = tuple(at if at == PUSHING else DONE for at in worker.at)
+        worker = worker._replace(life=DEAD, at=at, before=0)
+        return self._be(world._replace(deaths=world.deaths - 1), number, worker)
 
     def pause(self, world: World, number: int) -> World:
         world = world._replace(pauses=world.pauses - 1)
@@ -191,8 +200,13 @@ class Moves:
         return self.tell(world, (name, number, incarnation))
 
     def leave(self, world: World, number: int) -> World:
-        world = self.put(world._replace(leaves=world.leaves - 1), number, life=GONE)
-        return self.say(self._drop_out(world, number), "leave", number)
+        world = self._drop_out(world._replace(leaves=world.leaves - 1), number)
+        return self.gone(world, number)
+
+    def gone(self, world: World, number: int) -> World:
+        """Its work is done."""
+        world = self.say(world, "leave", number)
+        return self._be(world, number, Worker(GONE))
 
     def join(self, world: World, number: int) -> World:
         after = self.tell(world, ("join", number, world.workers[number].before))
@@ -218,11 +232,13 @@ class Moves:
         worker = world.workers[number]
         if worker.life not in LIVES:
             return world
-        return self.put(world, number, life=COMES, before=worker.incarnation)
+        return self._be(world, number, Worker(COMES, worker.incarnation, worker.incarnation))
 
     def _turn(self, world: World, number: int) -> World:
         """R1: the next step begins when the weights of all shards are there, and are of one version."""
         worker = world.workers[number]
+        if worker.life != TRAINS:
+            return world
         first, second = worker.at
         if first >= 0 and second >= 0 and not self._promised(world, number):
             step = worker.step + worker.pushes

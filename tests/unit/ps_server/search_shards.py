@@ -68,7 +68,7 @@ class Follows:
     done: tuple[int, bytes] = (-1, b"")  # the last order that was carried out
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ShardNode:
     number: int
     index: int
@@ -113,6 +113,7 @@ class Shards:
     """All nodes that were met, and all parts of snapshots that they have taken."""
 
     aggregates: bool
+    repeats: bool = False  # orders may come again: what was answered is kept
     known: dict[object, ShardNode] = field(default_factory=dict)
     parts: list[CellState] = field(default_factory=list)
     part_numbers: dict[object, int] = field(default_factory=dict)
@@ -334,9 +335,10 @@ class _Visit:
     def _on_order(self, _: Input, text: bytes) -> None:
         order = pb.Order.FromString(text)
         number, answer = self.follows.done
-        if self.shard.index == 0 or order.number != number:
+        if order.number != number:
             answer = carry_out(self.shard, order).SerializeToString()
-            self._note(order, answer)
+            if self.shards.repeats and self.shard.index > 0:
+                self._note(order, answer)
         self.outputs.append(("done", answer))
 
     def _note(self, order: pb.Order, answer: bytes) -> None:
