@@ -112,12 +112,13 @@ class Coordinators:
 
     consistency: str
     workers: int
+    at_least: int = 0  # so many start
     known: dict[object, CoordinatorNode] = field(default_factory=dict)
     saved: dict[str, SavedJob] = field(default_factory=dict)
 
     @property
     def job(self) -> Job:
-        return Job(JOB, self.consistency, self.workers)
+        return Job(JOB, self.consistency, self.workers, min_workers=self.at_least)
 
     def start(self, present: int) -> CoordinatorNode:
         """Of a job that runs with the first workers, and has heard what it was told."""

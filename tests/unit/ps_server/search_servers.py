@@ -354,7 +354,7 @@ class ServerSearch(ServerMoves):
                 yield ServerMoves.die, number
             if world.pauses and at_work and worker.life == TRAINS:
                 yield ServerMoves.pause, number
-            if world.leaves and at_work and worker.life == TRAINS:
+            if world.leaves and at_work and worker.at == (PUSHING, PUSHING):  # between two steps
                 yield ServerMoves.leave, number
             if worker.life == DEAD:
                 for shard in SHARDS:

@@ -96,6 +96,7 @@ class Moves:
     def begin(self, late: int, **budget: Any) -> World:
         """The job has just started, with all workers but the last `late`; its first snapshot is taken."""
         present = len(self.steps) - late
+        self.coordinators.at_least = present if late else 0
         self.shards.repeats = bool(budget.keys() & {"breaks", "stops"})
         coordinator = self.coordinators.start(present)
         nodes = start(self.shards, str(self.model), present)

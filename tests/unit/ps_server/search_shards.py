@@ -336,22 +336,22 @@ class _Visit:
         order = pb.Order.FromString(text)
         number, answer = self.follows.done
         if order.number != number:
-            answer = carry_out(self.shard, order).SerializeToString()
-            if self.shards.repeats and self.shard.index > 0:
-                self._note(order, answer)
+            done = carry_out(self.shard, order)
+            answer = done.SerializeToString()
+            if self.shard.index > 0:
+                follower = follower_of(self.shard, self.follows)
+                follower._keep(order, done)
+                self._note(follower, (order.number, answer) if self.shards.repeats else (-1, b""))
         self.outputs.append(("done", answer))
 
-    def _note(self, order: pb.Order, answer: bytes) -> None:
-        """As `Follower` does after it has carried an order out."""
-        was = self.follows
-        self.follows = Follows(was.boot, was.generation, was.coordinator, (order.number, answer))
+    def _note(self, follower: Follower, done: tuple[int, bytes]) -> None:
+        register = follower._register
+        self.follows = Follows(self.follows.boot, register.generation, register.coordinator, done)
 
     def _on_granted(self, _: Input, generation: int, coordinator: int) -> None:
-        was = self.follows
-        follower = follower_of(self.shard, was)
+        follower = follower_of(self.shard, self.follows)
         follower._begin(pb.Granted(generation=generation, coordinator=coordinator))
-        register = follower._register
-        self.follows = Follows(was.boot, register.generation, register.coordinator, was.done)
+        self._note(follower, self.follows.done)
 
     def _on_save(self, _: Input, limits: tuple[tuple[int, int], ...]) -> None:
         try:
