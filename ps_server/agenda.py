@@ -44,9 +44,11 @@ class Agenda:
             self._actions.extend(actions)
 
     def freeze(self) -> None:
-        """Drops what waits; an order that is under way comes to its end."""
+        """Drops orders that wait. The one that is under way comes to its end, and messages are still heard:
+        who was let in has to know as whom, to come back.
+        """
         self.frozen = True
-        self._actions.clear()
+        self._actions = deque(action for action in self._actions if isinstance(action, ToMember))
 
     def thaw(self, actions: Sequence[Action]) -> None:
         """Goes on, with these."""

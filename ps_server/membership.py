@@ -187,13 +187,19 @@ class Job(JobLife):
                 member.state = MemberState.LOST
                 error = ServerNotReady(f"job {self.name} is going back to a snapshot: join again")
                 actions.append(refusal(member, error))
+                if member.worker in saved.workers and not member.reader and not saved.ended:
+                    self._await(member.worker, member.lease_s)  # it does not know yet as whom it had joined
             else:
                 member.state, member.num_tables = MemberState.RETURNING, 0
                 actions.append(self.go_back(member))
         for worker in sorted(saved.workers) if not known and not saved.ended else ():
-            self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s)
-            self.roster.members[worker].state = MemberState.RETURNING
+            self._await(worker, lease_s)
         return actions + self._check_end()
+
+    def _await(self, worker: int, lease_s: float) -> None:
+        """Whoever comes with this number is waited for."""
+        self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s)
+        self.roster.members[worker].state = MemberState.RETURNING
 
     def go_back(self, member: Member) -> ToMember:
         """What one who is returning is told."""

@@ -320,8 +320,9 @@ class _Visit:
         """Nobody comes to a mailbox of an incarnation that another one of the same process has followed."""
         if self.room is not None:
             members = self.room.job.roster.members
-            for worker, incarnation in list(self.room.mailboxes):
-                if members[worker].incarnation != incarnation:
+            for (worker, incarnation), box in list(self.room.mailboxes.items()):
+                joins = bool(box._kept) and box._kept[-1].WhichOneof("kind") == "refused"
+                if members[worker].incarnation != incarnation and not joins:
                     self._drop(worker, incarnation)
 
     # -- inputs --------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from .search_coordinators import CoordinatorNode
@@ -35,6 +36,9 @@ from .search_service import (
     World,
 )
 from .search_shards import Input, ShardNode, follower_of, register_of
+
+
+Event = tuple[Any, ...]  # a move's name, then what it takes
 
 
 def with_(pair: tuple[Any, Any], place: int, value: Any) -> tuple[Any, Any]:
@@ -192,7 +196,7 @@ class ServerMoves(Moves):
         world = world._replace(down=(world.down[0], ()))
         return self.give_up(world) if world.cut is not None else world
 
-    def break_off(self, world: World, *, heard: bool) -> World:
+    def break_off(self, world: World, heard: bool) -> World:
         """That, after an order was carried out whose answer is lost, or before."""
         world = world._replace(breaks=world.breaks - 1)
         if heard:
@@ -229,6 +233,7 @@ class ServerSearch(ServerMoves):
     budget: dict[str, Any]
     states: int = 0
     ends: int = 0
+    _came: dict[World, tuple[World, Event]] = field(default_factory=dict, repr=False)
 
     def run(self) -> None:
         logging.disable(logging.CRITICAL)
@@ -239,38 +244,51 @@ class ServerSearch(ServerMoves):
 
     def _run(self) -> None:
         first = self.begin(self.late, **self.budget)
-        places, queue = {first: 0}, deque([first])
-        worlds, leads_to, ends = [first], list[list[int]]([[]]), []  # of each state, those it is reached from
+        places, worlds, queue = {first: 0}, [first], deque([first])
+        reached_from: list[list[int]] = [[]]  # of each state, those that an honest event leads from
+        ends = []
         while queue:
             world = queue.popleft()
             place = places[world]
-            done = self._done(world)
-            honest = 0
+            with self._explained(world):
+                done = self._done(world)
             for event, is_honest in self._events(world):
-                name, *what = event
-                after = name(self, world, *what[:-1], **what[-1]) if what and isinstance(what[-1], dict) else name(self, world, *what)
+                with self._explained(world):
+                    after = self._after(world, event)
                 if after == world:
                     continue
-                honest += is_honest
                 if after not in places:
                     places[after] = len(worlds)
                     worlds.append(after)
-                    leads_to.append([])
+                    reached_from.append([])
                     queue.append(after)
+                    self._came[after] = world, event
                 if is_honest:
-                    leads_to[places[after]].append(place)
-            assert done or honest, f"stuck: {show(world)}"
+                    reached_from[places[after]].append(place)
             if done:
                 ends.append(place)
         self.states, self.ends = len(worlds), len(ends)
-        reached, queue2 = set(ends), deque(ends)
-        while queue2:
-            for before in leads_to[queue2.popleft()]:
-                if before not in reached:
-                    reached.add(before)
-                    queue2.append(before)
-        lost = [world for place, world in enumerate(worlds) if place not in reached]
-        assert not lost, f"of {len(lost)} states the job cannot end: {show(lost[0])}"
+        lost = set(range(len(worlds))) - _behind(ends, reached_from)
+        with self._explained(worlds[min(lost, default=0)]):
+            assert not lost, f"of {len(lost)} states no honest events lead to an end of the job"
+
+    def _after(self, world: World, event: Event) -> World:
+        name, *what = event
+        return getattr(self, name)(world, *what)
+
+    @contextmanager
+    def _explained(self, world: World) -> Iterator[None]:
+        """What goes wrong is told with the events that led there."""
+        try:
+            yield
+        except AssertionError as error:
+            events: list[Event] = []
+            at = world
+            while at in self._came:
+                at, event = self._came[at]
+                events.insert(0, event)
+            steps = "\n".join(map(str, events))
+            raise AssertionError(f"{error}\n{steps}\n{show(world)}") from error
 
     def _done(self, world: World) -> bool:
         if any(worker.life not in (GONE, DEAD, UNDONE) for worker in world.workers):
@@ -281,9 +299,9 @@ class ServerSearch(ServerMoves):
         if any(node.live for node in world.shards):
             return False
         first, second = world.shards
-        assert not first.staged and not second.staged, show(world)
+        assert not first.staged and not second.staged
         differ = first.applied.keys() ^ second.applied.keys()
-        assert len(differ) <= first.mixed_steps + second.mixed_steps, ("torn", show(world))
+        assert len(differ) <= first.mixed_steps + second.mixed_steps, "torn"
         if coordinator.state == "ended":
             for number, worker in enumerate(world.workers):
                 if worker.life == GONE and number not in self.uncertain:
@@ -294,7 +312,7 @@ class ServerSearch(ServerMoves):
         """Every step of a worker that was never evicted is in the weights, once."""
         wanted = {(number, step) for step in range(self.steps[number])} - self.abstains
         for node in world.shards:
-            assert wanted <= node.applied.keys(), (number, show(world))
+            assert wanted <= node.applied.keys(), (number)
 
     @property
     def uncertain(self) -> frozenset[int]:
@@ -305,72 +323,70 @@ class ServerSearch(ServerMoves):
 
     # -- what can happen -----------------------------------------------------------------------------
 
-    def _events(self, world: World) -> Iterator[tuple[tuple[Any, ...], bool]]:
+    def _events(self, world: World) -> Iterator[tuple[Event, bool]]:
         for event in self._honest(world):
             yield event, True
         for event in self._faults(world):
             yield event, False
 
-    def _honest(self, world: World) -> Iterator[tuple[Any, ...]]:
+    def _honest(self, world: World) -> Iterator[Event]:
         coordinator = world.coordinator
         for number, worker in enumerate(world.workers):
             incarnation, state = coordinator.members.get(number, (0, ""))
             key = number, worker.incarnation
             if worker.life == COMES:
-                yield ServerMoves.join, number
+                yield "join", number
             elif worker.life in LIVES and key not in coordinator.heard:
-                yield ServerMoves.say, "resume", number
-            elif worker.life in LIVES and key in coordinator.told:
-                yield ServerMoves.say, "hear", number
+                yield "say", "resume", number
+            elif worker.life in (*LIVES, JOINS) and key in coordinator.told:
+                yield "say", "hear", number
             elif worker.life == MAKES and state == "joined":
-                yield ServerMoves.make, number
+                yield "make", number
             if worker.life in (DEAD, GONE, UNDONE) and state not in ("", "left", "lost", "leaving"):
-                yield ServerMoves.say, "lost", number
+                yield "say", "lost", number
             if worker.life == TRAINS:
                 for shard in SHARDS:
                     if worker.at[shard] in (PULLING, PUSHING) and self.heeded(world, number, shard):
-                        yield (
-                            ServerMoves.pull if worker.at[shard] == PULLING else ServerMoves.push
-                        ), number, shard
+                        yield ("pull" if worker.at[shard] == PULLING else "push"), number, shard
         yield from self._of_servers(world)
 
-    def _of_servers(self, world: World) -> Iterator[tuple[Any, ...]]:
+    def _of_servers(self, world: World) -> Iterator[Event]:
         coordinator = world.coordinator
         for shard in SHARDS:
             if world.down[shard]:
-                yield ServerMoves.deliver, shard
+                yield "deliver", shard
             elif world.cut is None and world.shards[shard].held.cut is not None:
-                yield ServerMoves.expire, shard
+                yield "expire", shard
         if not coordinator.complete:
-            yield (ServerMoves.register,)
+            yield ("register",)
         elif coordinator.recovers == "waits" and coordinator.sent is None and coordinator.waits is None:
-            yield (ServerMoves.recover,)
+            yield ("recover",)
 
-    def _faults(self, world: World) -> Iterator[tuple[Any, ...]]:
+    def _faults(self, world: World) -> Iterator[Event]:
         coordinator = world.coordinator
         for number, worker in enumerate(world.workers):
             at_work = coordinator.members.get(number) == (worker.incarnation, "joined")
             if world.deaths and worker.life in (*LIVES, JOINS):
-                yield ServerMoves.die, number
+                yield "die", number
             if world.pauses and at_work and worker.life == TRAINS:
-                yield ServerMoves.pause, number
+                yield "pause", number
             if world.leaves and at_work and worker.at == (PUSHING, PUSHING):  # between two steps
-                yield ServerMoves.leave, number
+                yield "leave", number
             if worker.life == DEAD:
                 for shard in SHARDS:
                     if worker.at[shard] == PUSHING and self.heeded(world, number, shard):
-                        yield ServerMoves.push, number, shard
+                        yield "push", number, shard
         for shard in SHARDS:
             if world.kills[shard]:
-                yield ServerMoves.kill, shard
+                yield "kill", shard
             if world.stops[shard] and (shard == 1 or coordinator.idle):
-                yield ServerMoves.stop, shard
+                yield "stop", shard
         if world.breaks and coordinator.complete:
-            yield ServerMoves.break_off, {"heard": False}
+            yield "break_off", False
             if world.down[1]:
-                yield ServerMoves.break_off, {"heard": True}
+                yield "break_off", True
         if world.cuts and world.cut is None and self._can_cut(world):
-            yield (ServerMoves.cutting,)
+            yield ("cutting",)
 
     def _can_cut(self, world: World) -> bool:
         coordinator = world.coordinator
@@ -384,6 +400,17 @@ class ServerSearch(ServerMoves):
             if coordinator.members.get(number) == (worker.incarnation, "joined")
         ]
         return bool(joined) and all(joined)
+
+
+def _behind(ends: list[int], reached_from: list[list[int]]) -> set[int]:
+    """All states from which one of these is reached."""
+    found, queue = set(ends), deque(ends)
+    while queue:
+        for before in reached_from[queue.popleft()]:
+            if before not in found:
+                found.add(before)
+                queue.append(before)
+    return found
 
 
 def show(world: World) -> str:
