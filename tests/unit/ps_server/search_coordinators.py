@@ -355,8 +355,8 @@ class _Visit:
             self.members._resume(resume)
         except ServerNotReady as error:
             self.outputs.append(("not_now", worker, type(error).__name__))
-        except Evicted:
-            self.outputs.append(("told", worker, incarnation, "refused", "Evicted"))
+        except Evicted as error:
+            self.outputs.append(("told", worker, incarnation, "refused", type(error).__name__))
         else:
             self.check_leases()
 
@@ -506,8 +506,8 @@ class _Visit:
             self._order(following)
 
     def _refused(self, error: PsError) -> None:
-        assert isinstance(error, ServerNotReady), error
         if self.recovers == "loads":
+            assert isinstance(error, ServerNotReady), error
             self._go_back()
             return
         assert self.room is not None
