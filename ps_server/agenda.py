@@ -21,7 +21,7 @@ class Agenda:
     """See the module's docstring. Not thread-safe.
 
     Attributes:
-        frozen: shards have lost what it is about: nothing is added, nothing follows from an order.
+        frozen: shards have lost what it is about: no order is added, nothing follows from one.
     """
 
     frozen: bool = False
@@ -39,9 +39,8 @@ class Agenda:
         return isinstance(self._change, TwoRounds) and self._change.least
 
     def add(self, actions: Sequence[Action]) -> None:
-        """Puts actions at the end."""
-        if not self.frozen:
-            self._actions.extend(actions)
+        """Puts actions at the end; while it is frozen, messages only."""
+        self._actions.extend(action for action in actions if not self.frozen or isinstance(action, ToMember))
 
     def freeze(self) -> None:
         """Drops orders that wait. The one that is under way comes to its end, and messages are still heard:
@@ -53,7 +52,6 @@ class Agenda:
     def thaw(self, actions: Sequence[Action]) -> None:
         """Goes on, with these."""
         self.frozen = False
-        self._actions.clear()
         self.add(actions)
 
     def next(self) -> ToMember | pb.Order | None:

@@ -70,8 +70,8 @@ class Job(JobLife):
             raise self._broken
         self._broken = None
         ended = self.state is JobState.ENDED
-        late = self._has_state and not ended and not self._restored
-        if late:
+        late = self._tables.begun and not ended  # who is not, begins with the others
+        if late and self._has_state and not self._restored:
             self.state = JobState.RUNNING
         member = self.roster.add(number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s)
         self._awaited.discard(number)
@@ -299,6 +299,10 @@ class Job(JobLife):
             back = [f"{it.holder} to come back" for it in self.roster.members.values() if it.state in coming]
             return back + self._tables.missing(self.roster, range(0))
         needed = range(self.num_workers if waits and not self.min_workers else 0)
+        if self.min_workers and waits:  # who is about to be one of those who start has a place in their gates
+            joins = [it for it in self.roster.members.values() if it.state is MemberState.JOINING]
+            if any(not it.late for it in joins):
+                return [f"{it.holder} to join" for it in joins]
         return self._tables.missing(self.roster, needed, self.min_workers if waits else 0)
 
     def _tell_waiting(self) -> list[Action]:

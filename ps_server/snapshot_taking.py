@@ -22,7 +22,7 @@ from typing import Any
 
 from ps_server.gate import gate_of
 from ps_server.log import logger
-from ps_server.member import JobState, Member, tell
+from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.snapshot_cut import clocks_of_snapshot
@@ -96,7 +96,9 @@ class Taking:
             self._changed.set()
 
     def gone(self, member: Member) -> None:
-        """A worker trains no more: it leaves the cut."""
+        """A worker trains no more: it leaves the cut, unless it has finished steps that are behind it."""
+        if member.state is MemberState.FINISHING and member.worker in self._writes:
+            return
         if self._members.get(member.worker) is member:
             del self._members[member.worker]
             self._changed.set()

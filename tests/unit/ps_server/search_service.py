@@ -211,6 +211,8 @@ class Moves:
 
     def join(self, world: World, number: int) -> World:
         after = self.tell(world, ("join", number, world.workers[number].before))
+        if after.coordinator is not world.coordinator and world.cut is not None:
+            after = self.give_up(after)
         incarnation, _ = after.coordinator.members.get(number, (0, ""))
         worker = after.workers[number]
         if after == world or worker.life != COMES:
@@ -226,7 +228,9 @@ class Moves:
     def _drop_out(self, world: World, number: int) -> World:
         """It takes no more steps: as `Takings.gone`."""
         cut = world.cut
-        return world if cut is None else world._replace(cut=cut._replace(members=cut.members - {number}))
+        if cut is None or (number in cut.captured and world.workers[number].life == ENDS):
+            return world
+        return self._complete(world._replace(cut=cut._replace(members=cut.members - {number})))
 
     def _over(self, world: World, number: int) -> World:
         """This incarnation is: it comes again."""
