@@ -252,7 +252,8 @@ class ServerSearch(ServerMoves):
             place = places[world]
             with self._explained(world):
                 done = self._done(world)
-            for event, is_honest in self._events(world):
+                events = [*self._events(world)]
+            for event, is_honest in events:
                 with self._explained(world):
                     after = self._after(world, event)
                 if after == world:

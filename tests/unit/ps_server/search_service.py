@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ps_server.gate import Gate, gate_of
 from ps_server.saved_job import SavedJob
-from ps_server.snapshot_cut import clocks_of_snapshot
+from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
 from ps_server.table_state import capture
 from ps_wire.consistency import Consistency
 
@@ -104,7 +104,8 @@ class Moves:
             self.shards.part(next(iter(capture(self.shards._made(node).table(JOB, 0)).cells.values())))
             for node in nodes
         ]
-        snapshot = self._save((parts[0], parts[1]), dict.fromkeys(range(present), 0))
+        here = frozenset(range(present))
+        snapshot = self._save((parts[0], parts[1]), dict.fromkeys(here, 0), here)
         trains = [Worker(TRAINS, 1) for _ in range(present)]
         return World(
             shards=nodes,
@@ -114,8 +115,8 @@ class Moves:
             **budget,
         )
 
-    def _save(self, parts: tuple[int, int], clocks: dict[int, int]) -> str:
-        name = f"{parts}{sorted(clocks.items())}"
+    def _save(self, parts: tuple[int, int], clocks: dict[int, int], workers: frozenset[int]) -> str:
+        name = f"{parts}{sorted(clocks.items())}{sorted(workers)}"
         if self.gate.aggregates:
             first, second = (self.shards.parts[part].machine.version for part in parts)
             assert first == second, "a cut has one version"
@@ -125,7 +126,7 @@ class Moves:
             job=self.coordinators.job.spec,
             tables=(SPEC,),
             clocks={0: clocks},
-            workers=frozenset(clocks),
+            workers=workers,
         )
         return name
 
@@ -312,11 +313,12 @@ class Moves:
         cut = world.cut
         if cut is None or -1 in cut.parts or not cut.members <= cut.captured:
             return world
-        clocks = {number: step for number, step in cut.steps if number in cut.members}
-        if not clocks:
+        if not cut.members:
             return self.give_up(world)
         self.reached.add("snapshot")
-        return world._replace(snapshot=self._save(cut.parts, clocks), cut=None)
+        finished = {number: it.step for number, it in enumerate(world.workers) if it.life == ENDS}
+        clocks = first_steps(self.gate, dict(cut.steps), cut.members, finished)
+        return world._replace(snapshot=self._save(cut.parts, clocks, cut.members), cut=None)
 
     def _armed(self, world: World, shard: int) -> World:
         cut = world.cut

@@ -384,7 +384,7 @@ class _Visit:
         if self._is_other(entry.floor):
             return
         assert after.version >= before.version, "versions never go back"
-        assert before.applied.items() <= after.applied.items(), "what is applied stays, once"
+        assert before.applied.items() <= after.applied.items(), ("applied once", before.applied, after.applied)
         new = {key: value for key, value in after.applied.items() if key not in before.applied}
         if not self.shards.aggregates:
             assert all(value == -1.0 for value in new.values()), new
