@@ -313,7 +313,7 @@ class ServerSearch(ServerMoves):
         """Every step of a worker that was never evicted is in the weights, once."""
         wanted = {(number, step) for step in range(self.steps[number])} - self.abstains
         for node in world.shards:
-            assert wanted <= node.applied.keys(), (number)
+            assert wanted <= node.taken, (number)
 
     @property
     def uncertain(self) -> frozenset[int]:

@@ -267,7 +267,7 @@ class Moves:
         if key in self.abstains or not self.gate.aggregates:
             return
         if all(node.live.get(number) == worker.incarnation for node in world.shards):
-            assert all(key in node.applied or key in node.staged for node in world.shards), (key, world)
+            assert all(key in node.taken or key in node.staged for node in world.shards), (key, world)
 
     def _promised(self, world: World, number: int) -> bool:
         """Whether it begins no step before it hears the cut."""

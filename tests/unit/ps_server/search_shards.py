@@ -35,7 +35,7 @@ from ps_wire.v1 import spec_pb2
 
 JOB = "j"
 NUM_SHARDS = 2
-PLACES = 8  # steps of a worker that have a place in the weights
+PLACES = 8  # steps of an incarnation that have a place in the weights, and incarnations of a worker
 SPEC = TableSpec(
     number=0,
     parameters=(ParameterSpec(name="w", shape=(2048,)),),
@@ -46,7 +46,7 @@ CUT = (0, 1)
 
 Input = tuple[Any, ...]  # its name, then what it takes
 Output = tuple[Any, ...]
-Applied = Mapping[tuple[int, int], float]  # (worker, step) -> what it has added to the weights
+Applied = Mapping[tuple[int, int, int], float]  # (worker, incarnation, step) -> what it has added to the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class ShardNode:
     follows: Follows
     version: int
     applied: Applied
+    taken: frozenset[tuple[int, int]]  # of these: worker, step
     live: dict[int, int]  # members that are not fenced: worker -> incarnation
     staged: frozenset[tuple[int, int]]  # worker, step
     mixed_steps: int
@@ -189,6 +190,7 @@ class Shards:
                 follows=follows,
                 version=machine.version if machine is not None else 0,
                 applied=applied,
+                taken=frozenset((worker, step) for worker, _, step in applied),
                 live={worker: it.incarnation for worker, it in members if not it.fenced},
                 staged=frozenset((it.worker, it.step) for it in machine.staged) if machine else frozenset(),
                 mixed_steps=machine.mixed_steps if machine is not None else 0,
@@ -215,7 +217,10 @@ def weights_of(shard: Shard) -> torch.Tensor:
 
 def _applied(weights: torch.Tensor) -> Applied:
     places = weights.nonzero().flatten().tolist()
-    return {divmod(place, PLACES): weights[place].item() for place in places}
+    return {
+        (place // PLACES**2, place // PLACES % PLACES, place % PLACES): weights[place].item()
+        for place in places
+    }
 
 
 def _without_counters(facts: dict[str, Any] | None) -> object:
@@ -232,10 +237,10 @@ def _without_counters(facts: dict[str, Any] | None) -> object:
     return {**facts, "tables": tables}
 
 
-def gradient(worker: int, step: int) -> bytes:
-    """What a worker pushes: a 1 at its place."""
+def gradient(worker: int, incarnation: int, step: int) -> bytes:
+    """What a worker pushes: a 1 at its place; incarnations after a rollback have those of the first ones."""
     values = torch.zeros(1024)
-    values[worker * PLACES + step] = 1.0
+    values[(worker * PLACES + incarnation % PLACES) * PLACES + step] = 1.0
     return values.numpy().tobytes()
 
 
@@ -310,9 +315,10 @@ class _Visit:
         getattr(self, f"_on_{name}")(given, *what)
 
     def _on_push(self, given: Input, worker: int, incarnation: int, step: int, abstains: bool) -> None:
-        content: dict[str, Any] = {"kind": wire.Kind.PUSH, "payload": gradient(worker, step), "weight": 1.0}
-        if abstains:
-            content = {"kind": wire.Kind.ABSTAIN}
+        content: dict[str, Any] = {"kind": wire.Kind.ABSTAIN}
+        if not abstains:
+            payload = gradient(worker, incarnation, step)
+            content = {"kind": wire.Kind.PUSH, "payload": payload, "weight": 1.0}
         self._frame(given, worker, incarnation, step=step, version=step, **content)
 
     def _on_pull(self, given: Input, worker: int, incarnation: int, clock: int) -> None:
@@ -389,8 +395,9 @@ class _Visit:
         if not self.shards.aggregates:
             assert all(value == -1.0 for value in new.values()), new
             return
-        for step in {step for _, step in new}:
-            shares = [value for (_, taken), value in new.items() if taken == step]
+        assert len(after.taken) == len(after.applied), "a step of a worker counts once"
+        for step in {step for _, _, step in new}:
+            shares = [value for (_, _, taken), value in new.items() if taken == step]
             assert before.version <= step < after.version
             assert shares == [torch.tensor(-1.0).div(len(shares)).item()] * len(shares), (step, new)
 
