@@ -118,7 +118,9 @@ class ServerMoves(Moves):
         took = getattr(self, f"_told_{kind}", None)
         return world if took is None else took(world, number, worker, value)
 
-    def _told_joined(self, world: World, number: int, _: Worker, value: tuple[int, int, bool]) -> World:
+    def _told_joined(self, world: World, number: int, worker: Worker, value: tuple[int, int, bool]) -> World:
+        if worker.life not in (COMES, JOINS):
+            return world
         first, second, ended = value
         incarnation, _state = world.coordinator.members[number]
         world = self.put(world, number, life=MAKES, incarnation=incarnation, generations=(first, second))

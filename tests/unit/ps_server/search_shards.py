@@ -90,7 +90,8 @@ class Parts:
     def number(self, state: CellState) -> int:
         """Of a part; two with the same future have the same."""
         clocks = tuple(sorted(state.machine.members.items()))
-        key = state.machine.version, clocks, tuple(sorted(applied_of(state.weights).items()))
+        applied = tuple(sorted(applied_of(state.weights).items()))
+        key = tuple(state.pieces), state.machine.version, clocks, applied
         if key not in self._numbers:
             self._numbers[key] = len(self.known)
             self.known.append(state)

@@ -36,9 +36,9 @@ def visits(model, steps, faults, states, ends, *reached):
 @pytest.mark.parametrize(
     ("model", "faults", "states", "ends"),
     [
-        (BSP(), {}, 3173, 14),
-        (SSP(1), {"abstains": frozenset({(0, 0)})}, 3735, 14),
-        (BSP(), {"late": 1}, 5185, 17),
+        (BSP(), {}, 2309, 14),
+        (SSP(1), {"abstains": frozenset({(0, 0)})}, 2510, 14),
+        (BSP(), {"late": 1}, 4162, 17),
     ],
     ids=str,
 )
@@ -50,9 +50,9 @@ def test_law_17_a_coordinator_that_dies_has_all_go_back_together(model, faults, 
 @pytest.mark.parametrize(
     ("model", "faults", "states", "ends"),
     [
-        (SSP(1), {}, 1823, 4),
-        (BSP(), {"breaks": 1}, 9944, 19),
-        (BSP(), {"cuts": 1}, 9765, 16),
+        (SSP(1), {}, 1567, 4),
+        (BSP(), {"breaks": 1}, 7466, 19),
+        (BSP(), {"cuts": 1}, 6861, 16),
     ],
     ids=str,
 )
@@ -63,7 +63,7 @@ def test_law_17_a_shard_that_dies_has_all_go_back_together(model, faults, states
 
 @pytest.mark.parametrize(
     ("faults", "states", "ends"),
-    [({"stops": (1, 1)}, 1196, 8), ({"breaks": 1, "late": 1}, 1637, 10)],
+    [({"stops": (1, 1)}, 1196, 8), ({"breaks": 1, "late": 1}, 1506, 10)],
     ids=str,
 )
 def test_law_17_a_server_that_stops_holds_nobody_up(faults, states, ends):
