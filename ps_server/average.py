@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from ps_server import kernels
 from ps_wire import trace
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -29,8 +31,21 @@ class Scratch(threading.local):
         return buffer[:numel]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean of gradients.
+
+    Attributes:
+        values: shape (E,), valid until the scratch that it lies in is used again.
+        finite: whether each element is; None: nobody has looked.
+    """
+
+    values: torch.Tensor
+    finite: bool | None = None
+
+
 @trace.traced("mean")
-def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch) -> torch.Tensor:
+def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch) -> Mean:
     """`(w0*g0 + w1*g1 + ...) / (w0 + w1 + ...)`, every product, sum and quotient rounded once.
 
     With all weights 1 that is `((g0 + g1) + ...) / W`. `torch.add(alpha=)` would fuse product and sum and
@@ -44,17 +59,31 @@ def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: S
         scratch: where the result lies.
 
     Returns:
-        Shape (E,), valid until this thread uses `scratch` again; for one gradient of weight 1, that
-        gradient itself.
+        The mean; for one gradient of weight 1, that gradient itself.
     """
+    first = gradients[0]
+    equal = is_plain(weights)
+    if equal and len(gradients) == 1 and first.dtype not in NARROW:
+        return Mean(values=first)
+    if equal and kernels.KERNELS is not None and kernels.fit(gradients):
+        out = scratch.take(first.dtype, first.numel())
+        return Mean(values=out, finite=kernels.KERNELS.mean(gradients, out))
+    return Mean(values=_mean_by_torch(gradients, weights, scratch))
+
+
+def is_plain(weights: Sequence[float]) -> bool:
+    """Whether a mean with these weights is one without any."""
+    return all(weight == 1.0 for weight in weights)
+
+
+def _mean_by_torch(
+    gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch
+) -> torch.Tensor:
     if any(gradient.dtype in NARROW for gradient in gradients):
         return _mean_widened(gradients, weights, scratch)
     first = gradients[0]
-    equal = all(weight == 1.0 for weight in weights)
-    if equal and len(gradients) == 1:
-        return first
     out = scratch.take(first.dtype, first.numel())
-    if equal:
+    if is_plain(weights):
         torch.add(first, gradients[1], out=out)
         for gradient in gradients[2:]:
             out.add_(gradient)

@@ -10,13 +10,13 @@ never in memory that a reply still leaves from (`weights.py`), so no reply is ev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from ps_server.average import Scratch, widened
+from ps_server.average import Scratch, is_plain, widened
 from ps_server.cell_members import CellMembers
 from ps_server.cell_screening import CellScreening
 from ps_server.cell_values import CellValues
@@ -230,7 +230,7 @@ class Cell(CellMembers, CellScreening):
             step, self._closing = self._closing, None
             if step is None or not self.machine.complete:  # one has joined: it is said again
                 return
-            average = self._screened(scratch)
+            average = None if self._steps_ahead() else self._screened(scratch)
             if self._clipping is None:
                 workers = frozenset(item.worker for item in self.machine.staged)
                 self._decide(step, workers, 1.0, now_s, scratch, average)
@@ -238,6 +238,17 @@ class Cell(CellMembers, CellScreening):
             self._held = step
             norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
             self._clipping.complete(step, self._index, norm * norm)
+
+    def _steps_ahead(self) -> bool:
+        """What is staged needs no mean of its own: one pass over memory makes the next weights of it."""
+        staged = self.machine.staged
+        if self._clipping is not None or any(item.abstains for item in staged):
+            return False
+        gradients: list[Gradient] = [item.payload for item in staged]
+        if not is_plain([item.weight for item in staged]) or not all(_present(gradients)):
+            return False
+        group = gradients[0].hyper.groups[self.group]
+        return self.values.step_ahead([gradient.values for gradient in gradients], group)
 
     def fail(self, error: PsError) -> None:
         """A bug of ours ended a step: all who wait here are told."""
@@ -276,12 +287,11 @@ class Cell(CellMembers, CellScreening):
         self._compare(action.contributions, hyper)
         if not self.machine.gate.aggregates:
             average = widened(gradients[0].values, scratch)
-        elif average is None:
-            average = self._mean(action.contributions, scratch)
-        if action.scale != 1.0:
+        elif average is None and not self.values.ahead:
+            average = self._mean(action.contributions, scratch).values
+        if average is not None and action.scale != 1.0:
             average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
-        present = map(any, zip(*[gradient.present for gradient in gradients], strict=True))
-        self.values.apply(average, present, hyper.groups[self.group])
+        self.values.apply(average, _present(gradients), hyper.groups[self.group])
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
         for item in [item for item in contributions if item.payload.hyper != hyper]:
@@ -330,3 +340,8 @@ class Cell(CellMembers, CellScreening):
                 f"partition {self._index} of table {self._table} has no weights yet",
                 partition=self._index,
             )
+
+
+def _present(gradients: Sequence[Gradient]) -> Iterator[bool]:
+    """P flags: somebody has a gradient of the piece."""
+    return map(any, zip(*[gradient.present for gradient in gradients], strict=True))

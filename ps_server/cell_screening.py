@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ps_server.average import Scratch, mean
+from ps_server.average import Mean, Scratch, mean
 from ps_server.partition import Contribution, Partition
 from ps_server.screen import Screen, first_nonfinite, looks_finite
 from ps_wire.errors import PsError
@@ -35,11 +35,12 @@ class CellScreening:
         The mean is looked at first: what is not finite in a contribution is not finite in it.
         """
         while self.pieces and (staged := [item for item in self.machine.staged if not item.abstains]):
-            average = self._mean(staged, scratch)
-            if not self._screen.active or looks_finite(average):
+            found = self._mean(staged, scratch)
+            average = found.values
+            if not self._screen.active or found.finite or (found.finite is None and looks_finite(average)):
                 return average
-            found = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
-            bad = [(item, piece) for item, piece in found if piece is not None]
+            looked = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
+            bad = [(item, piece) for item, piece in looked if piece is not None]
             if not bad and self._first_nonfinite(average) is None:
                 return average  # finite, and its sum is not
             if not bad:
@@ -74,6 +75,6 @@ class CellScreening:
         failed, error = self._failed.get(worker, (incarnation, None))
         return error if failed == incarnation else None
 
-    def _mean(self, contributions: Sequence[Contribution], scratch: Scratch) -> torch.Tensor:
+    def _mean(self, contributions: Sequence[Contribution], scratch: Scratch) -> Mean:
         values = [item.payload.values for item in contributions]
         return mean(values, [item.weight for item in contributions], scratch)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
+from ps_server import kernels
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.splitter import Splitter
 from ps_server.weights import Weights
@@ -28,6 +29,7 @@ class CellValues:
     Attributes:
         zeros: shape (E,), for who has no gradient.
         doubled: the weights lie in two halves that workers map; each version takes the other one.
+        ahead: the other half holds what the next `apply` makes.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class CellValues:
         self._optimizer = self._fresh_optimizer()
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.doubled = False
+        self.ahead = False
         self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
         self._rounded: dict[int, tuple[int, memoryview]] = {}  # by codec: of which version
         self._kept: dict[int, torch.Tensor] = {}  # weights of older versions, which nobody writes
@@ -119,15 +122,39 @@ class CellValues:
         self.doubled = True
         self._rebind()
 
+    def step_ahead(self, gradients: Sequence[torch.Tensor], group: Group) -> bool:
+        """Writes what a step with the mean of these comes to into the other half, where one pass can do that.
+
+        Args:
+            gradients: of shape (E,) each, in rank order, a value in each piece.
+            group: hyper-parameters.
+
+        Returns:
+            Whether all of it is finite, and the next `apply` of these only has to turn to it.
+        """
+        other, optimizer = self._weights.other, self._optimizer
+        if other is None or optimizer is None or not optimizer.plain(group):
+            return False
+        if kernels.KERNELS is None or not kernels.fit([*gradients, other]):
+            return False
+        with trace.span("mean and step"):
+            self.ahead = kernels.KERNELS.mean_step(gradients, self.now, optimizer.rate(group), other)
+        return self.ahead
+
     @trace.traced("optimizer")
-    def apply(self, average: torch.Tensor, present: Iterable[bool], group: Group) -> None:
+    def apply(self, average: torch.Tensor | None, present: Iterable[bool], group: Group) -> None:
         """One optimizer step.
 
         Args:
-            average: shape (E,).
+            average: shape (E,); None where `step_ahead` did it.
             present: P flags; pieces without a gradient are skipped.
             group: hyper-parameters.
         """
+        if self.ahead:
+            self.ahead = False
+            self._weights.next()
+            return
+        assert average is not None
         if self._optimizer is None:
             self.carry()
             return
@@ -149,6 +176,7 @@ class CellValues:
     @trace.traced("carry weights")
     def carry(self) -> None:
         """The next version is like this one."""
+        self.ahead = False
         if self._weights.other is not None:
             before = self.now
             self._weights.next().copy_(before)

@@ -208,9 +208,14 @@ class PieceOptimizer:
             group: hyper-parameters for which `plain` holds.
             out: shape (E,).
         """
+        torch.add(weights, gradient, alpha=-PieceOptimizer.rate(group), out=out)
+
+    @staticmethod
+    def rate(group: Group) -> float:
+        """The learning rate of hyper-parameters for which `plain` holds."""
         rate = dict(group)["lr"]
         assert isinstance(rate, float)
-        torch.add(weights, gradient, alpha=-rate, out=out)
+        return rate
 
     def rebind(self, pieces: Sequence[torch.Tensor]) -> None:
         """Goes on with P other pieces of memory that hold the same weights; state and gradients stay."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ps_server import kernels
 from ps_server.log import logger
 from ps_wire import trace
 from ps_wire.errors import NonFiniteGradient
@@ -23,6 +24,8 @@ FP16_REMEDY = "it travelled as fp16, where what is beyond 65504 is infinite: --w
 @trace.traced("screen")
 def looks_finite(values: torch.Tensor) -> bool:
     """One reduction: a NaN or infinity among the values never gets past it; a large finite sum may not."""
+    if kernels.KERNELS is not None and kernels.fit([values]):
+        return kernels.KERNELS.finite(values)
     wide = torch.promote_types(values.dtype, torch.float32)
     return math.isfinite(values.sum(dtype=wide).item())
 

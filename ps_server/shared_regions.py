@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ps_server import kernels
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire import trace
@@ -115,4 +116,8 @@ class SharedRegions:
     @trace.traced("copy weights")
     def _copy(place: memoryview, payload: bytes | memoryview) -> None:
         """Without the interpreter's lock, which `place[:] = payload` would hold for a millisecond."""
-        np.copyto(np.frombuffer(place, dtype=np.uint8), np.frombuffer(payload, dtype=np.uint8))
+        source, target = np.frombuffer(payload, dtype=np.uint8), np.frombuffer(place, dtype=np.uint8)
+        if kernels.KERNELS is not None and source.nbytes == target.nbytes >= kernels.STREAMED_BYTES:
+            kernels.KERNELS.copy(source, target)
+        else:
+            np.copyto(target, source)

@@ -1,0 +1,154 @@
+/* The mean of gradients in rank order, and a plain step of SGD with it, in one pass over memory; the look for
+ * values that are not finite, and the copy that a worker reads.
+ *
+ * Each product, sum and quotient is rounded as torch rounds it, so results are the same to the bit;
+ * kernels.py compares them before anything uses this. Those that tell return 1 if all was finite. They touch
+ * no Python object: they are called without the interpreter's lock.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <immintrin.h>
+
+#define VECTOR 8  /* floats */
+#define LINE 16   /* floats of a cache line: streaming stores fill whole ones */
+#define TARGET __attribute__((target("avx2,fma")))
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+int ps_supported(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+/* Division by a power of two is a product, to the bit, also of what is denormal. */
+static int is_power_of_two(size_t count)
+{
+    return (count & (count - 1)) == 0;
+}
+
+INLINE __m256 mean_vector(const float *const *gradients, size_t count, size_t at, int multiplies, __m256 by)
+{
+    __m256 sum = _mm256_loadu_ps(gradients[0] + at);
+    for (size_t rank = 1; rank < count; rank++)
+        sum = _mm256_add_ps(sum, _mm256_loadu_ps(gradients[rank] + at));
+    return multiplies ? _mm256_mul_ps(sum, by) : _mm256_div_ps(sum, by);
+}
+
+INLINE float mean_scalar(const float *const *gradients, size_t count, size_t at, int multiplies, float by)
+{
+    float sum = gradients[0][at];
+    for (size_t rank = 1; rank < count; rank++)
+        sum += gradients[rank][at];
+    return multiplies ? sum * by : sum / by;
+}
+
+/* All elements; `count` is a constant where this is inlined for two, the commonest. `weights` may be null:
+ * then `out` gets the mean. `streams`: past the caches, for memory that nobody here reads soon. */
+INLINE int pass(const float *const *gradients, size_t count, const float *weights, float rate, float *out,
+                size_t elements, int streams)
+{
+    const int multiplies = is_power_of_two(count);
+    const float by = multiplies ? 1.0f / (float)count : (float)count;
+    const __m256 by_all = _mm256_set1_ps(by), rates = _mm256_set1_ps(-rate), zero = _mm256_setzero_ps();
+    __m256 spoilt = zero; /* 0 * x is NaN where x is not finite, and stays it in a sum */
+    float spoilt_alone = 0.0f;
+    size_t at = 0, head = 0;
+    if (streams) {
+        head = ((64 - ((uintptr_t)out & 63)) & 63) / sizeof(float);
+        if (head > elements)
+            head = elements;
+    }
+    for (; at < head; at++) {
+        float mean = mean_scalar(gradients, count, at, multiplies, by);
+        spoilt_alone += 0.0f * mean;
+        out[at] = weights ? __builtin_fmaf(-rate, mean, weights[at]) : mean;
+    }
+    for (; at + LINE <= elements; at += LINE) {
+        __m256 low = mean_vector(gradients, count, at, multiplies, by_all);
+        __m256 high = mean_vector(gradients, count, at + VECTOR, multiplies, by_all);
+        spoilt = _mm256_add_ps(spoilt, _mm256_mul_ps(zero, low));
+        spoilt = _mm256_add_ps(spoilt, _mm256_mul_ps(zero, high));
+        if (weights) {
+            low = _mm256_fmadd_ps(rates, low, _mm256_loadu_ps(weights + at));
+            high = _mm256_fmadd_ps(rates, high, _mm256_loadu_ps(weights + at + VECTOR));
+        }
+        if (streams) {
+            _mm256_stream_ps(out + at, low);
+            _mm256_stream_ps(out + at + VECTOR, high);
+        } else {
+            _mm256_storeu_ps(out + at, low);
+            _mm256_storeu_ps(out + at + VECTOR, high);
+        }
+    }
+    for (; at < elements; at++) {
+        float mean = mean_scalar(gradients, count, at, multiplies, by);
+        spoilt_alone += 0.0f * mean;
+        out[at] = weights ? __builtin_fmaf(-rate, mean, weights[at]) : mean;
+    }
+    if (streams)
+        _mm_sfence();
+    return _mm256_movemask_ps(_mm256_cmp_ps(spoilt, spoilt, _CMP_UNORD_Q)) == 0 && spoilt_alone == spoilt_alone;
+}
+
+/* mean[i] = ((g0[i] + g1[i]) + ...) / count */
+TARGET int ps_mean(const float *const *gradients, size_t count, float *mean, size_t elements)
+{
+    if (count == 2)
+        return pass(gradients, 2, NULL, 0.0f, mean, elements, 0);
+    return pass(gradients, count, NULL, 0.0f, mean, elements, 0);
+}
+
+/* out[i] = weights[i] - rate * mean[i], product and sum rounded once */
+TARGET int ps_mean_step(const float *const *gradients, size_t count, const float *weights, float rate, float *out,
+                        size_t elements, int streams)
+{
+    if (count == 2 && streams)
+        return pass(gradients, 2, weights, rate, out, elements, 1);
+    return pass(gradients, count, weights, rate, out, elements, streams);
+}
+
+TARGET int ps_finite(const float *values, size_t elements)
+{
+    const __m256 zero = _mm256_setzero_ps();
+    __m256 low = zero, high = zero;
+    float alone = 0.0f;
+    size_t at = 0;
+    for (; at + LINE <= elements; at += LINE) {
+        low = _mm256_add_ps(low, _mm256_mul_ps(zero, _mm256_loadu_ps(values + at)));
+        high = _mm256_add_ps(high, _mm256_mul_ps(zero, _mm256_loadu_ps(values + at + VECTOR)));
+    }
+    for (; at < elements; at++)
+        alone += 0.0f * values[at];
+    low = _mm256_add_ps(low, high);
+    return _mm256_movemask_ps(_mm256_cmp_ps(low, low, _CMP_UNORD_Q)) == 0 && alone == alone;
+}
+
+/* Past the caches; the two do not overlap. */
+TARGET void ps_copy(const unsigned char *from, unsigned char *to, size_t size)
+{
+    size_t at = 0, head = (64 - ((uintptr_t)to & 63)) & 63;
+    if (head > size)
+        head = size;
+    memcpy(to, from, head);
+    for (at = head; at + 64 <= size; at += 64) {
+        __m256i low = _mm256_loadu_si256((const __m256i *)(from + at));
+        __m256i high = _mm256_loadu_si256((const __m256i *)(from + at + 32));
+        _mm256_stream_si256((__m256i *)(to + at), low);
+        _mm256_stream_si256((__m256i *)(to + at + 32), high);
+    }
+    memcpy(to + at, from + at, size - at);
+    _mm_sfence();
+}
+
+#else
+
+int ps_supported(void)
+{
+    return 0;
+}
+
+#endif

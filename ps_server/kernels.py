@@ -1,0 +1,147 @@
+"""What `kernels.c` does for tensors: mean and plain step in one pass over memory, to the bit what torch does.
+
+torch needs a kernel each for sum, quotient, look for non-finite values and step, and what lies between them
+is written and read again: 1.7 times what memory allows for the whole. Where the compiled part is missing (no
+compiler at the installation), cannot run, or differs from torch in one bit, there is none of it, and torch
+does everything. It must not know partitions or workers.
+
+Legend: E = elements of a partition, W = contributions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ps_server.log import logger
+
+STREAMED_BYTES = 1 << 20  # written past the caches from here on: a worker reads it later, on another core
+
+Numbers: TypeAlias = Sequence[torch.Tensor]
+
+
+class Kernels:
+    """The compiled functions. They let go of the interpreter; memory they are given must stay as it is."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Takes a library that has them."""
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self._mean: Callable[..., int] = library.ps_mean
+        self._mean_step: Callable[..., int] = library.ps_mean_step
+        self._finite: Callable[..., int] = library.ps_finite
+        self._copy: Callable[..., None] = library.ps_copy
+        library.ps_mean.argtypes = [pointer, size, pointer, size]
+        library.ps_mean_step.argtypes = [
+            pointer, size, pointer, ctypes.c_float, pointer, size, ctypes.c_int,
+        ]  # fmt: skip
+        library.ps_finite.argtypes = [pointer, size]
+        library.ps_copy.argtypes, library.ps_copy.restype = [pointer, pointer, size], None
+
+    def mean(self, gradients: Numbers, out: torch.Tensor) -> bool:
+        """`((g0 + g1) + ...) / W`.
+
+        Args:
+            gradients: W tensors of shape (E,), for which `fit` holds.
+            out: shape (E,), float32, contiguous; no gradient's memory.
+
+        Returns:
+            Whether each element of the mean is finite.
+        """
+        return bool(self._mean(_pointers(gradients), len(gradients), out.data_ptr(), out.numel()))
+
+    def mean_step(self, gradients: Numbers, weights: torch.Tensor, rate: float, out: torch.Tensor) -> bool:
+        """`weights - rate * mean`, product and sum rounded once, as `torch.add(alpha=)` does.
+
+        Args:
+            gradients: as `mean`.
+            weights: shape (E,), float32, contiguous.
+            rate: the learning rate.
+            out: as `mean`; no memory of `weights`.
+
+        Returns:
+            Whether each element of the mean is finite; else `out` is not to be used.
+        """
+        streams = out.nbytes >= STREAMED_BYTES
+        pointers, size = _pointers(gradients), out.numel()
+        at, to = weights.data_ptr(), out.data_ptr()
+        return bool(self._mean_step(pointers, len(gradients), at, rate, to, size, streams))
+
+    def finite(self, values: torch.Tensor) -> bool:
+        """Whether each of the values, shape (E,), float32, contiguous, is finite."""
+        return bool(self._finite(values.data_ptr(), values.numel()))
+
+    def copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
+        """Copies bytes past the caches; both are contiguous, of one size, and do not overlap."""
+        self._copy(source.ctypes.data, target.ctypes.data, target.nbytes)
+
+
+def fit(gradients: Numbers) -> bool:
+    """Whether the kernels take such gradients: float32, in one piece each."""
+    return all(gradient.dtype is torch.float32 and gradient.is_contiguous() for gradient in gradients)
+
+
+def _pointers(tensors: Numbers) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def load() -> Kernels | None:
+    """The kernels of this installation, if it has any that do here what torch does."""
+    found = [
+        path
+        for suffix in EXTENSION_SUFFIXES
+        if (path := Path(__file__).with_name(f"_kernels{suffix}")).is_file()
+    ]
+    if not found:
+        logger.info("no compiled kernels: torch does all arithmetic (install with a C compiler for them)")
+        return None
+    try:
+        library = ctypes.CDLL(str(found[0]))
+        supported = library.ps_supported()
+    except (OSError, AttributeError) as error:
+        logger.warning("compiled kernels are not used: %s", error)
+        return None
+    if not supported:
+        logger.info("no compiled kernels for this processor: torch does all arithmetic")
+        return None
+    kernels = Kernels(library)
+    if not same_as_torch(kernels):
+        logger.warning("compiled kernels are not used: they differ from torch on this machine")
+        return None
+    return kernels
+
+
+def same_as_torch(kernels: Kernels) -> bool:
+    """Whether means and steps are torch's to the bit here, over many magnitudes and odd lengths."""
+    random = torch.Generator().manual_seed(1)
+
+    def numbers(size: int) -> torch.Tensor:
+        """Some are denormal, some large."""
+        exponents = torch.randint(-42, 4, (size,), generator=random)
+        return torch.randn(size, generator=random) * torch.pow(10.0, exponents)
+
+    for workers, size in ((1, 100), (2, 4097), (2, STREAMED_BYTES // 4 + 3), (3, 1013), (8, 77)):
+        gradients, weights = [numbers(size) for _ in range(workers)], numbers(size)
+        expected = gradients[0].clone()
+        for gradient in gradients[1:]:
+            expected.add_(gradient)
+        expected.div_(workers)
+        mean, stepped = torch.empty(size), torch.empty(size)
+        finite = kernels.mean(gradients, mean), kernels.mean_step(gradients, weights, 0.1, stepped)
+        if finite != (True, True) or not _same_bits(mean, expected):
+            return False
+        if not _same_bits(stepped, torch.add(weights, expected, alpha=-0.1)):
+            return False
+    return True
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+KERNELS = load()
