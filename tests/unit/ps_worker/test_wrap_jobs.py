@@ -191,7 +191,7 @@ def test_samples_of_a_validation_pass_do_not_weigh(cluster: Cluster, overlap: bo
             for x in validation:
                 model(x)
         worker.finish()
-        assert worker._samples == 2 * (12 + 41)
+        assert worker._data.samples == 2 * (12 + 41)
         return weights
 
     assert set(run_workers(cluster, body)[0]) == {4.0}
