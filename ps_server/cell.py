@@ -189,14 +189,14 @@ class Cell(CellMembers, CellScreening):
             self.cut.wait_for(reader, number, outlet)
 
     def export_state(self) -> list[State]:
-        """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
+        """See `CellValues.export_state`."""
         with self.lock:
             return self.values.export_state()
 
-    def import_state(self, states: Sequence[State]) -> None:
-        """Sets the optimizer's state of all pieces. Raises what `PieceOptimizer.import_state` raises."""
+    def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
+        """See `CellValues.import_state`."""
         with self.lock:
-            self.values.import_state(states)
+            self.values.import_state(states, cuts)
 
     # -- what the machine decided ----------------------------------------------------------------------
 

@@ -128,7 +128,10 @@ class Coordinator:
             async with asyncio.timeout(DRAIN_LIMIT_S):
                 for room in self._rooms.values():
                     await room.settle()
-        return all(room.idle for room in self._rooms.values())
+        idle = all(room.idle for room in self._rooms.values())
+        if idle:
+            await self._shards.drain()
+        return idle
 
     def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a successor goes on with: see `coordinator_state`."""
