@@ -161,7 +161,7 @@ def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
 
 def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
     name = facts["name"]
-    entry = shard._jobs[name] = ShardJob(
+    entry = ShardJob(
         name=name,
         consistency=consistency.parse(facts["consistency"]),
         num_workers=facts["num_workers"],
@@ -172,6 +172,7 @@ def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
         floor=facts["floor"],
         floor_step=facts["floor_step"],
     )
+    shard.put(entry)
     own = {key.removeprefix(f"{name}/"): file[key] for key in file if key.startswith(f"{name}/")}
     for table in facts["tables"]:
         _take_table(shard, name, table, own)

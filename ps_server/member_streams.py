@@ -331,4 +331,5 @@ def _bounded(progress: pb.Progress) -> pb.Progress:
     for name in sorted(progress.metrics)[MAX_METRICS:]:
         del progress.metrics[name]
     progress.waits = one_line(progress.waits, MAX_REASON)
+    progress.passed_over = one_line(progress.passed_over, MAX_REASON)
     return progress

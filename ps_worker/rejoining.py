@@ -25,6 +25,7 @@ from ps_worker.places import Places
 from ps_worker.position import Positions
 from ps_worker.random_state import RandomState
 from ps_worker.reach import reach
+from ps_worker.reason import sendable
 from ps_worker.registered import Registered
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
@@ -80,7 +81,7 @@ class Rejoining(Exchanges):
 
     def _enter(self, evicted: pb.Joined | None) -> None:
         """Joins as a new incarnation."""
-        now = Incarnation(self._settings, self._service, peer=self, progress=self._progress, say=self._say)
+        now = Incarnation(self._settings, self._service, peer=self, progress=self._report, say=self._say)
         now.membership.capture, self.capture.put = self.capture, now.membership.put_cut
         try:
             joined = now.membership.join(evicted)
@@ -95,6 +96,11 @@ class Rejoining(Exchanges):
         self._state = SharedState(
             self._settings, self._membership, calls_of=self._service.shard, say=self._say
         )
+
+    def _report(self) -> pb.Progress:
+        progress = self._progress()
+        progress.passed_over = sendable(self._carriers.passed_over())
+        return progress
 
     # -- evicted ---------------------------------------------------------------------------------------
 
