@@ -79,8 +79,13 @@ class Room:
         while self._task is not None:
             await asyncio.wait([self._task])
 
+    def loses(self, shard: int) -> None:
+        """A shard has lost its part: no order is sent any more, and what became of one is of no interest."""
+        self.events.say(Event.LOSE, shard=shard)
+        self._agenda.freeze()
+
     async def freeze(self) -> None:
-        """Does nothing more, for shards have lost what it is about; returns once nothing is on its way."""
+        """Does nothing more, for the job goes back; returns once nothing is on its way."""
         self._agenda.freeze()
         if self._task is not None:
             await asyncio.wait([self._task])

@@ -63,7 +63,6 @@ class Follows:
     """The process as the coordinator knows it."""
 
     boot: int
-    generation: int = 0
     coordinator: int = 0
     done: tuple[int, bytes] = (-1, b"")  # the last order that was carried out
 
@@ -264,7 +263,7 @@ def start(shards: Shards, consistency: str, workers: int) -> tuple[ShardNode, Sh
         cell = shard.table(JOB, 0).cells()[0]
         cell.load(torch.zeros_like(cell.values.now))
         shard.start_table(JOB, 0)
-        nodes.append(shards._node(shard, Held(), Follows(index, 1 + index, 1)))
+        nodes.append(shards._node(shard, Held(), Follows(index, 1)))
     return nodes[0], nodes[1]
 
 
@@ -346,13 +345,11 @@ class _Visit:
             answer = done.SerializeToString()
             if self.shard.index > 0:
                 follower = follower_of(self.shard, self.follows)
-                follower._keep(order, done)
                 self._note(follower, (order.number, answer) if self.shards.repeats else (-1, b""))
         self.outputs.append(("done", answer))
 
     def _note(self, follower: Follower, done: tuple[int, bytes]) -> None:
-        register = follower._register
-        self.follows = Follows(self.follows.boot, register.generation, register.coordinator, done)
+        self.follows = Follows(self.follows.boot, follower.coordinator, done)
 
     def _on_granted(self, _: Input, generation: int, coordinator: int) -> None:
         follower = follower_of(self.shard, self.follows)
@@ -414,7 +411,6 @@ def follower_of(shard: Shard, follows: Follows) -> Follower:
         advertise=f"shard{follows.boot}:1",
         inherited=Inherited(
             boot=follows.boot.to_bytes(4, "big"),
-            generation=follows.generation,
             coordinator=follows.coordinator,
         ),
         on_ready=lambda _: None,
@@ -425,4 +421,4 @@ def follower_of(shard: Shard, follows: Follows) -> Follower:
 def register_of(node: ShardNode) -> bytes:
     """How a shard registers."""
     shard = _shard(node.index, node.generation)
-    return follower_of(shard, node.follows)._register.SerializeToString(deterministic=True)
+    return follower_of(shard, node.follows).register().SerializeToString(deterministic=True)
