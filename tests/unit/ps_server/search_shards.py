@@ -250,7 +250,7 @@ def start(shards: Shards, consistency: str, workers: int) -> tuple[ShardNode, Sh
     for index in range(NUM_SHARDS):
         shard = _shard(index, 1 + index)
         for worker in range(workers):
-            shard.admit(
+            shard.members.admit(
                 job=JOB,
                 consistency_text=job.consistency,
                 num_workers=workers,
