@@ -128,3 +128,24 @@ def test_a_shard_that_missed_a_rollback_of_one_job_has_the_others_go_back(durabl
         assert jobs(durable) == [[job], [job]]
         assert counts["lose"] == 1
     assert f"job {job}: event=lose shard=1" in caplog.text
+
+
+def test_a_worker_that_joined_after_the_snapshot_comes_back_with_the_others(durable, tmp_path):
+    """A coordinator that was started again does not know it, wherever it asks first."""
+    job = fresh_name()
+    joined = {"servers": durable.servers, "job": job, "num_workers": "1:2", "consistency": "asp"}
+    with ps.connect(worker=0, **joined) as one:
+        table = table_of(one)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        with ps.connect(worker=1, **joined) as other:
+            late = table_of(other)
+            step(late, 1)
+            durable.kill(0)
+            durable.start_again(0)
+            with pytest.raises(ps.RolledBack):
+                other._link._membership.get_state("what nobody has put")
+            for it, rank in ((table, 0), (late, 1)):
+                with pytest.raises(ps.RolledBack):
+                    step(it, rank)
+                step(it, rank)
