@@ -1,4 +1,4 @@
-"""Copies past the caches, mean and plain step in one pass over memory: to the bit what torch does (`kernels.c`).
+"""Copies past the caches, mean and plain step in one pass over memory: what torch does, to the bit.
 
 torch needs a kernel each for sum, quotient, look for non-finite values and step, and what lies between them
 is written and read again: 1.7 times what memory allows for the whole. Where the compiled part is missing (no

@@ -1,6 +1,6 @@
 """What a member asks the coordinator beside its stream: state outside tables, shares, who is behind.
 
-A base of `Membership`, whose failure ends every wait.
+It must not know the stream; whoever has it says when no answer will come.
 """
 
 from __future__ import annotations
@@ -32,23 +32,38 @@ Result = TypeVar("Result")
 class CoordinatorCalls:
     """See the module's docstring."""
 
-    joined: pb.Joined
-    live_wanted: bool
-    _changed: threading.Condition
-    _error: PsError | None
-    _log: Callable[[str], None]
-    _service: Service
-    _settings: Settings
-    _waiting_call: Any
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        *,
+        joined: Callable[[], pb.Joined],
+        failed: Callable[[], PsError | None],
+        log: Callable[[str], None],
+    ) -> None:
+        """Asks nothing yet.
 
-    def _send(self, **message: Any) -> None:
-        raise NotImplementedError
+        Args:
+            settings: of the worker.
+            service: whose coordinator is asked.
+            joined: as whom it is in the job.
+            failed: why the job cannot go on for it; None: it can. Once it cannot, `end_wait` must follow.
+            log: says something to the person at the terminal.
+        """
+        self._settings = settings
+        self._service = service
+        self._joined = joined
+        self._failed = failed
+        self._log = log
+        self._lock = threading.Lock()  # guards the call that waits
+        self._waiting_call: Any = None
 
     def put_state(self, name: str, blob: bytes) -> None:
         """Keeps bytes on the coordinator, for the others."""
-        self._ask(lambda: self._put(name, blob))
+        self._ask(lambda: self.put_once(name, blob))
 
-    def _put(self, name: str, blob: bytes) -> None:
+    def put_once(self, name: str, blob: bytes) -> None:
+        """As `put_state`, where nobody is to wait for a coordinator that is gone."""
         key = self._key(name)
 
         def chunks() -> Iterator[pb.StateChunk]:
@@ -57,21 +72,6 @@ class CoordinatorCalls:
                 yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
         self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
-
-    def put_live(self, blob: bytes, step: int) -> None:
-        """What a reader has asked for: the state outside tables, as it is at this step."""
-        self.live_wanted = False
-        self.put_state("live", blob)
-        self._send(uploaded=pb.Uploaded(live=True, step=step))
-
-    def put_cut(self, number: int, blob: bytes) -> None:
-        """What a snapshot has of this worker beside its tables."""
-        try:
-            self._put(f"cut/{self.joined.worker}", blob)
-        except PsError as error:  # a snapshot's trouble: this worker trains on
-            self._log(f"a snapshot does not get this worker's state: {error}")
-            return
-        self._send(cut_captured=pb.CutCaptured(number=number))
 
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
@@ -101,12 +101,11 @@ class CoordinatorCalls:
             try:
                 return call()
             except (ServerNotReady, ServerUnreachable):
-                with self._changed:
-                    self._changed.wait_for(lambda: self._error is not None, AGAIN_S)
-                    if self._error is not None:
-                        raise self._error from None
+                if (failure := self._failed()) is not None:
+                    raise failure from None
                 if time.monotonic() >= until_s or not self._settings.servers:
                     raise
+                time.sleep(AGAIN_S)
 
     @waits("the state of a worker that trains")
     def live_state(self) -> dict[str, torch.Tensor]:
@@ -133,16 +132,16 @@ class CoordinatorCalls:
 
         def wait() -> bool:
             left_s = max(until_s - time.monotonic(), 0.0)
-            with self._changed:
-                if self._error is not None:
-                    raise self._error
+            with self._lock:
+                if (failure := self._failed()) is not None:
+                    raise failure
                 call = self._waiting_call = self._service.coordinator.GetState(request, timeout=left_s)
             try:
                 for _ in call:
                     pass
             except PsError:
-                if self._error is not None:
-                    raise self._error from None
+                if (failure := self._failed()) is not None:
+                    raise failure from None
                 if time.monotonic() >= until_s:
                     return False
                 raise
@@ -150,13 +149,11 @@ class CoordinatorCalls:
 
         return self._ask(wait)
 
-    def _key(self, name: str) -> pb.StateKey:
-        return pb.StateKey(
-            job=self._settings.job,
-            worker=self.joined.worker,
-            incarnation=self.joined.incarnation,
-            name=name,
-        )
+    def end_wait(self) -> None:
+        """There is a failure: whoever waits for state gets it."""
+        with self._lock:
+            if self._waiting_call is not None:
+                self._waiting_call.cancel()
 
     def epochs(self) -> list[pb.EpochUse]:
         """What became of the samples of the job's last epochs."""
@@ -175,7 +172,7 @@ class CoordinatorCalls:
             for job in reply.jobs
             if job.job.name == self._settings.job
             for entry in job.workers
-            if entry.state == "running" and entry.worker != self.joined.worker
+            if entry.state == "running" and entry.worker != self._joined().worker
         ]
         slowest = min((entry.progress.step for entry in others), default=0)
         return [
@@ -188,15 +185,23 @@ class CoordinatorCalls:
     @waits("the coordinator to deal samples")
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
         """What of an epoch of a loader this worker hands out next."""
-        request.job, request.worker = self._settings.job, self.joined.worker
-        request.incarnation = self.joined.incarnation
+        request.job, request.worker = self._settings.job, self._joined().worker
+        request.incarnation = self._joined().incarnation
         share = self._service.coordinator.Share
         reply: pb.ShareReply = self._ask(lambda: share(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
         return reply
 
     def use(self, request: pb.UseRequest) -> None:
         """How far this worker has come in what it hands out."""
-        request.job, request.worker = self._settings.job, self.joined.worker
-        request.incarnation = self.joined.incarnation
+        request.job, request.worker = self._settings.job, self._joined().worker
+        request.incarnation = self._joined().incarnation
         use = self._service.coordinator.Use
         self._ask(lambda: use(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
+
+    def _key(self, name: str) -> pb.StateKey:
+        return pb.StateKey(
+            job=self._settings.job,
+            worker=self._joined().worker,
+            incarnation=self._joined().incarnation,
+            name=name,
+        )

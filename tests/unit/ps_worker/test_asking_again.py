@@ -84,7 +84,7 @@ def test_a_loader_that_asks_while_the_coordinator_comes_back_is_answered_later(d
 
     died = []
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
-        ask = worker._link._membership._ask
+        ask = worker._link._membership.calls._ask
 
         def watched(call):
             def noted():
@@ -96,6 +96,6 @@ def test_a_loader_that_asks_while_the_coordinator_comes_back_is_answered_later(d
 
             return ask(noted)
 
-        worker._link._membership._ask = watched
+        worker._link._membership.calls._ask = watched
         monkeypatch.setattr(SavedJobs, "saved", saved)
         assert len(train(worker, at_step, at_end_of_epoch)) == (how == "kill")

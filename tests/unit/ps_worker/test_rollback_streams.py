@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import ps_worker as ps
+from ps_server import orders, room as rooms
 from ps_server.durability import Durability
 from ps_wire.access import OPEN
 from ps_wire.channel import dial
@@ -14,7 +17,7 @@ from ps_worker.model_spec import pack
 from tests.until import until
 
 from .saving import save
-from .service import Cluster, fresh_name
+from .service import Cluster, fresh_name, together
 from .test_rollback import LIMIT_S, step, table_of
 
 
@@ -144,8 +147,41 @@ def test_a_worker_that_joined_after_the_snapshot_comes_back_with_the_others(dura
             durable.kill(0)
             durable.start_again(0)
             with pytest.raises(ps.RolledBack):
-                other._link._membership.get_state("what nobody has put")
+                other._link._membership.calls.get_state("what nobody has put")
             for it, rank in ((table, 0), (late, 1)):
                 with pytest.raises(ps.RolledBack):
                     step(it, rank)
                 step(it, rank)
+
+
+def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_long_that_is(
+    durable, tmp_path, monkeypatch
+):
+    """It has no limit of its own: training goes on when the shard is back."""
+    monkeypatch.setattr(orders, "RESTART_LIMIT_S", 0.05)
+    monkeypatch.setattr(orders, "ORDER_LIMIT_S", 0.05)
+    job = fresh_name()
+    joined = {"servers": durable.servers, "job": job, "num_workers": 2}
+
+    def begin(rank: int) -> tuple[ps.Worker, ps.Table]:
+        worker = ps.connect(worker=rank, **joined)
+        table = table_of(worker)
+        step(table, rank)
+        return worker, table
+
+    (one, table), (other, _) = together([lambda: begin(0), lambda: begin(1)])
+    save(durable, str(tmp_path / "snapshots"), job, {0: pack({}), 1: pack({})})
+    durable.kill(1)
+    until(lambda: not durable.coordinator._shards._complete.is_set(), "the shard is missed")
+    durable.evict(job, 1)
+    room = durable.coordinator._rooms[job]
+    threading.Event().wait(0.3)  # several of the limits above
+    assert room.job._broken is None
+    durable.start_again(1)
+    for worker in (other, one):
+        worker._link._membership.abandon() if worker is other else None
+    until(lambda: room.events.counts["rollback"], "the job goes back")
+    with pytest.raises(ps.RolledBack):
+        step(table, 0)
+    step(table, 0)
+    one.leave()
