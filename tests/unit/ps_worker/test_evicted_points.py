@@ -12,7 +12,7 @@ import ps_worker as ps
 from .points import Points
 from .service import Cluster, fresh_name, run_workers
 
-SAMPLES = 160
+EPOCHS, SAMPLES = 16, 24
 POINTS = (
     "batch",
     "forward",
@@ -46,7 +46,7 @@ class _Counting(torch.nn.Module):
 def test_an_eviction_at_any_point_of_a_step_loses_no_sample_and_counts_none_twice(
     one_shard: Cluster, overlap: bool, batches: int
 ):
-    """It trains alone, so the weights say how often each sample was used."""
+    """It trains alone, so the weights say how often each sample was used; what is left over comes later."""
     job = fresh_name()
     points = Points(POINTS, workers=1, happens=lambda: one_shard.evict(job, 0))
     points.first = 0
@@ -66,7 +66,7 @@ def test_an_eviction_at_any_point_of_a_step_loses_no_sample_and_counts_none_twic
             torch.optim.SGD(model.parameters(), lr=1.0), model, overlap=overlap, buckets=buckets
         )
         loader = worker.loader(range(SAMPLES), batch_size=2)
-        for number, samples in enumerate(loader):
+        for number, samples in enumerate(batch for _ in worker.epochs(EPOCHS) for batch in loader):
             at("batch")
             loss = model(samples)
             at("forward done")
@@ -89,4 +89,4 @@ def test_an_eviction_at_any_point_of_a_step_loses_no_sample_and_counts_none_twic
 
     (weights,) = run_workers(one_shard, body, job=job)
     assert points.met == list(POINTS)
-    assert torch.equal(weights, torch.ones(16, SAMPLES))
+    assert torch.equal(weights, torch.full((16, SAMPLES), float(EPOCHS)))
