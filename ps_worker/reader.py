@@ -174,6 +174,7 @@ class Reader:
             UsageError: the same of a buffer, or the reader has left, or a number makes no sense.
             JobUnknown: the job has no such table, or it has not started.
             CutAborted: no cut came about within `limit_s`: a worker takes too long for a step.
+            RolledBack: the job has gone back to a snapshot, and this reader is over: connect another one.
             ConnectionLost: a server is gone.
         """
         if table < 0 or not limit_s > 0:

@@ -193,14 +193,17 @@ class Script:
                     self._backward(self._models[0], x)
                 continue
             self._at("gradients cleared")
-            if self._worker.step == before + 1:
-                rates = [group["lr"] for it in self._optimizers for group in it.param_groups]
-                self.taken.setdefault(before, set()).add((*self._losses, *rates))
-            self._losses.clear()
+            self._note(before)
             for scheduler in self._schedulers:
                 scheduler.step()
             if self._worker.step % 2 == 0:  # which waits for weights; else the next forward does
                 self._evaluate("")
+
+    def _note(self, before: int) -> None:
+        if self._worker.step == before + 1:
+            rates = [group["lr"] for it in self._optimizers for group in it.param_groups]
+            self.taken.setdefault(before, set()).add((*self._losses, *rates))
+        self._losses.clear()
 
     def _backward(self, model: nn.Module, x: torch.Tensor) -> None:
         noise = 0.1 * torch.randn(x.shape, generator=self._noise)
