@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from ps_server import table_state
 from ps_server.log import logger
-from ps_server.member import rolled_back
 from ps_server.shard_job import ShardJob
 from ps_server.shard_members import ShardMembers
 from ps_server.shard_table import ShardTable
@@ -76,7 +75,7 @@ class ShardGenerations(ShardMembers):
             before = self._jobs.pop(job.name, None)
         for session in before.connections() if before is not None else ():
             session.retire()
-            session.expel(rolled_back(job.name, step))
+            session.cut()  # it hears why when it connects again
         self.generation = generation
         with self._lock:
             self._jobs[job.name] = ShardJob(

@@ -113,6 +113,18 @@ class Outlet(Protocol):
         """
         ...
 
+    def wait_room(self) -> None:
+        """Waits while the peer has too much to read, before a frame of it is taken.
+
+        It returns once the peer has read, or the connection is closed. Under no lock that others need: a peer
+        may stop reading for ever.
+        """
+        ...
+
+    def cut(self) -> None:
+        """Ends the connection at once, whatever is still queued. Never blocks; thread-safe."""
+        ...
+
 
 class Receiver(Protocol):
     """Takes the frames of one connection, one after the other, on one thread at a time."""

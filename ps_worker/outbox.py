@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
@@ -73,19 +72,15 @@ def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Fram
         yield from pushes
         return
     if ready := [index for index in wanted if index not in mine]:
-        yield _part(pull, ready)
+        yield meta.part(pull, ready)
     ready, between = [], 0
     for push in pushes:
         if ready and between >= PULL_BYTES:
-            yield _part(pull, ready)
+            yield meta.part(pull, ready)
             ready, between = [], 0
         yield push
         between += len(push.payload)
         if push.table == pull.table and push.partition in mine:
             ready.append(push.partition)
     if ready:
-        yield _part(pull, ready)
-
-
-def _part(pull: wire.Frame, indices: Sequence[int]) -> wire.Frame:
-    return replace(pull, partition=indices[0], meta=meta.listed(indices))
+        yield meta.part(pull, ready)
