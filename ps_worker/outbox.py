@@ -64,9 +64,13 @@ class Outbox:
 
 
 def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Frame]:
-    """The pushes in order, and parts of the PULL as early as each may be."""
+    """The pushes in order, and parts of the PULL as early as each may be.
+
+    A push may be there twice, where it was sent again: what is asked for is asked once, behind the last one.
+    """
     wanted = meta.read_listed(pull)
-    mine = {push.partition for push in pushes if push.table == pull.table}.intersection(wanted)
+    last = {push.partition: place for place, push in enumerate(pushes) if push.table == pull.table}
+    mine = last.keys() & set(wanted)
     if not mine:
         yield pull
         yield from pushes
@@ -74,13 +78,13 @@ def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Fram
     if ready := [index for index in wanted if index not in mine]:
         yield meta.part(pull, ready)
     ready, between = [], 0
-    for push in pushes:
+    for place, push in enumerate(pushes):
         if ready and between >= PULL_BYTES:
             yield meta.part(pull, ready)
             ready, between = [], 0
         yield push
         between += len(push.payload)
-        if push.table == pull.table and push.partition in mine:
+        if push.partition in mine and last[push.partition] == place:
             ready.append(push.partition)
     if ready:
         yield meta.part(pull, ready)

@@ -16,6 +16,7 @@ import ps_worker.membership
 from ps_server.session import Session
 from ps_wire import frame as wire
 from ps_wire.carrier import Message
+from ps_wire.errors import InternalError
 from ps_worker.connection import refusal
 
 from .models import Mlp, loss_of
@@ -205,6 +206,18 @@ def test_a_bug_on_the_receiving_thread_ends_every_wait(cluster: Cluster):
         assert "ZeroDivisionError: made by the test" in str(caught[0])
 
     run_workers(cluster, body)
+
+
+@pytest.mark.parametrize("carrier", ["shm", "uds", "tcp"])
+def test_a_bug_on_the_sending_thread_ends_every_wait(one_shard: Cluster, carrier: str):
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
+        (connection,) = table._exchange._connections
+        connection.send(wire.Frame(kind=wire.Kind.PULL, step=-1, meta=bytes(4)))  # cannot be encoded
+        with pytest.raises(InternalError, match="sending"):
+            table.pull().result(10)
+
+    run_workers(one_shard, body, carrier=carrier)
 
 
 def test_the_retry_limit_ends_with_connection_lost(loop_thread: LoopThread, monkeypatch: Any):
