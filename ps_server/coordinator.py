@@ -17,6 +17,7 @@ from ps_server import coordinator_state, gatekeeper
 from ps_server.choices import attendance_from_proto
 from ps_server.coordinator_calls import CoordinatorCalls
 from ps_server.decisions import norm_from_proto
+from ps_server.events import Event
 from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams
@@ -139,6 +140,8 @@ class Coordinator(CoordinatorCalls):
         coordinator_state.restore(facts, tensors, room_of=self._room, states=self._states)
         tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
         self._shards.take_over(facts["shards"], tables)
+        for room in self._rooms.values():
+            room.events.say(Event.RESTORE, hand_off="yes")
         self._members.look()
 
     def halt(self) -> None:

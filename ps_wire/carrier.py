@@ -46,8 +46,8 @@ def parse(text: str) -> Carrier | None:
 class Message:
     """A frame on its way to one or more peers, encoded at most once.
 
-    The payload may be memory that changes later. An outlet takes `encoded()` at once, or holds the message
-    until the frame has left; its owner leaves the memory alone while it is held. Thread-safe.
+    The payload may be memory that changes later. An outlet holds the message until the frame has left, or was
+    copied (`encoded`); its owner leaves the memory alone while it is held. Thread-safe.
 
     Attributes:
         frame: what is sent.
