@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from ps_server.log import logger
 from ps_server.member import Member
-from ps_server.shares import EpochUse
+from ps_wire.epoch_use import EpochUse
 
 KEPT = 20  # lines for status
 
@@ -82,13 +82,14 @@ class Events:
 
     def record_epoch(self, use: EpochUse) -> None:
         """Counts and logs the account of an epoch that is over."""
+        samples, unused = (use.samples, use.unused) if use.samples else ("?", "?")
         self.say(
             Event.EPOCH,
             loader=use.loader,
             number=use.epoch,
-            samples=use.samples or "?",
+            samples=samples,
             used=use.used,
-            unused=use.unused if use.samples else "?",
+            unused=unused,
             handed_on=use.handed_on,
         )
 

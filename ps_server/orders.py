@@ -63,6 +63,7 @@ class Shards:
         self._lane = lane or ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
         own.on_norm = self._report_own
         own.on_attendance = self._attend_own
+        self._drained = False
         self.on_lost_state: Callable[[int], None] | None = None
 
     @property
@@ -144,6 +145,11 @@ class Shards:
             entry.give_up()
         self._lane.shutdown(wait=False)
 
+    async def drain(self) -> None:
+        """Before `capture`: nothing is decided any more, and shard 0 has carried out what it was told."""
+        self._drained = True  # reports that come now come again, to the successor
+        await self._loop.run_in_executor(self._lane, int)
+
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
         """A follower's stream ended."""
         entry = self._registered.get(shard)
@@ -165,7 +171,7 @@ class Shards:
 
     def reported(self, shard: int, norm: Norm) -> None:
         """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
-        found = self._decisions.reported(shard, norm)
+        found = None if self._drained else self._decisions.reported(shard, norm)
         if found is None:
             return
         decide, shards = found
@@ -182,7 +188,8 @@ class Shards:
 
     def attended(self, shard: int, report: TableAttendance) -> None:
         """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
-        self._send_choices(self._choices.reported(shard, report))
+        if not self._drained:
+            self._send_choices(self._choices.reported(shard, report))
 
     def _send_choices(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
         for order, shards in choices:
@@ -236,6 +243,8 @@ class Shards:
             self._choices.hold(getattr(order, kind).job)
         ends = kind in SECOND_ROUNDS
         try:
+            if ends and not absent_ok:  # steps stand still since the first: a shard that comes back hears it
+                await self.wait_complete()
             return await self._order_each(order, absent_ok=absent_ok, limit_s=limit_s)
         except PsError:
             ends = ends or kind in FIRST_ROUNDS  # there is no second one

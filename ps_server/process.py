@@ -269,7 +269,7 @@ class Server:
             coordinator.begin()
             self._coordinator = coordinator
             self._stops.append(coordinator.stop)
-            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)
+            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator.service, server)
             names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
         reflection.enable_server_reflection(names, server)
 

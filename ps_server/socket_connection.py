@@ -128,6 +128,7 @@ class SocketConnection:
             self._session.closed()
             self._send_rest()
         finally:
+            self._outbox.cut()  # a writer that is still there ends
             self._peer.close()
             self._on_greeted(self)
             self._on_closed(self)

@@ -178,7 +178,7 @@ class FrameSocket:
         if place is not None:
             assert len(place) == head.payload_bytes
             return place
-        # Aligned, and not filled with zeros. In the steady state it is a block that was freed before: `allocator`.
+        # Aligned, not filled with zeros, and in the steady state a block that was freed before: `allocator`.
         return np.empty(head.payload_bytes, dtype=np.uint8).data
 
     def _read_more(self, until_s: float | None) -> bool:

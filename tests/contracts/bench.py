@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import socket
 import struct
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,14 +30,6 @@ from ..unit.ps_worker.service import Cluster, fresh_name, run_workers  # noqa: T
 
 BIG = wire.MAX_PAYLOAD_BYTES // 4  # elements of the largest partition
 LIMIT_S = 20.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Waits for what another thread of this process does."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 class Client(Protocol):

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server import outbox
+from ps_server import outbox, strangers
 from ps_server.session import PULLED_TOGETHER
 from ps_wire import frame as wire
 from ps_wire.errors import FrameMalformed, StrangerRefused
+from tests.until import until
 
 from ..unit.ps_worker.service import Cluster  # noqa: TID252
-from .bench import BIG, CARRIERS, LIMIT_S, Bench, Client, pull, push, until
+from .bench import BIG, CARRIERS, LIMIT_S, Bench, Client, pull, push
 
 STREAMS = ("uds", "shm", "tcp", "tls")  # which cut bytes into frames themselves
 
@@ -239,5 +240,19 @@ def test_a_peer_that_never_reads_is_cut_off(in_job: Any, monkeypatch: pytest.Mon
         while client.receive() is not None:
             answers += 1
         assert answers < 4
+
+    in_job(test)
+
+
+@pytest.mark.parametrize("carrier", sorted(CARRIERS.keys() - {"memory"}), indirect=True)
+def test_idle_strangers_shut_nobody_out(in_job: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 3)
+
+    def test(bench: Bench) -> None:
+        first, *_ = [bench.connection() for _ in range(5)]
+        client = bench.ready()
+        client.send(pull(0))
+        assert bench.next(client).kind is wire.Kind.PULLED
+        assert first.receive() is None
 
     in_job(test)

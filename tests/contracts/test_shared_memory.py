@@ -18,9 +18,10 @@ from ps_wire import frame as wire
 from ps_wire import shared_memory
 from ps_wire.errors import Evicted
 from ps_wire.frame_socket import FrameSocket, close_all
+from tests.until import until
 
 from ..unit.ps_worker.service import Cluster  # noqa: TID252
-from .bench import BIG, Bench, UnixClient, pull, until
+from .bench import BIG, Bench, UnixClient, pull
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")
 NBYTES = 4 * BIG
@@ -240,7 +241,7 @@ def test_nothing_is_left_of_a_worker_that_was_stopped_and_is_evicted(in_job: Any
 
     def test(bench: Bench) -> None:
         name = {"job": bench.job, "worker": 1, "incarnation": 1}
-        bench.shard.admit(consistency_text="asp", num_workers=2, clocks={}, reader=False, **name)
+        bench.shard.members.admit(consistency_text="asp", num_workers=2, clocks={}, reader=False, **name)
         sockets = bench.server.shards[0].sockets
         before = sockets._connections.copy()
         peer = Sharing(bench, worker=1)
@@ -248,8 +249,8 @@ def test_nothing_is_left_of_a_worker_that_was_stopped_and_is_evicted(in_job: Any
             peer.send(wire.Kind.PULL, meta=bytes(4))
         peer.share()
         until(lambda: _mappings(peer.gradients.descriptor) == 2)
-        bench.shard.fence(**name)
-        bench.shard.evict(limits={0: 0}, epoch=1, **name)
+        bench.shard.members.fence(**name)
+        bench.shard.members.evict(limits={0: 0}, epoch=1, **name)
         until(lambda: sockets._connections <= before)
         gc.collect()
         assert _mappings(peer.gradients.descriptor) == _mappings(peer.weights.descriptor) == 1

@@ -26,9 +26,10 @@ from ps_wire import frame as wire
 from ps_wire.carrier import Message
 from ps_wire.errors import FrameTooLarge, StrangerRefused
 from ps_worker.socket_stream import DOORS
+from tests.until import until
 
 from ..unit.ps_worker.service import Cluster, run_workers  # noqa: TID252
-from .bench import BIG, LIMIT_S, PLAIN, SOCKETS, TLS, Bench, TcpClient, pull, push, until
+from .bench import BIG, LIMIT_S, PLAIN, SOCKETS, TLS, Bench, TcpClient, pull, push
 
 FUZZ_CASES = 150
 

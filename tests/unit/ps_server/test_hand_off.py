@@ -35,7 +35,7 @@ class Held:
         self.shard = shard or Shard(index=0, num_shards=1, memory_limit_bytes=None)
         if shard is None:
             for worker in (0, 1):
-                self.shard.admit(
+                self.shard.members.admit(
                     job="j",
                     consistency_text="bsp",
                     num_workers=2,
@@ -140,9 +140,9 @@ def test_a_fence_without_its_verdict_is_handed_off_with_the_table(tmp_path):
     """No step closes until the verdict comes; then it closes without the worker."""
     held = Held()
     held.push(0, 0)
-    held.shard.fence(job="j", worker=1, incarnation=1)
+    held.shard.members.fence(job="j", worker=1, incarnation=1)
     hand_off.write(tmp_path, held.shard, INHERITED)
     went_on = Held(successor(tmp_path)[0])
     assert went_on.pulled(0, 1) == set()
-    went_on.shard.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
+    went_on.shard.members.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
     assert {frame.version for frame in went_on.outlet.take() if frame.kind is wire.Kind.PULLED} == {1}
