@@ -41,7 +41,9 @@ class Standings:
         if self.generations.lasting and message.coordinator > self.generations.own:
             raise Fenced(
                 f"shard {message.shard} has followed a coordinator of generation {message.coordinator}; this "
-                f"one is of {self.generations.own}: another shard 0 was started after it",
+                f"one is of {self.generations.own}: another shard 0 was started after it, or its --state-dir was "
+                "lost. If this is the only shard 0: give it its --state-dir again (a volume that outlives the "
+                "process), or start all shards anew, with state directories that are empty",
                 coordinator=message.coordinator,
             )
         boot, generation = self.known.get(message.shard, (message.boot, 0))
