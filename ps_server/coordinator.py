@@ -76,7 +76,7 @@ class Coordinator:
         )
         self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
         self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
-        self._recovery.on_back = self._takings.goes_back
+        self._recovery.takings = self._takings
         self._members.recovery = self._recovery
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost

@@ -17,6 +17,7 @@ from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.saved_job import SavedJob, Snapshots
 from ps_server.state_store import StateStore
+from ps_server.takings import Takings
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
@@ -51,7 +52,7 @@ class Recovery:
         self._room_of = room_of
         self._snapshots = snapshots
         self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
-        self.on_back: Callable[[str], None] = lambda _: None  # a job is about to go back
+        self.takings: Takings | None = None  # of what a job is that is about to go back none is taken
         self._went_to: dict[str, str] = {}  # job -> snapshot
         self._lost: set[int] = set()
         self._pending: set[str] = set()
@@ -144,10 +145,13 @@ class Recovery:
 
     async def _recover(self, name: str) -> None:
         room = self._rooms.get(name)
-        self.on_back(name)
+        if self.takings is not None:
+            self.takings.goes_back(name)
         if room is not None:
             await room.freeze()
         await self._shards.wait_complete(None)
+        if self.takings is not None:
+            await self.takings.over(name)
         for saved in await asyncio.to_thread(self._saved, name):
             self._loading = {name}
             try:
