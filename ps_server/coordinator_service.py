@@ -181,7 +181,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         gatekeeper.check_job(job)
         room = self._rooms.get(job)
         if room is None:
-            self._recovery.check()
+            self._recovery.check(job)
             raise JobUnknown(f"no job {job[:64]!r} here")
         if (over := room.job.over(worker, incarnation)) is not None:
             raise over

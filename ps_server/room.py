@@ -23,6 +23,7 @@ from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
 
 UNKNOWN_HOST = "?"  # a worker says it when it joins
+MAX_JOBS = 1024  # that have one
 ALL_TAKEN = 1 << 62  # more than anybody says
 
 

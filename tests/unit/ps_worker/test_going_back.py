@@ -1,4 +1,4 @@
-"""A job that goes back while a snapshot of it is being completed: none of what is undone stays."""
+"""Which snapshots jobs go back to: none of what was undone; and which jobs do: those that somebody comes to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
+from ps_server import recovery
 from ps_server.durability import Durability
 from ps_server.generations import Generations
 from ps_server.snapshot_taking import Taking
 from ps_wire.access import OPEN
-from ps_wire.errors import Fenced, PsError, SnapshotFailed
+from ps_wire.errors import Fenced, JobFull, PsError, SnapshotFailed
 from ps_wire.snapshot_store import SnapshotStore
 
 from .service import Cluster, fresh_name
@@ -103,3 +104,42 @@ def test_a_snapshot_says_the_leases_of_workers(durable):
     assert store.manifest(job, store.names(job)[0]).workers[0]["lease_s"] == 25.0
     saved = next(iter(durable.coordinator._recovery._snapshots.saved(job)))
     assert saved.workers == {0: 25.0}
+
+
+def test_a_job_that_nobody_comes_to_is_not_restored(durable, monkeypatch):
+    """Be it an ended one: a coordinator that was started again holds what somebody trains or reads."""
+    wanted, other = fresh_name(), fresh_name()
+    for job in (wanted, other):
+        assert take_while_training(durable, job) is None
+    durable.kill(0)
+    durable.start_again(0)
+    restored = durable.shards[0].shard
+    with ps.connect(servers=durable.servers, job=wanted, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        assert table.step > 1
+        assert [job.name for job in restored.jobs()] == [wanted]
+    monkeypatch.setattr(recovery, "MAX_JOBS", 1)
+    with pytest.raises(JobFull):
+        ps.connect(servers=durable.servers, job=other, num_workers=1)
+    assert [job.name for job in restored.jobs()] == [wanted]
+
+
+def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(durable):
+    """Though some of its parts could; it begins anew."""
+    job = fresh_name()
+    assert take_while_training(durable, job) is None
+    store = durable.shards[0].shard.snapshots.store
+    durable.kill(0)
+    for name in store.names(job):
+        path = store.where(job, name, "shard-0-of-1.safetensors")
+        with open(path, "r+b") as file:
+            file.truncate(100)
+    durable.start_again(0)
+    coordinator = durable.coordinator
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        assert durable.shards[0].shard.jobs()[0].tables == {}
+        table = table_of(worker)
+        step(table, 0)
+        assert table.step == 1
+        assert list(coordinator._rooms) == [job]
