@@ -4,8 +4,9 @@ A shard that comes back empty, or a coordinator that does, takes all shards back
 job, together: one that goes on with newer state beside one with older would be torn. A job without a snapshot
 is lost, and its members are told so.
 
-A coordinator that was started again sleeps on jobs that have snapshots, ended ones too, until somebody comes to
-one. While a job goes back nobody joins it, and no order goes out but for that. Used on the event loop only.
+A coordinator that was started again leaves jobs that have snapshots asleep, ended ones too, until somebody
+comes to one. While a job goes back nobody joins it, and no order goes out but for that. Used on the event loop
+only.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Recovery:
             raise ServerNotReady(f"servers have come back, and job {job} is going back to its snapshot")
 
     def begin(self) -> None:
-        """The coordinator has started: jobs go on from their snapshots, once all shards and somebody is there."""
+        """The coordinator has started: jobs go on from their snapshots when somebody comes to them."""
         if self._snapshots is not None:
             self._listed = False
             self._start()

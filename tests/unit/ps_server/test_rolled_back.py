@@ -33,7 +33,9 @@ def saved(*workers: int, num_workers: int = 2, step: int = 7, tables: int = 1) -
     job = Job("j", "bsp", num_workers).spec
     specs = tuple(table(number) for number in range(tables))
     clocks = {number: dict.fromkeys(workers, step) for number in range(tables)}
-    return SavedJob(snapshot="s", job=job, tables=specs, clocks=clocks, workers=dict.fromkeys(workers, LEASE_S))
+    return SavedJob(
+        snapshot="s", job=job, tables=specs, clocks=clocks, workers=dict.fromkeys(workers, LEASE_S)
+    )
 
 
 def roll_back(desk: Desk, to: SavedJob) -> None:

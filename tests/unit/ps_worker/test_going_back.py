@@ -1,8 +1,9 @@
-"""Which snapshots jobs go back to: none of what was undone; and which jobs do: those that somebody comes to."""
+"""Which snapshots jobs go back to: none of what was undone; and which jobs do."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -132,8 +133,7 @@ def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(dura
     store = durable.shards[0].shard.snapshots.store
     durable.kill(0)
     for name in store.names(job):
-        path = store.where(job, name, "shard-0-of-1.safetensors")
-        with open(path, "r+b") as file:
+        with Path(store.where(job, name, "shard-0-of-1.safetensors")).open("r+b") as file:
             file.truncate(100)
     durable.start_again(0)
     coordinator = durable.coordinator

@@ -1,4 +1,4 @@
-"""Streams of shards that break around a rollback, and processes that come and go meanwhile: no job is lost."""
+"""Streams of shards that break around a rollback, and processes that come and go: no job is lost."""
 
 from __future__ import annotations
 
