@@ -5,8 +5,9 @@ job, together: one that goes on with newer state beside one with older would be 
 is lost, and its members are told so.
 
 A coordinator that was started again leaves jobs that have snapshots asleep, ended ones too, until somebody
-comes to one. While a job goes back nobody joins it, and no order goes out but for that. Used on the event loop
-only.
+comes to one. While a job goes back nobody joins it, and no order goes out but for that.
+
+Used on the event loop only.
 """
 
 from __future__ import annotations

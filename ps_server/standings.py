@@ -2,8 +2,8 @@
 
 A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a
 process that follows again, or one that took up what its predecessor handed off. What it holds counts if it is
-of the generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with another
-boot holds nothing, and the one before it, if it lives, is fenced.
+of the generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with
+another boot holds nothing, and the one before it, if it lives, is fenced.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Standings:
             raise Fenced(
                 f"shard {message.shard} has followed a coordinator of generation {message.coordinator}; this "
                 f"one is of {self.generations.own}: another shard 0 was started after it, or its --state-dir "
-                "was lost. If this is the only shard 0: give it its --state-dir again (a volume that outlives "
-                "the process), or start all shards anew, with state directories that are empty",
+                "was lost. If this is the only shard 0: give it its --state-dir again (a volume that "
+                "outlives the process), or start all shards anew, with state directories that are empty",
                 coordinator=message.coordinator,
             )
         boot, generation = self.known.get(message.shard, (message.boot, 0))
