@@ -109,10 +109,12 @@ class Coordinator:
                 return
 
     def stop(self) -> None:
-        """Tells all members that the server stops, and ends the streams of followers."""
-        error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
-        for room in self._rooms.values():
-            room.do(room.job.tell_all(error))
+        """Ends the streams of members and followers: who trains looks for the coordinator after this one.
+
+        A stream that stayed open would hold up the end of the server, and of workers that leave meanwhile:
+        nobody carries out any more what they say.
+        """
+        self._members.close()
         self.halt()
 
     async def drain(self) -> bool:
