@@ -104,10 +104,17 @@ class Follower:
         """Carries an order out; one that came before, whose answer was lost with a stream, is answered."""
         done = self.done.get(order.number)
         if done is None:
-            done = self.done[order.number] = await asyncio.to_thread(carry_out, self._shard, order)
-            while len(self.done) > KEPT_ANSWERS:
-                del self.done[next(iter(self.done))]
+            done = await asyncio.to_thread(carry_out, self._shard, order)
+            self._keep(order, done)
         return done
+
+    def _keep(self, order: pb.Order, done: pb.OrderDone) -> None:
+        """An order has been carried out; after a rollback what the shard holds is of a new generation."""
+        self.done[order.number] = done
+        while len(self.done) > KEPT_ANSWERS:
+            del self.done[next(iter(self.done))]
+        if order.WhichOneof("kind") == "restore":
+            self._register.generation = self._shard.generation
 
     def _begin(self, granted: pb.Granted) -> None:
         if granted.coordinator < self._register.coordinator:

@@ -243,6 +243,8 @@ class Shards:
             self._choices.hold(getattr(order, kind).job)
         ends = kind in SECOND_ROUNDS
         try:
+            if ends and not absent_ok:  # steps stand still since the first: a shard that comes back hears it
+                await self.wait_complete()
             return await self._order_each(order, absent_ok=absent_ok, limit_s=limit_s)
         except PsError:
             ends = ends or kind in FIRST_ROUNDS  # there is no second one

@@ -167,18 +167,8 @@ class Recovery:
     async def _restore(self, saved: SavedJob) -> int:
         """All shards load their parts; returns the last incarnation that is over."""
         generation = self._shards.raise_generation()
-        floor = generation << 16
-        order = pb.Restore(
-            job=saved.job,
-            tables=[table_to_proto(spec) for spec in saved.tables],
-            snapshot=saved.snapshot,
-            generation=generation,
-            incarnation=floor,
-            step=saved.step,
-            steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
-        )
-        await self._shards.order(pb.Order(restore=order), limit_s=LOAD_LIMIT_S)
-        return floor
+        await self._shards.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
+        return floor_of(generation)
 
     def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
@@ -204,3 +194,22 @@ class Recovery:
             shard=min(self._lost, default=0),
         )
         room.thaw([*job.tell_all(error), *job.drop()])
+
+
+def floor_of(generation: int) -> int:
+    """The last incarnation of workers that is over when shards have been restored as of this generation."""
+    return generation << 16
+
+
+def restoration(saved: SavedJob, generation: int) -> pb.Order:
+    """The order for every shard to load its part, as of this generation."""
+    restore = pb.Restore(
+        job=saved.job,
+        tables=[table_to_proto(spec) for spec in saved.tables],
+        snapshot=saved.snapshot,
+        generation=generation,
+        incarnation=floor_of(generation),
+        step=saved.step,
+        steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
+    )
+    return pb.Order(restore=restore)
