@@ -31,7 +31,7 @@ from ps_server.shard_table import ShardTable
 from ps_server.table_state import capture, restore, resume
 from ps_server.table_state_codec import TableReader, encode
 from ps_wire import consistency, snapshot_tensors
-from ps_wire.errors import PsError, SnapshotCorrupt
+from ps_wire.errors import SnapshotCorrupt
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.snapshot_tensors import TensorFile
@@ -105,7 +105,7 @@ def take(folder: Path, shard: Shard) -> Inherited | None:
         return None
     try:
         return _take(TensorFile(used, str(path)), shard)
-    except (PsError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is: the file is used up, there is no second try
         logger.exception("the hand-off %s cannot be used: %s", path, error)
         for entry in shard.jobs():
             shard.drop(entry.name)

@@ -9,7 +9,7 @@ such as one to validate on, nothing is left over.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ps_server.dealt import Dealt, Mark
@@ -47,6 +47,18 @@ class Epoch:
     def place(self, worker: int) -> int:
         """Of a worker's share, in the order of numbers."""
         return sorted(self.owners).index(worker)
+
+    def hand_off(self) -> dict[str, Any]:
+        """All of it, for JSON; see `taken_over`."""
+        pairs = {name: list(getattr(self, name).items()) for name in ("owners", "starts")}
+        return asdict(self) | pairs | {"begun": sorted(self.begun)}
+
+    @classmethod
+    def taken_over(cls, facts: Mapping[str, Any]) -> Epoch:
+        """What was handed off."""
+        pairs = {name: dict(facts[name]) for name in ("owners", "starts")}
+        left = [(place, first) for place, first in facts["left"]]
+        return cls(**{**facts, **pairs, "begun": set(facts["begun"]), "left": left})
 
 
 @dataclass(slots=True)
@@ -230,6 +242,29 @@ class Shares:
                 self._training.add(key[0])
             if starts or entry["left"]:
                 self._live[key] = None
+
+    def hand_off(self) -> dict[str, Any]:
+        """All of it, as it is now, for JSON: what a coordinator that is stopped hands to its successor."""
+        return {
+            "epochs": [[*key, epoch.hand_off()] for key, epoch in self._epochs.items()],
+            "dealt": [
+                [*key, incarnation, [asdict(piece) for piece in pieces]]
+                for key, (incarnation, pieces) in self._dealt.items()
+            ],
+            "training": sorted(self._training),
+            "live": list(self._live),
+            "ended": [asdict(use) for use in self._ended],
+        }
+
+    def take_over(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was handed off."""
+        for loader, number, epoch in facts["epochs"]:
+            self._epochs[loader, number] = Epoch.taken_over(epoch)
+        for loader, worker, incarnation, pieces in facts["dealt"]:
+            self._dealt[loader, worker] = incarnation, [Dealt.taken_over(piece) for piece in pieces]
+        self._training.update(facts["training"])
+        self._live.update(dict.fromkeys(map(tuple, facts["live"])))
+        self._ended.extend(EpochUse(**use) for use in facts["ended"])
 
     # -- accounts --------------------------------------------------------------------------------------
 

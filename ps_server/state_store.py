@@ -6,6 +6,7 @@ Opaque bytes by job and name, on the coordinator. They are never looked into her
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from ps_wire.errors import JobUnknown, MemoryLimitExceeded
 
@@ -56,6 +57,12 @@ class StateStore:
         blob = self.get(job, name)
         del self._blobs[job][name]
         return blob
+
+    def all(self) -> Iterator[tuple[str, str, bytes]]:
+        """Everything: job, name, bytes."""
+        for job, blobs in self._blobs.items():
+            for name, blob in blobs.items():
+                yield job, name, blob
 
     def drop(self, job: str, *, but: str = "") -> None:
         """Forgets a job; `but`: not what lies under names that begin so."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
+from ps_server import hand_off
 from ps_server.durability import Durability
+from ps_wire import snapshot_tensors
 from ps_wire.access import OPEN
 from ps_wire.errors import JobUnknown
+from ps_wire.snapshot_tensors import TensorFile
 from ps_worker.model_spec import pack
 
 from .saving import save
@@ -190,3 +195,31 @@ def test_a_snapshot_that_cannot_be_used_gives_way_to_the_one_before(durable, tmp
         ]
         assert versions == [{1}, {1}]
     assert f"snapshot {newest} cannot be used" in caplog.text
+
+
+def test_a_hand_off_of_the_coordinator_that_cannot_be_used_has_jobs_go_back(durable, tmp_path, caplog):
+    """It is said loudly, and is as if the coordinator had been killed: the file is used up."""
+    job = fresh_name()
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        step(table, 0)
+        durable.stop(0)
+        damage(hand_off.file_of(tmp_path / "state-0", 0))
+        durable.start_again(0)
+        with pytest.raises(ps.RolledBack) as error:
+            step(table, 0)
+        assert error.value.step == table.step == 1
+        step(table, 0)
+        assert table.step == 2
+    assert "CANNOT BE USED" in caplog.text
+
+
+def damage(path: Path) -> None:
+    """What the shard has handed off stays whole; what the coordinator has does not."""
+    file = TensorFile(path, str(path))
+    facts = json.loads(file.facts[hand_off.FACTS])
+    facts["more"]["rooms"][0]["shares"] = {"epochs": [[0]]}
+    tensors = {name: file[name].clone() for name in file}
+    path.write_bytes(b"".join(snapshot_tensors.encode(tensors, {hand_off.FACTS: json.dumps(facts)})))
