@@ -2,8 +2,8 @@
 
 An epoch is dealt when the first worker asks for its part of it. What somebody had and did not use when it
 left, or was evicted, goes whole to whoever next comes to the end of its share of that epoch; where nobody is
-left in it, of a later one. What nobody takes is unused. Of a loader of whose batches no step was ever made,
-such as one to validate on, nothing is left over.
+left in it, of a later one. What nobody takes is unused. Of a loader that no step was ever made of while steps
+were made of others, such as one to validate on, nothing is left over.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ps_server.dealt import Dealt, Mark
+from ps_server.epoch import Epoch
 from ps_wire.epoch_use import EpochUse
 
 MAX_EPOCHS = 10_000  # that are remembered, over all loaders; the oldest are forgotten
 KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
 MAX_LOADERS = 1000  # of a job
 ANY = 0  # instead of an incarnation: whoever comes first under that number
-NOBODY = -1  # its share was handed out before a rollback
+NOBODY = -1  # its share was handed out before a rollback, or is left over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,35 +31,6 @@ class Piece:
     place: int
     count: int
     first: int
-
-
-@dataclass(slots=True)
-class Epoch:
-    """An epoch of a loader that was dealt; see the module's docstring."""
-
-    owners: dict[int, int]  # worker -> incarnation, or ANY
-    samples: int = 0
-    used: int = 0  # in pieces that are closed
-    handed_on: int = 0
-    starts: dict[int, int] = field(default_factory=dict)  # worker -> batches of its share used before
-    begun: set[int] = field(default_factory=set)  # workers
-    left: list[tuple[int, int]] = field(default_factory=list)  # place, first batch
-
-    def place(self, worker: int) -> int:
-        """Of a worker's share, in the order of numbers."""
-        return sorted(self.owners).index(worker)
-
-    def hand_off(self) -> dict[str, Any]:
-        """All of it, for JSON; see `taken_over`."""
-        pairs = {name: list(getattr(self, name).items()) for name in ("owners", "starts")}
-        return asdict(self) | pairs | {"begun": sorted(self.begun)}
-
-    @classmethod
-    def taken_over(cls, facts: Mapping[str, Any]) -> Epoch:
-        """What was handed off."""
-        pairs = {name: dict(facts[name]) for name in ("owners", "starts")}
-        left = [(place, first) for place, first in facts["left"]]
-        return cls(**{**facts, **pairs, "begun": set(facts["begun"]), "left": left})
 
 
 @dataclass(slots=True)
@@ -125,7 +97,7 @@ class Shares:
         return begun
 
     def _left_over(self, loader: int, epoch: int, worker: int, incarnation: int, mark: Mark) -> Piece | None:
-        for other, number in self._live if loader in self._training else ():
+        for other, number in () if self._validates(loader) else self._live:
             dealt = self._epochs[other, number]
             due = number == epoch or (number < epoch and not self._pieces(loader, number))
             if other == loader and due and dealt.left:
@@ -166,7 +138,8 @@ class Shares:
                         self._epochs[key].left.append((piece.place, piece.first + used.batches))
             self._dealt.pop((loader, worker), None)
         for epoch in self._epochs.values():  # the shares that it has not asked for
-            if epoch.owners.get(worker) == incarnation and worker not in epoch.begun:
+            if epoch.owners.get(worker) in (incarnation, ANY) and worker not in epoch.begun:
+                epoch.owners[worker] = NOBODY
                 epoch.begun.add(worker)
                 if left_over:
                     epoch.left.append((epoch.place(worker), epoch.starts.get(worker, 0)))
@@ -176,8 +149,18 @@ class Shares:
         for key in list(self._live):
             self._settle(key)
 
+    def suspend(self) -> None:
+        """All workers are gone: what they left over is for who goes on with the job.
+
+        Other epochs are forgotten, and dealt anew where they are asked for.
+        """
+        for key in list(self._live):
+            if self._validates(key[0]) or self._is_over(key):
+                self._settle(key)
+        self._epochs = {key: epoch for key, epoch in self._epochs.items() if key in self._live}
+
     def clear(self) -> None:
-        """All workers are gone: who goes on with the job begins its epochs anew."""
+        """The job's state is given up: who comes begins its epochs anew."""
         self.end()
         self._epochs.clear()
         self._dealt.clear()
@@ -320,11 +303,14 @@ class Shares:
             if other == loader and piece.epoch == epoch and piece.open
         ]
 
+    def _validates(self, loader: int) -> bool:
+        return bool(self._training) and loader not in self._training
+
     def _is_over(self, key: tuple[int, int]) -> bool:
         loader, number = key
         epoch = self._epochs[key]
         begun = all(worker in epoch.begun for worker in epoch.owners)
-        left = epoch.left and loader in self._training
+        left = epoch.left and not self._validates(loader)
         return begun and not left and not self._pieces(loader, number)
 
     def _settle(self, key: tuple[int, int]) -> None:
