@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ class Server:
         if options.snapshot_dir is not None:
             self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
             self._saved = SavedJobs(self._store)
-            self._shard.read_part = partial(self._saved.read_part, shard=options.shard)
+            self._saved.give(self._shard)
         self._inherited = Inherited(boot=secrets.token_bytes(16), generation=0)
         self._coordinator: Coordinator | None = None
         self._follower: Follower | None = None

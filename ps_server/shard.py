@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -52,7 +52,8 @@ class Shard:
         members: of its jobs.
         snapshots: of its jobs.
         generation: that its connections and frames are of; older ones are refused.
-        read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, shard) -> state.
+        read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, table) -> state.
+        check_part: raises where that cannot be done for these tables: (job, its name, tables).
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
         on_attendance: takes a report of backup workers there, in the order of calls; likewise.
     """
@@ -86,6 +87,7 @@ class Shard:
         self.on_attendance: Callable[[TableAttendance], None] = _lose
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
         self.read_part: ReadPart = _no_snapshots
+        self.check_part: Callable[[str, str, Sequence[TableSpec]], None] = lambda *_: None
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
 

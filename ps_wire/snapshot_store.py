@@ -158,7 +158,7 @@ class SnapshotStore:
 
         Raises:
             SnapshotMissing: it does not exist, or never became complete.
-            SnapshotFormatUnsupported, SnapshotCorrupt: see `snapshot.parse`.
+            SnapshotFormatUnsupported, SnapshotCorrupt: see `snapshot.parse`; it may be another job's.
         """
         where = self.where(job, name, MANIFEST)
         try:
@@ -167,7 +167,7 @@ class SnapshotStore:
             raise SnapshotMissing(f"there is no snapshot {self.where(job, name)}") from None
         except Exception as error:
             raise SnapshotFailed(f"cannot read {where}: {why(error)}") from error
-        return parse(text, where)
+        return parse(text, where, job)
 
     def newest_first(self, job: str) -> Iterator[tuple[str, Manifest | SnapshotUnusable]]:
         """Snapshots of a job by name, each with its manifest, or why it has none that can be used."""

@@ -9,8 +9,11 @@ import torch
 
 from ps_server import hand_off
 from ps_server.hand_off import Inherited
+from ps_server.membership import Job
+from ps_server.restoring import restore
 from ps_server.shard import Shard
 from ps_wire import frame as wire
+from ps_wire.errors import SnapshotCorrupt
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 
@@ -124,6 +127,32 @@ def test_a_hand_off_is_for_one_shard_only(tmp_path, index, num_shards):
     shard, inherited = successor(tmp_path, index, num_shards)
     assert inherited is None
     assert not shard.jobs()
+
+
+def test_a_snapshot_that_cannot_be_read_leaves_what_there_is(tmp_path):
+    """It is looked at before anything is removed."""
+    held = Held()
+    held.push(0, 0)
+    held.push(1, 0)
+    before, generation = held.weights(), held.shard.generation
+
+    def damaged(_job, _snapshot, tables):
+        assert tables == [SPEC]
+        raise SnapshotCorrupt("it is not what was written")
+
+    held.shard.check_part = damaged
+    with pytest.raises(SnapshotCorrupt):
+        restore(
+            held.shard,
+            job=Job("j", "bsp", 2).spec,
+            tables=[SPEC],
+            snapshot="s",
+            generation=9,
+            incarnation=9 << 16,
+            step=3,
+        )
+    assert held.shard.generation == generation
+    assert all(map(torch.equal, held.weights(), before))
 
 
 def test_a_hand_off_that_was_cut_off_is_none(tmp_path):
