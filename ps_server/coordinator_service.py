@@ -26,7 +26,7 @@ from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire.address import check_job_name
-from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, MemoryLimitExceeded, PsError, TokenRefused
+from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError, TokenRefused
 from ps_wire.messages import epoch_use_to_proto
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -132,22 +132,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.StateChunk], context: grpc.aio.ServicerContext
     ) -> pb.PutStateReply:
         """A member puts state, in chunks; kept once it is whole."""
-        key: pb.StateKey | None = None
-        blob = bytearray()
-        room_bytes = 0
-        async for chunk in request_iterator:
-            if key is None:
-                key = chunk.key
-                self._check_member(key)
-                room_bytes = self._states.room(key.job, key.name[:64])
-            if len(blob) + len(chunk.data) > room_bytes:
-                raise MemoryLimitExceeded(
-                    f"state {key.name[:64]!r} of job {key.job} is over {room_bytes} bytes"
-                )
-            blob += chunk.data
-        if key is None:
+        chunks = aiter(request_iterator)
+        first = await anext(chunks, None)
+        if first is None:
             raise FrameMalformed("a state without chunks")
-        self._states.put(key.job, key.name[:64], bytes(blob))
+        key = first.key
+        self._check_member(key)
+        with self._states.arriving(key.job, key.name[:64], key.worker) as take:
+            take(first.data)
+            async for chunk in chunks:
+                take(chunk.data)
         return pb.PutStateReply()
 
     async def GetState(

@@ -38,7 +38,7 @@ from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.snapshot_writing import write_durably
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 2
+FORMAT = 3
 FACTS = "hand-off"
 OTHER = "other"  # of a tensor's name: the half that holds the version before
 KEPT = "kept"  # likewise: weights of an older version, which a late worker works on
@@ -139,7 +139,7 @@ def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
     for number, table in sorted(job.tables.items()):
         with table._deciding:  # what is decided at this moment is on all partitions, or on none
             own, facts = _table_facts(number, table)
-        tensors |= {f"{job.name}/{name}": tensor for name, tensor in own.items()}
+        tensors |= {f"job/{job.name}/{name}": tensor for name, tensor in own.items()}
         tables.append(facts)
     return {
         "name": job.name,
@@ -173,7 +173,8 @@ def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
         floor_step=facts["floor_step"],
     )
     shard.put(entry)
-    own = {key.removeprefix(f"{name}/"): file[key] for key in file if key.startswith(f"{name}/")}
+    prefix = f"job/{name}/"
+    own = {key.removeprefix(prefix): file[key] for key in file if key.startswith(prefix)}
     for table in facts["tables"]:
         _take_table(shard, name, table, own)
     entry.members.update(

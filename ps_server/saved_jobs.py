@@ -16,6 +16,7 @@ from ps_server.log import logger
 from ps_server.saved_job import SavedJob
 from ps_server.shard import Shard
 from ps_server.snapshot_saving import FACTS
+from ps_server.state_store import SAVED
 from ps_server.table_state import TableState
 from ps_server.table_state_codec import TableReader
 from ps_wire.errors import SnapshotCorrupt, SnapshotMismatch, SnapshotUnusable, TableMismatch
@@ -24,8 +25,6 @@ from ps_wire.snapshot import FINAL_FILE, Manifest, job_from_json, shard_file, ta
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.table import TableSpec, check_same
-
-SAVED = "snapshot"  # a worker's own state is kept under this name and its number
 
 
 class SavedJobs:

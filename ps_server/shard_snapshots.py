@@ -108,6 +108,7 @@ class Arriving:
 
     def __init__(self, store: SnapshotStore, file: pb.SnapshotFile) -> None:
         self._file = file
+        self._store = store
         self._manifest = bytearray() if file.name == MANIFEST else None
         self._writing = store.begin(file.job, file.snapshot, file.name)
 
@@ -115,13 +116,15 @@ class Arriving:
         """More of it.
 
         Raises:
-            SnapshotFailed: it cannot be written; `abandon` must follow, as after what `end` raises.
+            SnapshotFailed: it cannot be written, or the disk is nearly full; `abandon` must follow, as after
+                what `end` raises.
             FrameMalformed: no manifest is so long.
         """
         if self._manifest is not None:
             self._manifest += data
             if len(self._manifest) > MAX_MANIFEST_BYTES:
                 raise FrameMalformed(f"{MANIFEST} is over {MAX_MANIFEST_BYTES} bytes")
+        self._store.check_room()
         self._writing.write(data)
 
     def end(self) -> None:

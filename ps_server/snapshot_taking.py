@@ -26,7 +26,7 @@ from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
-from ps_server.state_store import StateStore
+from ps_server.state_store import CAPTURED, StateStore
 from ps_wire import consistency
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
 from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, job_to_json, table_to_json, worker_file
@@ -35,7 +35,6 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 CUT_LIMIT_S = 60.0
 LOOK_S = 0.05  # between two looks at the shards
-STATE = "cut"  # name under which a worker puts what it has captured
 
 
 class Taking:
@@ -86,7 +85,7 @@ class Taking:
         """A worker has put its state. Of a cut that is over that is no news: another one's may be there."""
         if message.number == self._number and self._members.get(member.worker) is member:
             try:
-                blob = self._states.take(self._job.name, f"{STATE}/{member.worker}")
+                blob = self._states.take(self._job.name, f"{CAPTURED}/{member.worker}")
             except JobUnknown:  # the cut has just been given up, and with it what was put
                 return
             write = asyncio.to_thread(
@@ -291,7 +290,7 @@ class Taking:
             await self._shards.order(pb.Order(end_save=end), absent_ok=True)
         for worker in list(self._members):
             with suppress(JobUnknown):
-                self._states.take(self._job.name, f"{STATE}/{worker}")
+                self._states.take(self._job.name, f"{CAPTURED}/{worker}")
         if self.manifest is None and self._name:
             with suppress(PsError):
                 await asyncio.to_thread(self._store.delete, self._job.name, self._name)

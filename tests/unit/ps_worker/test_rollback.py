@@ -16,7 +16,7 @@ import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_server import hand_off
 from ps_server.durability import Durability
-from ps_wire import snapshot_tensors
+from ps_wire import snapshot_store, snapshot_tensors
 from ps_wire.access import OPEN
 from ps_wire.channel import dial
 from ps_wire.errors import JobUnknown
@@ -276,6 +276,18 @@ def test_no_snapshot_of_one_job_does_anything_to_another(durable, tmp_path):
             CoordinatorStub(channel).Restore(pb.RestoreRequest(job=evil, snapshot=name), timeout=LIMIT_S)
         step(table, 0)
         assert table.step == 3
+
+
+def test_nobody_fills_the_disk_with_snapshots_that_are_brought(durable, tmp_path, monkeypatch):
+    """The last part of it is for the servers' own; nothing stays of what was refused."""
+    monkeypatch.setattr(snapshot_store, "KEPT_FREE", 1.1)
+    folder = tmp_path / "snapshots"
+    with (
+        dial(durable.servers.split(",")[0], OPEN) as channel,
+        pytest.raises(grpc.RpcError, match="make room"),
+    ):
+        put_snapshot(ShardStub(channel), "j", "00000001-aaaaaaaa", b"x")
+    assert [path for path in folder.rglob("*") if path.is_file() and ".state" not in str(path)] == []
 
 
 def put_snapshot(stub: ShardStub, job: str, snapshot: str, manifest: bytes) -> None:
