@@ -1,4 +1,4 @@
-"""What a coordinator is about to do for one job: messages and orders in their order, one change at a time. Pure.
+"""What a coordinator is about to do for one job: messages and orders in turn, one change at a time. Pure.
 
 `next` gives a message, or an order, which all shards carry out before anything else comes out. What became of
 it is said with `answered` or `refused`; what follows from that is `membership.Job`'s, and goes to the end.
@@ -43,8 +43,9 @@ class Agenda:
         self._actions.extend(action for action in actions if not self.frozen or isinstance(action, ToMember))
 
     def freeze(self) -> None:
-        """Drops orders that wait. The one that is under way comes to its end, and messages are still heard:
-        who was let in has to know as whom, to come back.
+        """Drops orders that wait; the one that is under way comes to its end.
+
+        Messages are still heard: who was let in has to know as whom, to come back.
         """
         self.frozen = True
         self._actions = deque(action for action in self._actions if isinstance(action, ToMember))

@@ -242,7 +242,7 @@ class Cell(CellMembers, CellScreening):
     def _steps_ahead(self) -> bool:
         """What is staged needs no mean of its own: one pass over memory makes the next weights of it."""
         staged = self.machine.staged
-        if self._clipping is not None or any(item.abstains for item in staged):
+        if not staged or self._clipping is not None or any(item.abstains for item in staged):
             return False
         gradients: list[Gradient] = [item.payload for item in staged]
         if not is_plain([item.weight for item in staged]) or not all(_present(gradients)):

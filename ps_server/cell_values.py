@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
-from ps_server import kernels
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.splitter import Splitter
 from ps_server.weights import Weights
 from ps_wire import codec as codecs
-from ps_wire import trace
+from ps_wire import kernels, trace
 from ps_wire.buffer import bytes_of
 from ps_wire.carrier import Message
 from ps_wire.errors import PsError

@@ -12,7 +12,7 @@ import typer
 
 from ps_server.durability import Durability
 from ps_server.snapshot_policy import policy_of
-from ps_wire import trace
+from ps_wire import kernels, trace
 from ps_wire.access import read
 from ps_wire.address import is_loopback, parse_address, parse_servers
 from ps_wire.choice import choose
@@ -143,6 +143,7 @@ def serve(
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards)
+    log.logger.info("arithmetic: %s", kernels.FOUND)
     trace.start(f"server {index}")
     optimizers.warm_up()
     gc.freeze()  # else a full collection, as a large table brings it about, looks through all of torch: 0.2 s

@@ -228,9 +228,7 @@ class Taking:
         gate = gate_of(consistency.parse(job.consistency))
         over = (MemberState.FINISHING, MemberState.FINISHED)
         finished = {it.worker: it.steps for it in job.roster.members.values() if it.state in over}
-        clocks = {
-            table: first_steps(gate, steps, workers, finished) for table, steps in self._steps.items()
-        }
+        clocks = {table: first_steps(gate, steps, workers, finished) for table, steps in self._steps.items()}
         newest = {worker: max(steps[worker] for steps in clocks.values()) for worker in workers}
         if ended:
             clocks = {

@@ -1,6 +1,6 @@
 """What a member asks the coordinator beside its stream: state outside tables, shares, who is behind.
 
-A base of `Membership`, whose failure ends every wait.
+It must not know the stream; whoever has it says when no answer will come.
 """
 
 from __future__ import annotations
@@ -29,17 +29,31 @@ LIVE_LIMIT_S = 60.0  # for a worker that trains to come to the end of a step
 class CoordinatorCalls:
     """See the module's docstring."""
 
-    joined: pb.Joined
-    live_wanted: bool
-    _changed: threading.Condition
-    _error: PsError | None
-    _log: Callable[[str], None]
-    _service: Service
-    _settings: Settings
-    _waiting_call: Any
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        *,
+        joined: Callable[[], pb.Joined],
+        failed: Callable[[], PsError | None],
+        log: Callable[[str], None],
+    ) -> None:
+        """Asks nothing yet.
 
-    def _send(self, **message: Any) -> None:
-        raise NotImplementedError
+        Args:
+            settings: of the worker.
+            service: whose coordinator is asked.
+            joined: as whom it is in the job.
+            failed: why the job cannot go on for it; None: it can. Once it cannot, `end_wait` must follow.
+            log: says something to the person at the terminal.
+        """
+        self._settings = settings
+        self._service = service
+        self._joined = joined
+        self._failed = failed
+        self._log = log
+        self._lock = threading.Lock()  # guards the call that waits
+        self._waiting_call: Any = None
 
     def put_state(self, name: str, blob: bytes) -> None:
         """Keeps bytes on the coordinator, for the others."""
@@ -51,21 +65,6 @@ class CoordinatorCalls:
                 yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
 
         self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
-
-    def put_live(self, blob: bytes, step: int) -> None:
-        """What a reader has asked for: the state outside tables, as it is at this step."""
-        self.live_wanted = False
-        self.put_state("live", blob)
-        self._send(uploaded=pb.Uploaded(live=True, step=step))
-
-    def put_cut(self, number: int, blob: bytes) -> None:
-        """What a snapshot has of this worker beside its tables."""
-        try:
-            self.put_state(f"cut/{self.joined.worker}", blob)
-        except PsError as error:  # a snapshot's trouble: this worker trains on
-            self._log(f"a snapshot does not get this worker's state: {error}")
-            return
-        self._send(cut_captured=pb.CutCaptured(number=number))
 
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
@@ -101,28 +100,26 @@ class CoordinatorCalls:
         """
         request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
         until_s = time.monotonic() + limit_s
-        with self._changed:
-            if self._error is not None:
-                raise self._error
+        with self._lock:
+            if (failure := self._failed()) is not None:
+                raise failure
             call = self._waiting_call = self._service.coordinator.GetState(request, timeout=limit_s)
         try:
             for _ in call:
                 pass
         except PsError:
-            if self._error is not None:
-                raise self._error from None
+            if (failure := self._failed()) is not None:
+                raise failure from None
             if time.monotonic() >= until_s:
                 return False
             raise
         return True
 
-    def _key(self, name: str) -> pb.StateKey:
-        return pb.StateKey(
-            job=self._settings.job,
-            worker=self.joined.worker,
-            incarnation=self.joined.incarnation,
-            name=name,
-        )
+    def end_wait(self) -> None:
+        """There is a failure: whoever waits for state gets it."""
+        with self._lock:
+            if self._waiting_call is not None:
+                self._waiting_call.cancel()
 
     def epochs(self) -> list[pb.EpochUse]:
         """What became of the samples of the job's last epochs."""
@@ -141,7 +138,7 @@ class CoordinatorCalls:
             for job in reply.jobs
             if job.job.name == self._settings.job
             for entry in job.workers
-            if entry.state == "running" and entry.worker != self.joined.worker
+            if entry.state == "running" and entry.worker != self._joined().worker
         ]
         slowest = min((entry.progress.step for entry in others), default=0)
         return [
@@ -154,14 +151,22 @@ class CoordinatorCalls:
     @waits("the coordinator to deal samples")
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
         """What of an epoch of a loader this worker hands out next."""
-        request.job, request.worker = self._settings.job, self.joined.worker
-        request.incarnation = self.joined.incarnation
+        request.job, request.worker = self._settings.job, self._joined().worker
+        request.incarnation = self._joined().incarnation
         coordinator = self._service.coordinator
         reply: pb.ShareReply = coordinator.Share(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
         return reply
 
     def use(self, request: pb.UseRequest) -> None:
         """How far this worker has come in what it hands out."""
-        request.job, request.worker = self._settings.job, self.joined.worker
-        request.incarnation = self.joined.incarnation
+        request.job, request.worker = self._settings.job, self._joined().worker
+        request.incarnation = self._joined().incarnation
         self._service.coordinator.Use(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+
+    def _key(self, name: str) -> pb.StateKey:
+        return pb.StateKey(
+            job=self._settings.job,
+            worker=self._joined().worker,
+            incarnation=self._joined().incarnation,
+            name=name,
+        )

@@ -7,7 +7,6 @@ come back as `ps_worker.rejoining` does. What a shard sends arrives at once: whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,8 +16,10 @@ from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
 from ps_server.table_state import capture
 from ps_wire.consistency import Consistency
 
-from .search_coordinators import CoordinatorNode, Coordinators
-from .search_shards import JOB, SPEC, Input, ShardNode, Shards, follower_of, start
+from .search_coordinator_nodes import Coordinators
+from .search_coordinators import CoordinatorNode, Jobs
+from .search_shard_nodes import Shards, start
+from .search_shards import JOB, SPEC, Input, ShardNode
 
 # a worker with its step on one shard; READY is the version that it got, 0 or more
 PULLING, WAITING, PUSHING, PUSHED, DONE = -1, -2, -3, -4, -5
@@ -91,17 +92,17 @@ class Moves:
     def __post_init__(self) -> None:
         self.gate = gate_of(self.model)
         self.shards = Shards(self.gate.aggregates)
-        self.coordinators = Coordinators(str(self.model), len(self.steps))
+        self.coordinators = Coordinators(Jobs(str(self.model), len(self.steps)))
 
     def begin(self, late: int, **budget: Any) -> World:
         """The job has just started, with all workers but the last `late`; its first snapshot is taken."""
         present = len(self.steps) - late
-        self.coordinators.at_least = present if late else 0
+        self.coordinators.jobs.at_least = present if late else 0
         self.shards.repeats = bool(budget.keys() & {"breaks", "stops"})
         coordinator = self.coordinators.start(present)
         nodes = start(self.shards, str(self.model), present)
         parts = [
-            self.shards.part(next(iter(capture(self.shards._made(node).table(JOB, 0)).cells.values())))
+            self.shards.parts.number(next(iter(capture(self.shards.made(node).table(JOB, 0)).cells.values())))
             for node in nodes
         ]
         here = frozenset(range(present))
@@ -118,12 +119,12 @@ class Moves:
     def _save(self, parts: tuple[int, int], clocks: dict[int, int], workers: frozenset[int]) -> str:
         name = f"{parts}{sorted(clocks.items())}{sorted(workers)}"
         if self.gate.aggregates:
-            first, second = (self.shards.parts[part].machine.version for part in parts)
+            first, second = (self.shards.parts.known[part].machine.version for part in parts)
             assert first == second, "a cut has one version"
-        self.shards.snapshots[name] = parts
-        self.coordinators.saved[name] = SavedJob(
+        self.shards.parts.snapshots[name] = parts
+        self.coordinators.jobs.saved[name] = SavedJob(
             snapshot=name,
-            job=self.coordinators.job.spec,
+            job=self.coordinators.jobs.job.spec,
             tables=(SPEC,),
             clocks={0: clocks},
             workers=workers,
@@ -301,9 +302,7 @@ class Moves:
 
     def give_up(self, world: World) -> World:
         """The cut has not come about."""
-        down = []
-        for orders in world.down:
-            down.append((*(it for it in orders if it[0] not in ("save", "end")), ("end",)))
+        down = [(*(it for it in orders if it[0] not in ("save", "end")), ("end",)) for orders in world.down]
         world = world._replace(cut=None, down=(down[0], down[1]))
         for number in range(len(world.workers)):
             world = self._turn(world, number)

@@ -82,7 +82,7 @@ async def evicted_s(silent_s: float) -> float:
     coordinator = Coordinator(Shards(shard, "a:1", loop, lane=Inline()))
 
     async def listen(number: int, silent_s: float) -> float:
-        async for reply in coordinator.Member(worker(number, silent_s), None):
+        async for reply in coordinator.service.Member(worker(number, silent_s), None):
             if reply.HasField("refused"):
                 break
         return loop.time()

@@ -32,7 +32,8 @@ def hand_on(servers: Servers, number: int, folder) -> None:
     one = partial(Shard, index=number, num_shards=len(servers.shards), memory_limit_bytes=None)
     before, after = one(), one()
     workers = len(servers.outlets)
-    job = before._jobs["j"] = ShardJob(name="j", consistency=BSP(1), num_workers=workers)
+    job = ShardJob(name="j", consistency=BSP(1), num_workers=workers)
+    before.put(job)
     job.tables[0] = servers.shards[number]
     hand_off.write(folder, before, INHERITED)
     assert hand_off.take(folder, after) is not None

@@ -136,7 +136,7 @@ def test_clocks_of_a_snapshot():
 
 
 def test_who_had_finished_before_its_step_of_a_cut_has_none_to_take_again():
-    """Under ssp and asp it went on at the largest step of the others, which may have been one that it took."""
+    """Under ssp and asp it would go on at the largest step of the others, which it may have taken."""
     steps = {0: 3, 1: 5}
     assert first_steps(gate_of(ASP()), steps, [0], {1: 4, 2: 9}) == {0: 3, 1: 4, 2: 9}
     assert first_steps(gate_of(BSP()), {0: 5, 1: 5}, [0], {1: 4, 2: 2}) == {0: 5, 1: 5, 2: 5}
