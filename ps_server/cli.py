@@ -227,14 +227,14 @@ def gaps(shard: int, durability: Durability, policy: SnapshotPolicy, state_dir: 
     found = []
     if not policy.every_steps and not policy.every_s:
         found.append(
-            "no snapshot is taken but on demand: a job of which nobody takes one is lost with any server, and "
-            "others go back to their last one, however old; add --snapshot-every, such as 5m"
+            "no snapshot is taken but on demand: a job of which nobody takes one is lost with any server, "
+            "and others go back to their last one, however old; add --snapshot-every, such as 5m"
         )
     if state_dir is None:
         found.append(
-            "without --state-dir this server knows nothing of a process before it: if it dies, jobs do not go "
-            "on from their snapshots by themselves, and if it is stopped, it hands nothing on; add --state-dir, "
-            "a local folder that its next process finds again"
+            "without --state-dir this server knows nothing of a process before it: if it dies, jobs do not "
+            "go on from their snapshots by themselves, and if it is stopped, it hands nothing on; add "
+            "--state-dir, a local folder that its next process finds again"
         )
     return found
 
