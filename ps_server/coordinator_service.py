@@ -27,14 +27,13 @@ from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire.address import check_job_name
 from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError, TokenRefused
-from ps_wire.messages import epoch_use_to_proto
+from ps_wire.messages import epoch_use_to_proto, state_parts
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
-STATE_CHUNK_BYTES = 1 << 20
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -158,15 +157,15 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await self._states.change(key.job)
             self._check_member(key)
         blob = self._states.get(key.job, key.name)
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
+        for part in state_parts(blob):
+            yield pb.StateChunk(data=part)
 
     async def _live_state(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
         room = self._rooms[key.job]
         joiner = room.job.roster.member(key.worker, key.incarnation)
         blob = await self._readers.live.for_joiner(room, joiner)
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
+        for part in state_parts(blob):
+            yield pb.StateChunk(data=part)
 
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)

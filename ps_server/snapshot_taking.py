@@ -7,7 +7,7 @@
               the cut's step; who goes meanwhile is left out
     write     shards write on threads of their own, and training goes on; the manifest comes last
 
-The first three take at most `CUT_LIMIT_S`, or the cut is given up. Used on the event loop only.
+The first three take at most `CAPTURE_LIMIT_S`, or the cut is given up. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, job_to_json, tabl
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
-CUT_LIMIT_S = 60.0
+CAPTURE_LIMIT_S = 60.0
 LOOK_S = 0.05  # between two looks at the shards
 
 
@@ -132,7 +132,7 @@ class Taking:
 
     async def _cut(self) -> None:
         try:
-            async with asyncio.timeout(CUT_LIMIT_S):
+            async with asyncio.timeout(CAPTURE_LIMIT_S):
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
                 if self._job.state is JobState.ENDED:
@@ -155,7 +155,7 @@ class Taking:
         except TimeoutError:
             late = [f"worker {worker}" for worker in sorted(self._members) if worker not in self._writes]
             raise CutAborted(
-                f"job {self._job.name}: the cut did not come about in {CUT_LIMIT_S:g} s: "
+                f"job {self._job.name}: the cut did not come about in {CAPTURE_LIMIT_S:g} s: "
                 + (", ".join(late) + " took no step" if late else self.progress.phase)
             ) from None
 
