@@ -2,8 +2,8 @@
 
 An epoch is dealt when the first worker asks for its part of it. What somebody had and did not use when it
 left, or was evicted, goes whole to whoever next comes to the end of its share of that epoch; where nobody is
-left in it, of a later one. What nobody takes is unused. Of a loader that no step was ever made of while steps
-were made of others, such as one to validate on, nothing is left over.
+left in it, of a later one. What nobody takes is unused. Of a loader of whose batches no step was ever made,
+such as one to validate on, nothing is left over.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Shares:
         dealt = self._epochs.get((loader, epoch)) or self._begin(loader, epoch, sharing, samples)
         if dealt.owners.get(worker) == ANY:
             dealt.owners[worker] = incarnation
+        if not begins and worker not in dealt.begun and not self._training:
+            begins = True  # it comes again to a job of which all were gone before its first step
         if not begins or dealt.owners.get(worker) != incarnation:
             return self._left_over(loader, epoch, worker, incarnation, mark)
         again = worker in dealt.begun
@@ -97,7 +99,7 @@ class Shares:
         return begun
 
     def _left_over(self, loader: int, epoch: int, worker: int, incarnation: int, mark: Mark) -> Piece | None:
-        for other, number in () if self._validates(loader) else self._live:
+        for other, number in self._live if loader in self._training else ():
             dealt = self._epochs[other, number]
             due = number == epoch or (number < epoch and not self._pieces(loader, number))
             if other == loader and due and dealt.left:
@@ -155,7 +157,7 @@ class Shares:
         Other epochs are forgotten, and dealt anew where they are asked for.
         """
         for key in list(self._live):
-            if self._validates(key[0]) or self._is_over(key):
+            if key[0] not in self._training or self._is_over(key):
                 self._settle(key)
         self._epochs = {key: epoch for key, epoch in self._epochs.items() if key in self._live}
 
@@ -303,14 +305,11 @@ class Shares:
             if other == loader and piece.epoch == epoch and piece.open
         ]
 
-    def _validates(self, loader: int) -> bool:
-        return bool(self._training) and loader not in self._training
-
     def _is_over(self, key: tuple[int, int]) -> bool:
         loader, number = key
         epoch = self._epochs[key]
         begun = all(worker in epoch.begun for worker in epoch.owners)
-        left = epoch.left and not self._validates(loader)
+        left = epoch.left and loader in self._training
         return begun and not left and not self._pieces(loader, number)
 
     def _settle(self, key: tuple[int, int]) -> None:
