@@ -14,10 +14,10 @@ from contextlib import aclosing
 import grpc.aio
 
 from ps_server import gatekeeper, share_messages
-from ps_server import member as members
 from ps_server.choices import attendance_from_proto
 from ps_server.decisions import norm_from_proto
 from ps_server.log import logger
+from ps_server.member import Member
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.orders import Shards
 from ps_server.readers import Readers
@@ -170,21 +170,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)
 
-    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
+    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, Member]:
         gatekeeper.check_job(job)
         room = self._rooms.get(job)
         if room is None:
+            self._recovery.check()
             raise JobUnknown(f"no job {job[:64]!r} here")
-        known = room.job.roster.members.get(worker)
-        if (
-            known is not None
-            and not known.reader
-            and (
-                incarnation < known.incarnation
-                or (incarnation == known.incarnation and known.state is members.MemberState.LOST)
-            )
-        ):
-            raise members.evicted(room.job.name, worker, incarnation)
+        if (over := room.job.over(worker, incarnation)) is not None:
+            raise over
         return room, room.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:

@@ -31,6 +31,7 @@ class Event(StrEnum):
     DROP = "drop"
     EPOCH = "epoch"
     RESTORE = "restore"
+    LOSE = "lose"
     ROLL_BACK = "rollback"
 
 
@@ -46,6 +47,7 @@ MEANING: Mapping[str, str] = {
     "drop": "pushes of a worker came too late, and were not applied",
     "epoch": "all samples of an epoch have been handed out that will be",
     "restore": "state of the job was read from a snapshot or a hand-off file",
+    "lose": "a shard's part of the job is gone, or void: all go back to a snapshot, or the job ends",
     "rollback": "all went back to a snapshot, for a shard had lost its part",
 }
 

@@ -55,14 +55,12 @@ class Inherited:
 
     Attributes:
         boot: of the predecessor; stands for what it held.
-        generation: of the predecessor.
         coordinator: the newest generation of a coordinator that it has followed.
         more: facts of somebody else, passed through.
         tensors: of somebody else, passed through.
     """
 
     boot: bytes
-    generation: int
     coordinator: int = 0
     more: Facts = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -86,7 +84,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
         "shard": shard.index,
         "num_shards": shard.num_shards,
         "boot": inherited.boot.hex(),
-        "generation": inherited.generation,
+        "generation": shard.generation,
         "coordinator": inherited.coordinator,
         "jobs": jobs,
         "more": inherited.more,
@@ -122,13 +120,14 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
     for job in facts["jobs"]:
         _take_job(shard, job, file)
     passed_on = {name.removeprefix("more/"): file[name].clone() for name in file if name.startswith("more/")}
-    return Inherited(
+    inherited = Inherited(
         boot=bytes.fromhex(facts["boot"]),
-        generation=facts["generation"],
         coordinator=facts["coordinator"],
         more=facts["more"],
         tensors=passed_on,
     )
+    shard.generation = facts["generation"]
+    return inherited
 
 
 # -- jobs ----------------------------------------------------------------------------------------------

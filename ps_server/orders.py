@@ -27,11 +27,12 @@ from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
-RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_RETRY_LIMIT)
+RESTART_LIMIT_S = 30.0  # for a shard to come back, where nobody's training depends on it
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
 _Sent: TypeAlias = tuple[Following, Answered]
+_Limit: TypeAlias = float | None  # seconds
 
 
 class Shards:
@@ -213,7 +214,7 @@ class Shards:
         *,
         absent_ok: bool = False,
         least: bool = False,
-        limit_s: float = ORDER_LIMIT_S,
+        limit_s: float | None = ORDER_LIMIT_S,
     ) -> dict[int, int]:
         """Sends an order to every shard and waits for all; returns the largest figures that they answer.
 
@@ -221,7 +222,7 @@ class Shards:
             order: its number is set here.
             absent_ok: also if a shard is not registered.
             least: the smallest figures instead.
-            limit_s: for each shard to answer.
+            limit_s: for each shard to answer; None: as long as it takes, also for those that are away.
 
         Raises:
             PsError: what the first shard that refused has said; the others may have carried it out.
@@ -235,7 +236,7 @@ class Shards:
         return clocks
 
     async def order_each(
-        self, order: pb.Order, *, absent_ok: bool = False, limit_s: float = ORDER_LIMIT_S
+        self, order: pb.Order, *, absent_ok: bool = False, limit_s: float | None = ORDER_LIMIT_S
     ) -> list[pb.OrderDone]:
         """As `order`, with the answer of each shard, by number."""
         kind = order.WhichOneof("kind") or ""
@@ -243,8 +244,8 @@ class Shards:
             self._choices.hold(getattr(order, kind).job)
         ends = kind in SECOND_ROUNDS
         try:
-            if ends and not absent_ok:  # steps stand still since the first: a shard that comes back hears it
-                await self.wait_complete()
+            if limit_s is None:
+                await self.wait_complete(None)
             return await self._order_each(order, absent_ok=absent_ok, limit_s=limit_s)
         except PsError:
             ends = ends or kind in FIRST_ROUNDS  # there is no second one
@@ -253,7 +254,7 @@ class Shards:
             if ends:
                 self._send_choices(self._choices.release(getattr(order, kind).job))
 
-    async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: float) -> list[pb.OrderDone]:
+    async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: _Limit) -> list[pb.OrderDone]:
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -323,7 +324,7 @@ class Shards:
         return entry, entry.send(order)
 
     async def _answer(
-        self, shard: int, boot: bytes, order: pb.Order, limit_s: float, sent: _Sent | None
+        self, shard: int, boot: bytes, order: pb.Order, limit_s: _Limit, sent: _Sent | None
     ) -> pb.OrderDone:
         """Until it is answered: a shard that follows again gets it again, and does nothing twice."""
         while sent is not None:
@@ -331,13 +332,13 @@ class Shards:
             if done is not None:
                 return done
             with suppress(ServerNotReady):
-                await self.wait_complete()
+                await self.wait_complete(None if limit_s is None else RESTART_LIMIT_S)
             sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None
-        error = ServerNotReady(f"shard {shard} is gone (it was awaited for {RESTART_LIMIT_S:g} s)")
+        error = ServerNotReady(f"shard {shard} is gone, or has come back without what it held")
         return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
 
     @staticmethod
-    async def _answer_once(shard: int, sent: _Sent, number: int, limit_s: float) -> pb.OrderDone | None:
+    async def _answer_once(shard: int, sent: _Sent, number: int, limit_s: _Limit) -> pb.OrderDone | None:
         entry, future = sent
         try:
             async with asyncio.timeout(limit_s):

@@ -111,7 +111,7 @@ class Server:
             self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
             self._saved = SavedJobs(self._store)
             self._saved.give(self._shard)
-        self._inherited = Inherited(boot=secrets.token_bytes(16), generation=0)
+        self._inherited = Inherited(boot=secrets.token_bytes(16))
         self._coordinator: Coordinator | None = None
         self._follower: Follower | None = None
         self._stopped: asyncio.Future[int] | None = None
@@ -133,7 +133,6 @@ class Server:
         if self._options.state_dir is not None:
             inherited = await asyncio.to_thread(hand_off.take, self._options.state_dir, self._shard)
             self._inherited = inherited or self._inherited
-            self._shard.generation = self._inherited.generation
         server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
         sockets = self._listen()
@@ -189,7 +188,6 @@ class Server:
             coordinator = self._follower.coordinator
         handed_on = Inherited(
             boot=self._inherited.boot,
-            generation=self._shard.generation,
             coordinator=coordinator,
             more=more,
             tensors=tensors,
@@ -276,7 +274,7 @@ class Server:
                 coordinator.halt()
                 for entry in self._shard.jobs():
                     self._shard.end(entry.name)
-                self._inherited = Inherited(boot=secrets.token_bytes(16), generation=0)
+                self._inherited = Inherited(boot=secrets.token_bytes(16))
                 coordinator = self._make_coordinator(advertised, generations)
         return coordinator
 
@@ -308,7 +306,7 @@ class Server:
     def _fence(self, error: Fenced) -> None:
         """A newer process has this server's place: nothing is taken any more."""
         self._set_ready(False)
-        self._shard.begin(self._shard.generation, keep=False)
+        self._shard.void()
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_exception(error)
 

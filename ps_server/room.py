@@ -17,7 +17,7 @@ from ps_server.log import logger
 from ps_server.mailbox import Mailbox
 from ps_server.member import Action, Member, MemberState, ToMember
 from ps_server.membership import Job
-from ps_server.orders import Shards
+from ps_server.orders import ORDER_LIMIT_S, RESTART_LIMIT_S, Shards
 from ps_server.saved_job import SavedJob
 from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -79,8 +79,13 @@ class Room:
         while self._task is not None:
             await asyncio.wait([self._task])
 
+    def loses(self, shard: int) -> None:
+        """A shard has lost its part: no order is sent any more, and what became of one is of no interest."""
+        self.events.say(Event.LOSE, shard=shard)
+        self._agenda.freeze()
+
     async def freeze(self) -> None:
-        """Does nothing more, for shards have lost what it is about; returns once nothing is on its way."""
+        """Does nothing more, for the job goes back; returns once nothing is on its way."""
         self._agenda.freeze()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -184,12 +189,14 @@ class Room:
     async def _order(self, order: pb.Order) -> None:
         """Has the shards carry an order out, and the one that follows from their answers."""
         agenda = self._agenda
+        # who joins may be told to come later; all else is awaited, by workers that have limits of their own
+        limit_s = ORDER_LIMIT_S if order.HasField("admit") else None
         try:
-            await self._shards.wait_complete()
+            await self._shards.wait_complete(RESTART_LIMIT_S if order.HasField("admit") else None)
             following: pb.Order | None = order
             while following is not None:
                 order = following
-                figures = await self._shards.order(order, least=agenda.least)
+                figures = await self._shards.order(order, least=agenda.least, limit_s=limit_s)
                 following = agenda.answered(self.job, figures)
         except PsError as error:
             if isinstance(error, ServerNotReady):  # a shard that comes back empty has the job rolled back

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import torch
 
@@ -17,6 +16,7 @@ from ps_server import optimizers
 from ps_server.attendance import Choice, TableAttendance
 from ps_server.clipping import Norm
 from ps_server.device_optimizer import HOST, optimizer_on
+from ps_server.events import Event
 from ps_server.gate import gate_of
 from ps_server.log import logger
 from ps_server.shard_job import Retirable, ShardJob
@@ -38,11 +38,7 @@ from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 
 TOKEN_BYTES = 16
-ReadPart: TypeAlias = Callable[[str, str, Plan, TableSpec], TableState]
 MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
-
-
-__all__ = ["TOKEN_BYTES", "Retirable", "Shard", "ShardJob"]
 
 
 class Shard:
@@ -51,7 +47,7 @@ class Shard:
     Attributes:
         members: of its jobs.
         snapshots: of its jobs.
-        generation: that its connections and frames are of; older ones are refused.
+        generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
         read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, table) -> state.
         check_part: raises where that cannot be done for these tables: (job, its name, tables).
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
@@ -82,11 +78,11 @@ class Shard:
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
         self.refused_frames = 0
-        self.generation = 1
+        self.generation = 0
         self.on_norm: Callable[[Norm], None] = _lose
         self.on_attendance: Callable[[TableAttendance], None] = _lose
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
-        self.read_part: ReadPart = _no_snapshots
+        self.read_part: Callable[[str, str, Plan, TableSpec], TableState] = _no_snapshots
         self.check_part: Callable[[str, str, Sequence[TableSpec]], None] = lambda *_: None
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
@@ -164,11 +160,16 @@ class Shard:
         if entry is not None:
             entry.retire()
 
-    def begin(self, generation: int, *, keep: bool) -> None:
-        """From now on the shard is of this generation; `keep`: it was before, and what it holds counts."""
-        self.generation = generation
-        for entry in () if keep else self.jobs():
-            logger.warning("job %s: dropped: the service has gone on without this shard's part", entry.name)
+    def begin(self, generation: int) -> None:
+        """From now on the shard is of this generation; if it was of another one, what it holds is void."""
+        if generation != self.generation:
+            self.void()
+            self.generation = generation
+
+    def void(self) -> None:
+        """The service goes on without what this shard holds."""
+        for entry in self.jobs():
+            entry.say(Event.LOSE, shard=self.index, generation=self.generation)
             self.end(entry.name)
 
     def retire(self) -> None:
@@ -196,15 +197,15 @@ class Shard:
 
     def unchosen(self) -> list[TableAttendance]:
         """Reports of backup workers from which something may follow, of all jobs."""
-        with self._jobs.lock:
-            tables = [table for entry in self._jobs.by_name.values() for table in entry.tables.values()]
-        return [report for table in tables if (report := table.attendance()) is not None]
+        return [report for table in self._tables() if (report := table.attendance()) is not None]
 
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""
+        return [norm for table in self._tables() if (norm := table.undecided()) is not None]
+
+    def _tables(self) -> list[ShardTable]:
         with self._jobs.lock:
-            tables = [table for entry in self._jobs.by_name.values() for table in entry.tables.values()]
-        return [norm for table in tables if (norm := table.undecided()) is not None]
+            return [table for entry in self._jobs.by_name.values() for table in entry.tables.values()]
 
     def _report(self, norm: Norm) -> None:
         self.on_norm(norm)  # whoever it is by now

@@ -1,8 +1,9 @@
 """Which process is the live one of each shard above 0: the last that the coordinator has let in. Pure.
 
-A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot has it
-still, be it a process that follows again or one that took up what its predecessor handed off. Who comes with
-another boot holds nothing, and the one before it, if it lives, is fenced.
+A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a process
+that follows again, or one that took up what its predecessor handed off. What it holds counts if it is of the
+generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with another boot
+holds nothing, and the one before it, if it lives, is fenced.
 """
 
 from __future__ import annotations

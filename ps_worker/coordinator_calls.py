@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ps_wire.errors import PsError, ServerUnreachable
+from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable
 from ps_wire.messages import state_parts
 from ps_wire.service import Service
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -24,6 +24,9 @@ CALL_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 MAX_NAMED = 4  # in one line, of those who are waited for
 LIVE_LIMIT_S = 60.0  # for a worker that trains to come to the end of a step
+AGAIN_S = 0.2  # between two tries of a call
+
+Result = TypeVar("Result")
 
 
 class CoordinatorCalls:
@@ -57,6 +60,10 @@ class CoordinatorCalls:
 
     def put_state(self, name: str, blob: bytes) -> None:
         """Keeps bytes on the coordinator, for the others."""
+        self._ask(lambda: self.put_once(name, blob))
+
+    def put_once(self, name: str, blob: bytes) -> None:
+        """As `put_state`, where nobody is to wait for a coordinator that is gone."""
         key = self._key(name)
 
         def chunks() -> Iterator[pb.StateChunk]:
@@ -72,9 +79,33 @@ class CoordinatorCalls:
         Raises:
             JobUnknown: nobody has.
         """
+        return self._get_state(name, CALL_LIMIT_S)
+
+    def _get_state(self, name: str, limit_s: float) -> bytes:
         request = pb.GetStateRequest(key=self._key(name))
-        chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
-        return b"".join(chunk.data for chunk in chunks)
+
+        def get() -> bytes:
+            chunks = self._service.coordinator.GetState(request, timeout=limit_s)
+            return b"".join(chunk.data for chunk in chunks)
+
+        return self._ask(get)
+
+    def _ask(self, call: Callable[[], Result]) -> Result:
+        """Makes a call; again while the coordinator is on its way back, for as long as streams are made again.
+
+        Raises:
+            PsError: as the call; or this worker's failure that came meanwhile.
+        """
+        until_s = time.monotonic() + self._settings.retry_limit_s
+        while True:
+            try:
+                return call()
+            except (ServerNotReady, ServerUnreachable):
+                if (failure := self._failed()) is not None:
+                    raise failure from None
+                if time.monotonic() >= until_s or not self._settings.servers:
+                    raise
+                time.sleep(AGAIN_S)
 
     @waits("the state of a worker that trains")
     def live_state(self) -> dict[str, torch.Tensor]:
@@ -82,10 +113,8 @@ class CoordinatorCalls:
 
         Waits for a step of it; nothing where nobody trains.
         """
-        request = pb.GetStateRequest(key=self._key("live"))
         try:
-            chunks = self._service.coordinator.GetState(request, timeout=LIVE_LIMIT_S)
-            blob = b"".join(chunk.data for chunk in chunks)
+            blob = self._get_state("live", LIVE_LIMIT_S)
         except ServerUnreachable:
             self._log(f"no worker took a step for {LIVE_LIMIT_S:g} s: this one gets the state of the start")
             return {}
@@ -100,20 +129,25 @@ class CoordinatorCalls:
         """
         request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
         until_s = time.monotonic() + limit_s
-        with self._lock:
-            if (failure := self._failed()) is not None:
-                raise failure
-            call = self._waiting_call = self._service.coordinator.GetState(request, timeout=limit_s)
-        try:
-            for _ in call:
-                pass
-        except PsError:
-            if (failure := self._failed()) is not None:
-                raise failure from None
-            if time.monotonic() >= until_s:
-                return False
-            raise
-        return True
+
+        def wait() -> bool:
+            left_s = max(until_s - time.monotonic(), 0.0)
+            with self._lock:
+                if (failure := self._failed()) is not None:
+                    raise failure
+                call = self._waiting_call = self._service.coordinator.GetState(request, timeout=left_s)
+            try:
+                for _ in call:
+                    pass
+            except PsError:
+                if (failure := self._failed()) is not None:
+                    raise failure from None
+                if time.monotonic() >= until_s:
+                    return False
+                raise
+            return True
+
+        return self._ask(wait)
 
     def end_wait(self) -> None:
         """There is a failure: whoever waits for state gets it."""
@@ -153,15 +187,16 @@ class CoordinatorCalls:
         """What of an epoch of a loader this worker hands out next."""
         request.job, request.worker = self._settings.job, self._joined().worker
         request.incarnation = self._joined().incarnation
-        coordinator = self._service.coordinator
-        reply: pb.ShareReply = coordinator.Share(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        share = self._service.coordinator.Share
+        reply: pb.ShareReply = self._ask(lambda: share(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
         return reply
 
     def use(self, request: pb.UseRequest) -> None:
         """How far this worker has come in what it hands out."""
         request.job, request.worker = self._settings.job, self._joined().worker
         request.incarnation = self._joined().incarnation
-        self._service.coordinator.Use(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        use = self._service.coordinator.Use
+        self._ask(lambda: use(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
 
     def _key(self, name: str) -> pb.StateKey:
         return pb.StateKey(

@@ -184,7 +184,7 @@ class Membership:
     def put_cut(self, number: int, blob: bytes) -> None:
         """What a snapshot has of this worker beside its tables."""
         try:
-            self.calls.put_state(f"cut/{self.joined.worker}", blob)
+            self.calls.put_once(f"cut/{self.joined.worker}", blob)
         except PsError as error:  # a snapshot's trouble: this worker trains on
             self._log(f"a snapshot does not get this worker's state: {error}")
             return

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ps_wire.allocator import give_back_freed_blocks
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import stopping
@@ -32,6 +33,7 @@ class WorkerState:
     _tables: list[Table]
 
     _saved: Positions | None = None
+    _trimmed = False  # a first step was taken
     _metrics: dict[str, float]
     _data: ScriptData
     _waits: LongWaits
@@ -107,6 +109,9 @@ class WorkerState:
         self._data.take_step(self.step)
         self._link.at_step_boundary(step)
         stopping.step_ended()
+        if not self._trimmed:
+            self._trimmed = True
+            give_back_freed_blocks()  # the weights, and perhaps the gradients, as the script made them
 
     @property
     def place(self) -> stopping.Place:

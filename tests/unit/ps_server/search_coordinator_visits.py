@@ -119,14 +119,15 @@ class CoordinatorVisit(MemberVisit):
 
     def _restored(self, restore: pb.Restore) -> None:
         """As `Recovery._recover` goes on."""
+        if self.again:
+            self._go_back()
+            return
         saved = self.of.saved[restore.snapshot]
         room = self.room = self.room or self.room_of(saved.job)
         self.recovery._go_on(room, saved, floor_of(restore.generation))
         self.recovers = ""
         for member in room.job.roster.returning():
             assert room.leases._terms_s[member.worker, member.incarnation] > 0
-        if self.again:
-            self._go_back()
 
     # -- what follows --------------------------------------------------------------------------------
 

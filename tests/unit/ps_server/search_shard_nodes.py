@@ -148,5 +148,5 @@ def start(shards: Shards, consistency: str, workers: int) -> tuple[ShardNode, Sh
         cell = shard.table(JOB, 0).cells()[0]
         cell.load(torch.zeros_like(cell.values.now))
         shard.start_table(JOB, 0)
-        nodes.append(shards._node(shard, Held(), Follows(index, 1 + index, 1)))
+        nodes.append(shards._node(shard, Held(), Follows(index, 1)))
     return nodes[0], nodes[1]

@@ -152,13 +152,11 @@ class ShardVisit:
             answer = done.SerializeToString()
             if self.shard.index > 0:
                 follower = follower_of(self.shard, self.follows)
-                follower._keep(order, done)
                 self._note(follower, (order.number, answer) if self.repeats else (-1, b""))
         self.outputs.append(("done", answer))
 
     def _note(self, follower: Follower, done: tuple[int, bytes]) -> None:
-        register = follower._register
-        self.follows = Follows(self.follows.boot, register.generation, register.coordinator, done)
+        self.follows = Follows(self.follows.boot, follower.coordinator, done)
 
     def _on_granted(self, _: Input, generation: int, coordinator: int) -> None:
         follower = follower_of(self.shard, self.follows)

@@ -52,7 +52,6 @@ class Follows:
     """The process as the coordinator knows it."""
 
     boot: int
-    generation: int = 0
     coordinator: int = 0
     done: tuple[int, bytes] = (-1, b"")  # the last order that was carried out
 
@@ -133,7 +132,6 @@ def follower_of(shard: Shard, follows: Follows) -> Follower:
         advertise=f"shard{follows.boot}:1",
         inherited=Inherited(
             boot=follows.boot.to_bytes(4, "big"),
-            generation=follows.generation,
             coordinator=follows.coordinator,
         ),
         on_ready=lambda _: None,
@@ -144,4 +142,4 @@ def follower_of(shard: Shard, follows: Follows) -> Follower:
 def register_of(node: ShardNode) -> bytes:
     """How a shard registers."""
     shard = shard_of(node.index, node.generation)
-    return follower_of(shard, node.follows)._register.SerializeToString(deterministic=True)
+    return follower_of(shard, node.follows).register().SerializeToString(deterministic=True)

@@ -69,3 +69,29 @@ def test_law_17_a_shard_that_dies_has_all_go_back_together(model, faults, states
 def test_law_17_a_server_that_stops_holds_nobody_up(faults, states, ends):
     """Nobody goes back for it, nor for a stream that breaks."""
     visits(BSP(), (1, 1), faults, states, ends)
+
+
+@thorough
+@pytest.mark.parametrize(
+    ("model", "steps", "faults", "states", "ends"),
+    [
+        (BSP(), (1, 1), {"kills": (2, 0)}, 24269, 53),
+        (BSP(), (1, 1), {"kills": (0, 2)}, 11235, 20),
+        (BSP(), (1, 1), {"kills": (1, 1)}, 40412, 109),
+        (BSP(), (1, 1), {"kills": (1, 0), "leaves": 1}, 4116, 41),
+        (BSP(), (1, 1), {"kills": (1, 0), "deaths": 1}, 27662, 382),
+        (BSP(), (1, 1), {"kills": (1, 0), "pauses": 1}, 38908, 276),
+        (SSP(1), (1, 1), {"kills": (0, 1), "pauses": 1}, 57595, 160),
+        (BSP(), (2, 2), {"kills": (1, 0), "cuts": 1}, 22665, 58),
+        (SSP(1), (2, 1), {"kills": (0, 1), "cuts": 1}, 21832, 88),
+        (BSP(), (1, 1), {"kills": (1, 0), "cuts": 1, "late": 1}, 20615, 68),
+        (BSP(), (1, 1), {"kills": (0, 1), "deaths": 1, "breaks": 1}, 105009, 514),
+        (BSP(), (1, 1), {"kills": (0, 1), "stops": (1, 0), "deaths": 1}, 57740, 575),
+        (BSP(), (1, 1), {"stops": (1, 1), "deaths": 1, "late": 1}, 50703, 580),
+        (BSP(), (1, 1, 1), {"kills": (0, 1)}, 19020, 8),
+    ],
+    ids=str,
+)
+def test_law_17_with_servers_and_workers_that_fail(model, steps, faults, states, ends):
+    """As above: twice, and together."""
+    visits(model, steps, faults, states, ends)

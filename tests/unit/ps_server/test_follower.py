@@ -19,7 +19,7 @@ def follower() -> Follower:
         shard,
         address="a:1",
         advertise="b:1",
-        inherited=Inherited(boot=b"b", generation=0),
+        inherited=Inherited(boot=b"b"),
         on_ready=lambda _: None,
         on_fenced=lambda _: None,
     )
@@ -27,7 +27,7 @@ def follower() -> Follower:
 
 def follow(it: Follower, standings: Standings) -> bool:
     """A stream is made; whether its part of the jobs is lost."""
-    generation, lost = standings.register(it._register)
+    generation, lost = standings.register(it.register())
     it._begin(pb.Granted(generation=generation, coordinator=standings.generations.own))
     return lost
 

@@ -24,7 +24,7 @@ from ps_wire.v1 import spec_pb2
 from .tables import Push, Servers, draw, group, same, table_spec
 from .test_backup_tables import SHAPES, Walk, sgd, spec_hyper
 
-INHERITED = Inherited(boot=b"boot", generation=1)
+INHERITED = Inherited(boot=b"boot")
 
 
 def hand_on(servers: Servers, number: int, folder) -> None:

@@ -156,6 +156,21 @@ def test_one_whom_a_new_coordinator_does_not_know_is_told_to_come_back():
         streams._resume(pb.Resume(job="j", worker=2, incarnation=FLOOR + 1))
 
 
+def test_every_incarnation_of_before_is_told_to_come_back_whoever_has_its_number_by_now():
+    """Whether a new coordinator knows it, knows it no more, or knows another process under its number."""
+    desk = Desk(3, min_workers=1)
+    roll_back(desk, saved(0, 1, num_workers=3))
+    come_back(desk, desk.job.roster.members[0])
+    desk.lose(desk.job.roster.members[1])
+    for worker in range(3):
+        over = desk.job.over(worker, FLOOR)
+        assert isinstance(over, RolledBack)
+        assert over.step == 7
+    again = desk.job.roster.members[0]
+    assert desk.job.over(0, again.incarnation) is None
+    assert desk.job.over(2, 0) is None
+
+
 def test_a_restored_job_that_nobody_comes_back_to_is_kept():
     """It is suspended, and who comes later goes on with it."""
     desk = Desk(1)
