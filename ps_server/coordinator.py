@@ -15,6 +15,7 @@ import torch
 
 from ps_server import coordinator_state
 from ps_server.coordinator_service import CoordinatorService
+from ps_server.events import Event
 from ps_server.generations import Generations
 from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
@@ -145,6 +146,8 @@ class Coordinator:
         coordinator_state.restore(facts, tensors, room_of=self._room, states=self._states)
         tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
         self._shards.take_over(facts["shards"], tables)
+        for room in self._rooms.values():
+            room.events.say(Event.RESTORE, hand_off="yes")
         self._members.look()
 
     def halt(self) -> None:

@@ -93,6 +93,7 @@ class Room:
     def roll_back(self, saved: SavedJob, *, floor: int) -> None:
         """The shards have the snapshot's part of the job: it goes on, with what follows for its members."""
         actions = self.job.roll_back(saved, floor=floor, lease_s=RETURN_S)
+        self.events.say(Event.RESTORE, snapshot=saved.snapshot, step=saved.step)
         now_s = time.monotonic()
         for member in self.job.roster.returning():  # each has a full term
             self.leases.grant(member.worker, member.incarnation, member.lease_s, now_s)

@@ -90,7 +90,7 @@ class SharedRegions:
         Raises:
             FrameRefused: this connection shares no memory for the table.
         """
-        if frame.payload or not frame.flags & wire.SHARED:
+        if frame.payload or not frame.flags & wire.SHARED or frame.kind is wire.Kind.HELLO:
             return frame
         regions = self._tables.get(frame.table)
         if regions is None:
@@ -110,6 +110,15 @@ class SharedRegions:
         elif regions is not None and not frame.flags & wire.READ:  # else it is a copy
             message = message.told()
         self._outlet.send(message)
+
+    def wait_room(self) -> None:
+        """See `Outlet.wait_room`."""
+        self._outlet.wait_room()
+
+    def cut(self) -> None:
+        """See `Outlet.cut`. Maps nothing of the worker's any more."""
+        self._tables.clear()
+        self._outlet.cut()
 
     @staticmethod
     @trace.traced("copy weights")

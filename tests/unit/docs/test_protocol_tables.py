@@ -17,10 +17,10 @@ from ps_server import (
     member_streams,
     outbox,
     readers,
-    session,
     shard,
     socket_connection,
     state_store,
+    strangers,
 )
 from ps_wire import (
     address,
@@ -133,13 +133,13 @@ def test_the_readme_has_every_exit_code():
         ("received frames that wait per connection (`grpc`)", [data_stream.INBOX_FRAMES]),
         ("meta and payload of a stranger's frame (sockets)", [socket_connection.MAX_HELLO_BYTES]),
         (
-            "replies to read, above which nothing is taken (sockets)",
+            "replies to read, above which nothing is taken",
             [outbox.MAX_OUTBOX_BYTES >> 20],
         ),
-        ("frames that wait to be sent to one peer", [session.MAX_OUTBOX_FRAMES]),
+        ("frames that wait to be sent to one peer", [outbox.MAX_OUTBOX_FRAMES]),
         (
-            "connections of a carrier that have not said HELLO",
-            [session.MAX_STRANGERS, int(session.HELLO_LIMIT_S)],
+            "connections to a port or socket that have not said HELLO",
+            [strangers.MAX_STRANGERS, int(strangers.HELLO_LIMIT_S)],
         ),
         (
             "handshake on the control port",

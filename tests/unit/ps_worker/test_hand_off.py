@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -44,8 +45,9 @@ def body(cluster, job, rank, carrier, clip_grad_norm, at_step):
 
 
 @pytest.mark.parametrize(("carrier", "clip_grad_norm"), [("shm", None), ("tcp", 0.01)])
-def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm):
+def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm, caplog):
     """Each server in turn is stopped and started while workers train: same weights, same incarnations."""
+    caplog.set_level(logging.INFO, logger="ps_server")
     job = fresh_name()
     stopping = {2: 1, 4: 0, 6: 1}
     meet = threading.Barrier(2, timeout=LIMIT_S)
@@ -66,6 +68,7 @@ def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm):
     for (weights, joined), (whole, _) in zip(found, expected, strict=True):
         assert joined.incarnation == 1
         assert all(map(torch.equal, weights, whole))
+    assert caplog.text.count(f"job {job}: event=restore hand_off=yes") == 1  # of the coordinator's process
 
 
 def test_a_restart_of_the_coordinator_in_the_middle_of_an_epoch_hands_it_on(lasting):

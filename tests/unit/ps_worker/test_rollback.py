@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -187,6 +189,7 @@ def test_without_durability_a_lost_shard_ends_the_job_and_says_so(loop_thread):
 
 def test_a_snapshot_that_cannot_be_used_gives_way_to_the_one_before(durable, tmp_path, caplog):
     """It is said; no shard goes on from the one and another from the other."""
+    caplog.set_level(logging.INFO, logger="ps_server")
     job, folder = fresh_name(), tmp_path / "snapshots"
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         table = table_of(worker)
@@ -205,6 +208,7 @@ def test_a_snapshot_that_cannot_be_used_gives_way_to_the_one_before(durable, tmp
         ]
         assert versions == [{1}, {1}]
     assert f"snapshot {newest} cannot be used" in caplog.text
+    assert re.search(f"job {job}: event=restore snapshot=(?!{newest})[\\w-]+ step=1\n", caplog.text)
 
 
 def test_a_hand_off_of_the_coordinator_that_cannot_be_used_has_jobs_go_back(durable, tmp_path, caplog):
