@@ -187,6 +187,7 @@ class JobLife:
         self._restored = False
         self._first_steps.clear()
         self.clocks.clear()
+        self.shares.clear()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
     # -- what follows ----------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class JobLife:
         started = self._start_restored()
         self.state = JobState.SUSPENDED
         self._tables.suspend()
-        self.shares.clear()
+        self.shares.suspend()
         self._awaited = set(range(self.num_workers))
         return started
 

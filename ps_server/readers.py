@@ -27,7 +27,7 @@ from ps_server.state_store import StateStore
 from ps_wire import consistency
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
 from ps_wire.frame import FIRST_READER, check_protocol
-from ps_wire.messages import refused_to_proto, table_to_proto
+from ps_wire.messages import refused_to_proto, state_parts, table_to_proto
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -36,7 +36,6 @@ MAX_REQUESTS = 4  # of one reader that wait; then its stream is not read
 JOIN_LIMIT_S = 10.0
 CUT_LIMIT_S = 10.0
 LIVE_LIMIT_S = 10.0  # for a worker's next step
-STATE_CHUNK_BYTES = 1 << 20
 
 
 class Readers:
@@ -254,10 +253,10 @@ class _Reader:
         except TimeoutError:
             await self._reply(later=pb.Later())
             return
-        blob = outside.blob
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            end = start + STATE_CHUNK_BYTES
-            chunk = pb.OutsideState(data=blob[start:end], last=end >= len(blob), step=outside.step)
+        said = 0
+        for part in state_parts(outside.blob):
+            said += len(part)
+            chunk = pb.OutsideState(data=part, last=said == len(outside.blob), step=outside.step)
             chunk.origin = outside.origin
             await self._reply(state=chunk)
 

@@ -38,8 +38,10 @@ def restore(
         opening: number of the order.
 
     Raises:
-        PsError: it cannot be read, is not of these tables or does not fit: the job has none then.
+        PsError: it cannot be read, or is not of these tables: what there was is still there. Or it does not
+            fit, or was damaged while it was read: the job has none then.
     """
+    shard.check_part(job.name, snapshot, tables)
     before = shard.drop(job.name)
     for session in before.connections() if before is not None else ():
         session.retire()

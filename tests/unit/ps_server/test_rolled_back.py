@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from ps_server import coordinator_state
+from ps_server.dealt import Mark
 from ps_server.job_life import JobLife
 from ps_server.member import Member, TableRecord
 from ps_server.member_streams import MemberStreams
@@ -17,6 +18,7 @@ from ps_server.readers import Readers
 from ps_server.room import Room
 from ps_server.saved_job import SavedJob
 from ps_server.shard import Shard
+from ps_server.shares import Shares
 from ps_server.snapshot_policy import NO_SNAPSHOTS
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
@@ -203,6 +205,24 @@ def test_all_tables_start_again_in_their_order():
     replies = desk.told[0, again.incarnation]
     assert [it.table_started.step for it in replies if it.HasField("table_started")] == [7, 7]
     assert not any(it.table_made.upload for it in replies)
+
+
+def test_who_does_not_come_back_leaves_its_share_to_the_others():
+    """It is evicted while it returns, under the incarnation that it had before."""
+    shares, two = Shares(), {0: 1, 1: 1}
+    for worker in two:
+        shares.ask(0, 0, worker, 1, two, samples=40, mark=Mark(pace_batches=1, pace_samples=4))
+        shares.mark(0, worker, 1, Mark(step=1, batches=1, samples=4, pace_batches=1, pace_samples=4))
+    to = dataclasses.replace(saved(0, 1, step=2), shares=tuple(shares.capture({0: 2, 1: 2})))
+    desk = Desk(2)
+    zero, one = desk.start()
+    roll_back(desk, to)
+    again = come_back(desk, zero)
+    asks = (0, 0, 0, again.incarnation, desk.job.sharing())
+    ours = desk.job.shares.ask(*asks, mark=Mark(step=2))
+    desk.lose(one)
+    theirs = desk.job.shares.ask(*asks, begins=False, mark=Mark(step=5, batches=3, samples=12))
+    assert [(it.place, it.first) for it in (ours, theirs)] == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize(
