@@ -152,13 +152,6 @@ class Cell(CellMembers, CellScreening):
             self.cut.leave(worker)
             self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
 
-    def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
-        """See `Partition.leave`; returns the newest clock seen here."""
-        with self.lock:
-            self.cut.leave(worker)
-            self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s, scratch)
-            return self.machine.newest_clock
-
     def decide(self, step: int, scale: float, now_s: float, scratch: Scratch) -> None:
         """A clipped step that is complete here closes with this scale; another one is not news."""
         with self.lock:
