@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -85,3 +86,28 @@ def test_a_mapping_that_the_system_refuses_is_an_error():
     with pytest.raises(OSError, match="mapping 4096 bytes of shared memory"):
         memory.lay(-1, at=0, start=0, nbytes=PAGE)
     assert memory[:] == bytes(PAGES * PAGE)
+
+
+def test_a_thread_that_reads_while_memory_becomes_private_sees_its_values_all_along():
+    """Also what it has shown before: a forward may be running when a shard's weights come another way."""
+    nbytes, stop = 16 << 20, threading.Event()
+    descriptor, theirs = shared_memory.create_readable(nbytes)
+    np.frombuffer(theirs, dtype=np.uint8)[:] = 1
+    memory = OverlaidMemory(nbytes)
+    memory.lay(descriptor, at=0, start=0, nbytes=nbytes)
+    view = np.frombuffer(memory, dtype=np.uint64)
+    others: list[int] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            others.extend(view[view != 0x0101010101010101].tolist()[:1])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(10):
+        memory.lay(descriptor, at=0, start=0, nbytes=nbytes)
+        memory.own(at=0, nbytes=nbytes)
+    stop.set()
+    reader.join(30)
+    os.close(descriptor)
+    assert not others
