@@ -19,7 +19,7 @@ import os
 import sys
 import weakref
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -175,12 +175,20 @@ class OverlaidMemory(mmap.mmap):
         with PAGES.open("rb", buffering=0) as pages:
             pages.seek((self._address + at) // mmap.PAGESIZE * _PAGEMAP_BYTES)
             entries = np.frombuffer(pages.read(nbytes // mmap.PAGESIZE * _PAGEMAP_BYTES), dtype=np.uint64)
-        kinds = entries >> np.uint64(61)  # present, swapped, of a file: proc_pid_pagemap(5)
-        return bool(((kinds == 4) | (kinds & np.uint64(2) != 0)).any())
+        return bool(_are_own(entries).any())
 
     def restore(self, *, at: int, nbytes: int) -> None:
         """A covered part shows the shard's memory again, whatever was written here."""
         self.madvise(mmap.MADV_DONTNEED, at, nbytes)
+
+
+def _are_own(entries: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which pages hold what this process has written, by their entries in the page map.
+
+    A page of the shard's that the kernel moves just then is swapped and of a file, for a moment.
+    """
+    kinds = entries >> np.uint64(61)  # 4 present, 2 swapped, 1 of a file: proc_pid_pagemap(5)
+    return np.asarray((kinds == 4) | (kinds == 2))
 
 
 def can_overlay() -> bool:

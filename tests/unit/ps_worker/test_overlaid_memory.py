@@ -6,11 +6,13 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ps_wire import shared_memory
+from ps_worker import memory as memory_module
 from ps_worker.memory import OverlaidMemory, can_overlay
 
 pytestmark = pytest.mark.skipif(not can_overlay(), reason="no memory to be overlaid here")
@@ -70,6 +72,19 @@ def test_owned_memory_keeps_its_values_and_its_address(shard: tuple[int, mmap.mm
     assert (view == before).all()
     view[2 * PAGE] = 1
     assert theirs[0] == 0
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_page_of_the_shards_that_the_kernel_moves_was_not_written_to(
+    shard: tuple[int, mmap.mmap], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+):
+    """While it is moved, the page map calls it swapped; one of ours that is swapped is none of a file."""
+    memory, pages = laid(shard[0]), tmp_path / "pagemap"
+    with pages.open("wb") as file:
+        file.seek(memory._address // PAGE * 8)
+        file.write(np.full(PAGES, (3 if moved else 2) << 61, dtype=np.uint64).tobytes())
+    monkeypatch.setattr(memory_module, "PAGES", pages)
+    assert memory.written(at=2 * PAGE, nbytes=4 * PAGE) is not moved
 
 
 def test_dropped_memory_shows_zeros(shard: tuple[int, mmap.mmap]):
