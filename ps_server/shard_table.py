@@ -137,7 +137,8 @@ class ShardTable(TableMembers):
         """The weights in two halves, for workers to map; from the first call on they lie there.
 
         Raises:
-            FrameRefused: the job is not plain `bsp`, or see `Halves`.
+            FrameRefused: the job is not plain `bsp`.
+            OSError: see `Halves`.
         """
         if not self._gate.aggregates or self._gate.backup:
             raise FrameRefused(f"the weights of table {self.spec.number} are mapped under plain bsp only")

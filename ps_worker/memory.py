@@ -192,14 +192,19 @@ def _are_own(entries: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, n
 
 
 def can_overlay() -> bool:
-    """Whether this system lets a process map memory of shards, and see where it has written to it."""
+    """Whether this system lets a process map memory of shards, and see where it has written to it.
+
+    Memory that only its maker may write is Linux 5.1's: the shard, on the same host, makes such.
+    """
     if not shared_memory.AVAILABLE or mmap.PAGESIZE != PAGE_BYTES:
         return False
     try:
         with PAGES.open("rb", buffering=0):
-            return True
+            descriptor, _ = shared_memory.create_readable(PAGE_BYTES)
     except OSError:
         return False
+    os.close(descriptor)
+    return True
 
 
 def _error(what: str, nbytes: int) -> OSError:

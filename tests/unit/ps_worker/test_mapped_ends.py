@@ -17,6 +17,7 @@ from .service import Cluster, run_workers
 
 pytestmark = pytest.mark.skipif(not (AVAILABLE and can_overlay()), reason="no memory to be mapped here")
 
+
 def wrapped(worker: ps.Worker, **options: object) -> tuple[nn.Module, ps.WrappedOptimizer]:
     """Two layers of zeros, in several partitions on both shards; SGD with lr 1."""
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))

@@ -1,0 +1,76 @@
+"""What a worker and its shards tell each other of memory that they share: a base of `Exchange`.
+
+Where a shard cannot share its weights of a table that would be mapped, or the worker cannot map them, they
+arrive as payload, in the memory where they would have been seen. It must not know pushes or pulls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ps_wire import frame as wire
+from ps_wire.errors import ConnectionLost, PsError
+from ps_wire.plan import Partition
+from ps_worker.connection import Connection
+from ps_worker.table_memory import TableMemory
+
+logger = logging.getLogger("ps_worker")
+
+
+class MemorySharing:
+    """See the module's docstring."""
+
+    memory: TableMemory
+    partitions: Sequence[Partition]
+    number: int
+    _connections: Sequence[Connection]
+    _frame: Callable[..., wire.Frame]
+
+    def share(self) -> None:
+        """Tells the shards, which have opened the table by now, where its memory is, if they can map it."""
+        for frame in self._shared():
+            for connection in self._connections:
+                connection.send(frame)
+
+    def _shared(self) -> list[wire.Frame]:
+        descriptors = self.memory.descriptors
+        if not descriptors:
+            return []
+        return [self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)]
+
+    def own(self) -> bool:
+        """Before a worker leaves the gates: its weights stay as they are, shards let go of its memory.
+
+        Returns:
+            Whether the script had written into the weights, as far as that is to be seen.
+        """
+        written = self.memory.written()
+        if self.memory.mapped:
+            self.memory.own_all()
+            for connection in self._connections:
+                connection.send(self._frame(wire.Kind.SHARE))
+        return written
+
+    def _take_share(self, frame: wire.Frame) -> None:
+        """A shard's halves. Without any it has none, or could not take what is shared, and ends the stream.
+
+        Raises:
+            ConnectionLost: they cannot be mapped here. The next connection shares nothing.
+        """
+        try:
+            if len(frame.descriptors) < frame.version:
+                raise ConnectionLost("descriptors were lost: is their limit reached?")
+            if frame.version and self.memory.mapped:
+                self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
+                return
+        except (PsError, OSError) as error:
+            self._give_up(f"cannot be mapped ({error})")
+            raise ConnectionLost(f"shared memory: {error}") from None
+        self._give_up("are not shared by a shard that has no descriptors or memory left")
+
+    def _give_up(self, why: str) -> None:
+        """The next connection brings all that is under way as payload."""
+        self.memory.descriptors = ()
+        if self.memory.mapped:
+            logger.warning("the weights of table %d %s: they are copied", self.number, why)
