@@ -208,9 +208,10 @@ class ShardTable(TableMembers):
         if frame.flags & wire.CUT:
             self._await_cut(frame, cells, outlet)
             return
-        if frame.flags & wire.READ or not member:
+        ended = bool(frame.flags & wire.READ)
+        if ended or not member:
             for cell in cells:
-                cell.read(frame.worker, frame.incarnation, outlet, frame.step)
+                cell.read(frame.worker, frame.incarnation, outlet, frame.step, ended=ended)
             return
         self._require_started()
         for cell in cells:

@@ -127,7 +127,7 @@ class SharedRegions:
         if regions is not None and regions.weights is not None:
             self._copy(regions.place(regions.weights, frame.partition), frame.payload)
             message = message.told()
-        elif regions is not None and regions.mapped and not frame.flags & wire.READ:  # else it is a copy
+        elif regions is not None and regions.mapped and not frame.flags & wire.READ:
             message = message.told()
         self._outlet.send(message)
 

@@ -193,7 +193,7 @@ class Exchange(MemorySharing, Reentry, Waits):
 
         Args:
             step: the worker's clock, after its pushes.
-            read: at once, past the gate (for one who is no member).
+            read: at once, past the gate: the job has ended.
             cut: at the cut of that number, which is `step` (for a reader).
         """
         with self._changed:

@@ -14,6 +14,7 @@ from ps_wire.errors import ConnectionLost, PsError
 from ps_wire.plan import Partition
 from ps_worker.connection import Connection
 from ps_worker.table_memory import TableMemory
+from ps_worker.weights import changed
 
 logger = logging.getLogger("ps_worker")
 
@@ -39,18 +40,25 @@ class MemorySharing:
             return []
         return [self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)]
 
-    def own(self) -> bool:
-        """Before a worker leaves the gates: its weights stay as they are, shards let go of its memory.
+    def check_written(self) -> None:
+        """Looks at all mapped weights whether the script has written into them; some 20 ms per GB.
 
-        Returns:
-            Whether the script had written into the weights, as far as that is to be seen.
+        Raises:
+            WeightsChanged: it has, and it is undone.
         """
-        written = self.memory.written()
+        if self.memory.written():
+            self.memory.restore()
+            raise changed("a parameter")
+
+    def own(self, *, ended: bool = False) -> None:
+        """Weights stay as they are from now on, and shards let go of this worker's memory.
+
+        Before it leaves the gates, where others may train on; or once the job has `ended`.
+        """
         if self.memory.mapped:
-            self.memory.own_all()
+            self.memory.own_all(ended=ended)
             for connection in self._connections:
                 connection.send(self._frame(wire.Kind.SHARE))
-        return written
 
     def _take_share(self, frame: wire.Frame) -> None:
         """A shard's halves. Without any it has none, or could not take what is shared, and ends the stream.

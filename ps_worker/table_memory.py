@@ -161,13 +161,17 @@ class TableMemory:
         del self._laid[shard]
         self._windows = list(self._windows_of(self._laid))
 
-    def own_all(self) -> None:
-        """The weights shown last stay here, whatever shards do; nothing is shared any more."""
+    def own_all(self, *, ended: bool = False) -> None:
+        """The weights shown last stay here, whatever shards do; nothing is shared any more.
+
+        Args:
+            ended: shards write these weights no more, so they stay where they are, and are not copied.
+        """
         for half, flat in zip(self._halves, self._flats, strict=False):
             if flat is not self.weights:
                 half.drop()
                 continue
-            for at, count in self._laid_spans():
+            for at, count in () if ended else self._laid_spans():
                 half.own(at=at, nbytes=count)
         self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
         self._windows = []

@@ -268,6 +268,7 @@ class Worker(WorkerData, WorkerState):
         Raises:
             RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
+            WeightsChanged: the script has written into a parameter since the last step; it is undone.
             PsError: the job cannot go on.
         """
         if self._finished:
@@ -295,10 +296,10 @@ class Worker(WorkerData, WorkerState):
         return same and not self._left
 
     def leave(self, reason: str = "") -> None:
-        """Leaves the job; the others go on without this worker. Safe to call twice.
+        """Leaves the job; the others go on without it. Does nothing the second time, or in a forked child.
 
-        Does nothing in a forked child: the worker is its parent. After a Ctrl-C inside it the worker has left
-        nonetheless; a second call does the rest.
+        After a Ctrl-C inside it the worker has left nonetheless; a second call does the rest. Once it has
+        left, it raises `WeightsChanged` where `finish` would.
         """
         if self._left or os.getpid() != self._pid:
             return
@@ -313,6 +314,8 @@ class Worker(WorkerData, WorkerState):
                 last_first.callback(self._let_go, optimizer)
         self._left = True
         atexit.unregister(self.leave)
+        if self._link.written is not None and not reason:
+            raise self._link.written
 
     def __enter__(self) -> Self:
         return self
