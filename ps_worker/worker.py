@@ -298,8 +298,7 @@ class Worker(WorkerData, WorkerState):
     def leave(self, reason: str = "") -> None:
         """Leaves the job; the others go on without it. Does nothing the second time, or in a forked child.
 
-        After a Ctrl-C inside it the worker has left nonetheless; a second call does the rest. Once it has
-        left, it raises `WeightsChanged` where `finish` would.
+        After a Ctrl-C inside it the worker has left; a second call does the rest. Raises as `finish` does.
         """
         if self._left or os.getpid() != self._pid:
             return
