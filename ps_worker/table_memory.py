@@ -77,9 +77,8 @@ class TableMemory:
         else:
             self._flats = [FlatBuckets(plan, memory=weights)]
         self.weights = self._flats[0]
-        self.stagings = Stagings(
-            [tensor for flat in [self.gradients, *self._flats] for tensor in flat.tensors]
-        )
+        pinned = [self.gradients] if self._halves else [self.gradients, *self._flats]  # a pin is a write
+        self.stagings = Stagings([tensor for flat in pinned for tensor in flat.tensors])
 
     def of(self, version: int) -> FlatBuckets:
         """Where weights of a version lie."""
