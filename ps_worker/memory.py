@@ -7,8 +7,8 @@ The pages are wiped in the child (MADV_WIPEONFORK), not taken from it (MADV_DONT
 them there may be read, and freed without unmapping what the child has put in their place.
 
 Memory that shards map, too, would stay one with the child's. Right after the fork it gets zeros in place of
-gradients, and in place of weights the same ones, as private pages: what it writes there is its own. Memory
-of shards that this process maps is private from the start.
+gradients; weights it maps privately: what it writes there is its own, and a page that it has not written to
+goes on showing what shards write. So does memory of shards that this process maps, from the start.
 """
 
 from __future__ import annotations
