@@ -40,7 +40,7 @@ clean:
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml setup.py ps_server/kernels.c constraints.txt $(VENV)/bin/python
+$(VENV)/installed: pyproject.toml setup.py ps_wire/kernels.c constraints.txt $(VENV)/bin/python
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[certs,examples]' && touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

@@ -48,6 +48,9 @@ class Runs(ExitStack):
         self.latency = cache(self._latency)
         self.worker_cost = cache(self._worker_cost)
         self.snapshot = cache(self._snapshot)
+        self.fault_times = cache(self._fault_times)
+        self.heartbeats = cache(self._heartbeats)
+        self.token_cost = cache(self._token_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
         self.tls_dir = cache(self._tls_dir)
 
@@ -71,6 +74,15 @@ class Runs(ExitStack):
 
     def _snapshot(self) -> Figures:
         return self._line("snapshot.py", {})
+
+    def _fault_times(self) -> Figures:
+        return self._line("fault_times.py", {})
+
+    def _heartbeats(self) -> Figures:
+        return self._line("heartbeats.py", {})
+
+    def _token_cost(self) -> Figures:
+        return self._line("token_cost.py", {})
 
     def _idle_server_bytes(self) -> int:
         with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:

@@ -47,6 +47,18 @@ class Runs(Protocol):
         """The JSON of `snapshot.py`."""
         ...
 
+    def fault_times(self) -> Figures:
+        """The JSON of `fault_times.py`."""
+        ...
+
+    def heartbeats(self) -> Figures:
+        """The JSON of `heartbeats.py`."""
+        ...
+
+    def token_cost(self) -> Figures:
+        """The JSON of `token_cost.py`."""
+        ...
+
     def idle_server_bytes(self) -> int:
         """Resident memory of a server without a job."""
         ...
@@ -236,4 +248,23 @@ ROWS: tuple[Row, ...] = (
         lambda runs: 1000 * float(runs.snapshot()["slowest_step_s"]["during"]),
         "ms",
     ),
+    _row(
+        "kill -9 of a worker until the other goes on, less the lease: the worst",
+        0.5,
+        lambda runs: float(runs.fault_times()["evicted_s"]["worst"]),
+        "s",
+    ),
+    _row(
+        "a killed server is ready again until training goes on: the worst",
+        3,
+        lambda runs: float(runs.fault_times()["back_s"]["worst"]),
+        "s",
+    ),
+    _row(
+        "heartbeats of 1,000 workers, the coordinator's share of a core",
+        20,
+        lambda runs: 100 * float(runs.heartbeats()["share"]),
+        "%",
+    ),
+    _row("a round with a token / without", 1.02, lambda runs: float(runs.token_cost()["on_over_off"])),
 )

@@ -1,7 +1,8 @@
 """What a run shows: the output of its processes, each with its name and colour, and its progress.
 
 On a terminal the progress is one line that stays at the bottom; elsewhere a plain line every few seconds.
-Output comes from many threads at once; rich's console lets one in at a time.
+Nothing that is shown is markup, for peers have said much of it. Output comes from many threads at once;
+rich's console lets one in at a time.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ _SERVER_STYLE = "bright_black"
 
 def make_console() -> Console:
     """A console on stdout, wide enough for tables where stdout is a file or a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def make_error_console() -> Console:
     """A console on stderr, for our own sentences."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Display:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_lab.status import EpochUse, Job, Shard, Status, Table, TableWorker, Worker, merge_tables
+from ps_lab.status import Job, Shard, Status, Table, TableWorker, Worker, merge_tables
 from ps_wire.access import OPEN, Access
 from ps_wire.channel import dial
 from ps_wire.errors import ServerUnreachable, ShardMismatch
+from ps_wire.messages import epoch_use_from_proto
 from ps_wire.status import error_of
 from ps_wire.tls_diagnosis import diagnose
 from ps_wire.v1 import coordinator_pb2 as coordinator
@@ -123,17 +124,7 @@ def _job(job: coordinator.JobStatus, replies: list[shard.TablesReply]) -> Job:
         epoch=job.epoch,
         events=_events(job, replies, [table for part in parts.values() for table in part]),
         happened=tuple(job.happened),
-        epochs=tuple(
-            EpochUse(
-                loader=use.loader,
-                epoch=use.epoch,
-                samples=use.samples,
-                used=use.used,
-                handed_on=use.handed_on,
-                over=use.over,
-            )
-            for use in job.epochs
-        ),
+        epochs=tuple(map(epoch_use_from_proto, job.epochs)),
         workers=tuple(_worker(worker) for worker in sorted(job.workers, key=lambda worker: worker.worker)),
         tables=tuple(merge_tables(parts[number]) for number in sorted(parts)),
     )
@@ -166,6 +157,7 @@ def _worker(worker: coordinator.WorkerStatus) -> Worker:
         lease_left_s=None if worker.lease_left_s < 0 else worker.lease_left_s,
         metrics=dict(sorted(worker.progress.metrics.items())),
         waits=worker.progress.waits,
+        passed_over=worker.progress.passed_over,
     )
 
 

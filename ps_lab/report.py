@@ -61,6 +61,7 @@ def _workers(status: Status) -> RichTable:
     )
     table.add_column("metrics")
     table.add_column("waits")
+    table.add_column("no better carrier")
     for job in status.jobs:
         for worker in job.workers:
             table.add_row(*_worker_cells(job, worker))
@@ -88,6 +89,7 @@ def _worker_cells(job: Job, worker: Worker) -> tuple[str, ...]:
         f"{worker.heartbeat_age_s:.1f}",
         " ".join(f"{name}={value:.4g}" for name, value in worker.metrics.items()),
         worker.waits,
+        worker.passed_over,
     )
 
 
@@ -121,8 +123,9 @@ def _epochs(status: Status) -> RichTable:
     table = _table("epochs", ("job",), ("loader", "epoch", "samples", "used", "handed on", "unused"))
     for job in status.jobs:
         for use in job.epochs:
-            counts = (use.loader, use.epoch, use.samples or "?", use.used, use.handed_on)
-            table.add_row(job.name, *map(str, counts), use.unused if use.over else "")
+            samples, unused = (use.samples, use.unused) if use.samples else ("?", "?")
+            counts = (use.loader, use.epoch, samples, use.used, use.handed_on, unused if use.over else "")
+            table.add_row(job.name, *map(str, counts))
     return table
 
 

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ps_lab.snapshots import Found
 
@@ -31,7 +32,7 @@ def table(found: list[Found]) -> Table:
     for one in found:
         known = one.manifest
         if known is None:
-            shown.add_row(one.job, one.name, "", "", "", "", f"[red]{one.fault}[/red]")
+            shown.add_row(one.job, one.name, "", "", "", "", Text(one.fault, style="red"))
             continue
         workers = "ended" if known.ended else ",".join(str(worker) for worker in sorted(known.workers))
         shown.add_row(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ps_wire.epoch_use import EpochUse
 from ps_wire.staleness import Staleness, merge_counts, summarize
 
 
@@ -42,6 +43,7 @@ class Worker:
         lease_left_s: until it is evicted if nothing more is heard of it; None: never.
         metrics: the latest of each `worker.log(...)`.
         waits: for what, and for whom, if it has waited for long; else empty.
+        passed_over: better carriers than those that carry its data, and why not they; empty: none is better.
     """
 
     worker: int
@@ -56,6 +58,7 @@ class Worker:
     lease_left_s: float | None
     metrics: Mapping[str, float]
     waits: str
+    passed_over: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,32 +137,6 @@ class Table:
         """How far a member is ahead of the slowest one now, in clocks; 0 for one that is no member."""
         slowest = min((other.min_clock for other in self.workers if other.member), default=0)
         return worker.min_clock - slowest if worker.member else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochUse:
-    """What became of the samples of an epoch of a loader, on all workers.
-
-    Attributes:
-        loader: its number, in the order in which workers make them.
-        epoch: of it.
-        samples: of the epoch; 0: not known.
-        used: the steps that were made of them are committed.
-        handed_on: of these, by another worker than the one whose share they were in.
-        over: nobody hands out any more of it.
-    """
-
-    loader: int
-    epoch: int
-    samples: int
-    used: int
-    handed_on: int
-    over: bool
-
-    @property
-    def unused(self) -> str:
-        """Samples that no committed step was made of, for people."""
-        return str(max(self.samples - self.used, 0)) if self.samples else "?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

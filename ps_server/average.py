@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ps_server import kernels
-from ps_wire import trace
+from ps_wire import kernels, trace
 
 NARROW = (torch.bfloat16, torch.float16)
 

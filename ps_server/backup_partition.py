@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from ps_server.attendance import Late
 from ps_server.gate import Gate
-from ps_server.partition import Partition
+from ps_server.partition import Partition, _Member
 from ps_server.partition_values import Action, Answer, Contribution, Pull
 from ps_server.quorum import Standing
-from ps_wire.errors import PushOutOfOrder
 
 
 @dataclass(slots=True)
@@ -94,24 +93,16 @@ class BackupPartition(Partition):
         self.newest_clock = max(self.newest_clock, step)
         return self._answer(now_s)
 
-    def pull(self, pull: Pull) -> list[Action]:
-        """See `Partition.pull`; who has caught up may ask again at the clock that it had asked at."""
-        member = self._member(pull.worker, pull.incarnation)
-        if pull.clock not in (member.clock, member.asked):
-            self._ledger(pull.worker).refused += 1
-            raise PushOutOfOrder(
-                f"worker {pull.worker} pulls at clock {pull.clock}; its clock here is {member.clock}",
-                clock=member.clock,
-            )
-        self._waiting[pull.worker] = pull
-        return self._answer(pull.asked_s)
-
     def decide(self, step: int, workers: frozenset[int], scale: float, now_s: float) -> list[Action]:
         """See `Partition.decide`: of a chosen step."""
         self._chosen = None
         return Partition.decide(self, step, workers, scale, now_s)
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _may_ask(self, member: _Member, clock: int) -> bool:
+        """Who has caught up may ask again at the clock that it had asked at."""
+        return clock in (member.clock, member.asked)
 
     def _stage(self, contribution: Contribution) -> None:
         self._members[contribution.worker].asked = -1

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from ps_server.choices import choice_from_proto
 from ps_server.log import logger
+from ps_server.restoring import restore
 from ps_server.shard import Shard
 from ps_wire.errors import InternalError, PsError
 from ps_wire.messages import refused_to_proto, table_from_proto
@@ -37,7 +38,7 @@ def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
 
 
 def _admit(shard: Shard, order: pb.AdmitMember, _number: int) -> Figures:
-    shard.admit(
+    shard.members.admit(
         job=order.job.name,
         consistency_text=order.job.consistency,
         num_workers=order.job.num_workers,
@@ -51,15 +52,15 @@ def _admit(shard: Shard, order: pb.AdmitMember, _number: int) -> Figures:
 
 
 def _remove(shard: Shard, order: pb.RemoveMember, _number: int) -> Figures:
-    return shard.remove(job=order.job, worker=order.worker, incarnation=order.incarnation)
+    return shard.members.remove(job=order.job, worker=order.worker, incarnation=order.incarnation)
 
 
 def _fence(shard: Shard, order: pb.RemoveMember, _number: int) -> Figures:
-    return shard.fence(job=order.job, worker=order.worker, incarnation=order.incarnation)
+    return shard.members.fence(job=order.job, worker=order.worker, incarnation=order.incarnation)
 
 
 def _evict(shard: Shard, order: pb.EvictMember, _number: int) -> Figures:
-    return shard.evict(
+    return shard.members.evict(
         job=order.job,
         worker=order.worker,
         incarnation=order.incarnation,
@@ -74,7 +75,7 @@ def _prepare(shard: Shard, order: pb.EnterTable, _number: int) -> Figures:
 
 
 def _enter(shard: Shard, order: pb.EnterTable, _number: int) -> Figures:
-    shard.enter(
+    shard.members.enter(
         job=order.job,
         table=order.table,
         worker=order.worker,
@@ -90,7 +91,8 @@ def _open_table(shard: Shard, order: pb.OpenTable, number: int) -> Figures:
 
 
 def _restore(shard: Shard, order: pb.Restore, number: int) -> Figures:
-    shard.restore(
+    restore(
+        shard,
         job=order.job,
         tables=[table_from_proto(table) for table in order.tables],
         snapshot=order.snapshot,

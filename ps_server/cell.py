@@ -189,14 +189,14 @@ class Cell(CellMembers, CellScreening):
             self.cut.wait_for(reader, number, outlet)
 
     def export_state(self) -> list[State]:
-        """The optimizer's state of each piece, copied: see `PieceOptimizer.export_state`."""
+        """See `CellValues.export_state`."""
         with self.lock:
             return self.values.export_state()
 
-    def import_state(self, states: Sequence[State]) -> None:
-        """Sets the optimizer's state of all pieces. Raises what `PieceOptimizer.import_state` raises."""
+    def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
+        """See `CellValues.import_state`."""
         with self.lock:
-            self.values.import_state(states)
+            self.values.import_state(states, cuts)
 
     # -- what the machine decided ----------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Cell(CellMembers, CellScreening):
     def _steps_ahead(self) -> bool:
         """What is staged needs no mean of its own: one pass over memory makes the next weights of it."""
         staged = self.machine.staged
-        if self._clipping is not None or any(item.abstains for item in staged):
+        if not staged or self._clipping is not None or any(item.abstains for item in staged):
             return False
         gradients: list[Gradient] = [item.payload for item in staged]
         if not is_plain([item.weight for item in staged]) or not all(_present(gradients)):

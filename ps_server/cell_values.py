@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
-from ps_server import kernels
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.splitter import Splitter
 from ps_server.weights import Weights
 from ps_wire import codec as codecs
-from ps_wire import trace
+from ps_wire import kernels, trace
 from ps_wire.buffer import bytes_of
 from ps_wire.carrier import Message
+from ps_wire.errors import PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Group
 
@@ -27,6 +27,7 @@ class CellValues:
     """See the module's docstring.
 
     Attributes:
+        cuts: pieces that the optimizer works on: P, or more where parts of one have counted different steps.
         zeros: shape (E,), for who has no gradient.
         doubled: the weights lie in two halves that workers map; each version takes the other one.
         ahead: the other half holds what the next `apply` makes.
@@ -40,19 +41,17 @@ class CellValues:
     ) -> None:
         """Takes `weights`, shape (E,), over; `optimizer` makes one for P pieces."""
         self._weights = Weights(weights)
+        self._pieces = self.cuts = tuple(pieces)
+        self._whose: list[int] | None = None  # piece of each cut; None: they are the pieces
         self._split = Splitter(pieces, weights.numel())
-        self._any_piece = bool(pieces)
         self._make_optimizer = optimizer
-        self._optimizer = self._fresh_optimizer()
+        self._optimizer = optimizer(self._split(weights)) if pieces else None
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.doubled = False
         self.ahead = False
         self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
         self._rounded: dict[int, tuple[int, memoryview]] = {}  # by codec: of which version
         self._kept: dict[int, torch.Tensor] = {}  # weights of older versions, which nobody writes
-
-    def _fresh_optimizer(self) -> PieceOptimizer | None:
-        return self._make_optimizer(self._split(self._weights.now)) if self._any_piece else None
 
     @property
     def now(self) -> torch.Tensor:
@@ -112,8 +111,9 @@ class CellValues:
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state."""
         self._make_writable()
-        if self.optimizer_bytes():
-            self._optimizer = self._fresh_optimizer()
+        if self._optimizer is not None and self.optimizer_bytes():
+            self._set_cuts(self._pieces)
+            self._optimizer = self._make_optimizer(self._split(self._weights.now))
         self.now.copy_(values)
 
     def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
@@ -170,6 +170,8 @@ class CellValues:
         else:
             self.carry()
             self._rebind()
+        if self._whose is not None:
+            flags = [flags[piece] for piece in self._whose]
         pieces = zip(self._split(average), flags, strict=True)
         self._optimizer.step([values if there else None for values, there in pieces], group)
 
@@ -194,13 +196,32 @@ class CellValues:
     # -- the optimizer's state -------------------------------------------------------------------------
 
     def export_state(self) -> list[State]:
-        """P states, copied: see `PieceOptimizer.export_state`."""
+        """The states of `cuts`, copied: see `PieceOptimizer.export_state`."""
         return self._optimizer.export_state() if self._optimizer is not None else []
 
-    def import_state(self, states: Sequence[State]) -> None:
-        """Sets P states. Raises what `PieceOptimizer.import_state` raises."""
-        if self._optimizer is not None:
-            self._optimizer.import_state(states)
+    def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
+        """Sets the states of `cuts`, by default the P pieces. Raises what `PieceOptimizer.import_state` does.
+
+        A cut is at a multiple of 16 elements from its parameter's start.
+        """
+        if self._optimizer is None:
+            return
+        before, optimizer = self.cuts, self._optimizer
+        self._set_cuts(self._pieces if cuts is None else tuple(cuts))
+        if self.cuts != before:
+            optimizer = self._make_optimizer(self._split(self._weights.now))
+        try:
+            optimizer.import_state(states)
+        except PsError:
+            self._set_cuts(before)
+            raise
+        self._optimizer = optimizer
+
+    def _set_cuts(self, cuts: tuple[Piece, ...]) -> None:
+        place = {piece.parameter: place for place, piece in enumerate(self._pieces)}
+        self.cuts = cuts
+        self._whose = None if cuts == self._pieces else [place[cut.parameter] for cut in cuts]
+        self._split = Splitter(cuts, self._weights.now.numel())
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -52,20 +52,21 @@ class Choices:
             self._choosers[job, spec.number] = opening, chooser
 
     def capture(self) -> list[str]:
-        """The last choice about each table, for JSON: a shard may not have heard it."""
+        """The last choices about each table, for JSON: a shard may not have heard them."""
         made = [
-            pb.Choose(job=job, table=table, opening=opening, step=last.step, workers=sorted(last.workers))
+            choice_to_proto(_Place(job, table, opening), choice)
             for (job, table), (opening, chooser) in self._choosers.items()
-            if (last := chooser.last) is not None
+            for choice in chooser.made
         ]
-        return [choice.SerializeToString().hex() for choice in made]
+        return [order.SerializeToString().hex() for order in made]
 
     def restore(self, captured: Iterable[str]) -> None:
         """What a coordinator before this one has chosen, of tables that are open."""
         for text in captured:
-            choice = pb.Choose.FromString(bytes.fromhex(text))
+            order = pb.Order.FromString(bytes.fromhex(text))
+            choice: pb.Choose | pb.CatchUp = getattr(order, order.WhichOneof("kind") or "")
             _, chooser = self._choosers[choice.job, choice.table]
-            chooser.last = Choose(step=choice.step, workers=frozenset(choice.workers))
+            chooser.remember(choice_from_proto(choice))
 
     def dropped(self, job: str) -> None:
         """The shards are told to forget a job."""

@@ -40,6 +40,19 @@ class Chooser:
         again = [(choice, (shard,)) for choice in self._again(report)]
         return again + [(choice, self.holders) for choice in self._next()]
 
+    @property
+    def made(self) -> list[Choice]:
+        """Choices that a shard may not have heard."""
+        caught: list[Choice] = list(self._caught.values())
+        return caught if self.last is None else [self.last, *caught]
+
+    def remember(self, choice: Choice) -> None:
+        """One that a chooser before this one has made."""
+        if isinstance(choice, Choose):
+            self.last = choice
+        else:
+            self._caught[choice.late.worker] = choice
+
     def hold(self) -> None:
         """A change of members begins, in two rounds."""
         self._held = True

@@ -12,9 +12,10 @@ import typer
 
 from ps_server.durability import Durability
 from ps_server.snapshot_policy import policy_of
-from ps_wire import trace
+from ps_wire import kernels, trace
 from ps_wire.access import read
 from ps_wire.address import is_loopback, parse_address, parse_servers
+from ps_wire.choice import choose
 from ps_wire.command import run as run_command
 from ps_wire.errors import ConfigurationRefused, UsageError
 
@@ -142,6 +143,7 @@ def serve(
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards)
+    log.logger.info("arithmetic: %s", kernels.FOUND)
     trace.start(f"server {index}")
     optimizers.warm_up()
     gc.freeze()  # else a full collection, as a large table brings it about, looks through all of torch: 0.2 s
@@ -208,13 +210,12 @@ def parse_durability(text: str | None, snapshot_dir: str | None) -> Durability:
     """
     if text is None:
         return Durability.NONE if snapshot_dir is None else Durability.SNAPSHOT
-    if text not in list(Durability):
-        raise UsageError(f"--durability {text!r}: it is one of {', '.join(Durability)}")
-    if text == Durability.SNAPSHOT and snapshot_dir is None:
+    durability = choose(Durability, text, "durability")
+    if durability is Durability.SNAPSHOT and snapshot_dir is None:
         raise UsageError(
             "--durability snapshot needs --snapshot-dir, and --snapshot-every or snapshots on demand"
         )
-    return Durability(text)
+    return durability
 
 
 def parse_coordinator(index: int, coordinator: str | None, servers: str | None) -> str | None:

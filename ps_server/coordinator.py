@@ -1,24 +1,21 @@
-"""The coordinator's gRPC service: streams of members and of following shards.
+"""What shard 0 is beside a shard: the jobs with their rooms, and all that the coordinator does for them.
 
-Thin: what a message means is decided in `membership`, carried out in `room`.
+It begins, takes over, hands on and ends them; others reach it through `service`. What a message means is
+decided in `membership`, carried out in `room`. It must not know gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-import grpc.aio
 import torch
 
-from ps_server import coordinator_state, gatekeeper
-from ps_server.choices import attendance_from_proto
-from ps_server.coordinator_calls import CoordinatorCalls
-from ps_server.decisions import norm_from_proto
+from ps_server import coordinator_state
+from ps_server.coordinator_service import CoordinatorService
 from ps_server.generations import Generations
-from ps_server.log import logger
 from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
 from ps_server.orders import Shards
@@ -29,27 +26,21 @@ from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
-from ps_wire.errors import (
-    Fenced,
-    FrameMalformed,
-    JobFull,
-    PsError,
-    ServerNotReady,
-    TokenRefused,
-)
+from ps_wire.errors import Fenced, JobFull, ServerNotReady
 from ps_wire.snapshot_store import SnapshotStore
-from ps_wire.status import code_of, metadata_of
-from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 MAX_JOBS = 1024
-REGISTER_LIMIT_S = 10.0
 DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 
 
-class Coordinator(CoordinatorCalls):
-    """See the module's docstring. Everything happens on the event loop."""
+class Coordinator:
+    """See the module's docstring. Everything happens on the event loop.
+
+    Attributes:
+        service: for gRPC.
+    """
 
     def __init__(
         self,
@@ -89,6 +80,16 @@ class Coordinator(CoordinatorCalls):
         self._members.recovery = self._recovery
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
+        self.service = CoordinatorService(
+            shards,
+            self._rooms,
+            self._states,
+            member_streams=self._members,
+            readers=self._readers,
+            recovery=self._recovery,
+            takings=self._takings,
+            on_fenced=on_fenced,
+        )
 
     def begin(self) -> None:
         """To be called once, on the event loop: jobs go on from their snapshots, and others are taken."""
@@ -108,10 +109,12 @@ class Coordinator(CoordinatorCalls):
                 return
 
     def stop(self) -> None:
-        """Tells all members that the server stops, and ends the streams of followers."""
-        error = ServerNotReady("the coordinator is stopping; start the servers again and then the workers")
-        for room in self._rooms.values():
-            room.do(room.job.tell_all(error))
+        """Ends the streams of members and followers: who trains looks for the coordinator after this one.
+
+        A stream that stayed open would hold up the end of the server, and of workers that leave meanwhile:
+        nobody carries out any more what they say.
+        """
+        self._members.close()
         self.halt()
 
     async def drain(self) -> bool:
@@ -127,7 +130,10 @@ class Coordinator(CoordinatorCalls):
             async with asyncio.timeout(DRAIN_LIMIT_S):
                 for room in self._rooms.values():
                     await room.settle()
-        return all(room.idle for room in self._rooms.values())
+        idle = all(room.idle for room in self._rooms.values())
+        if idle:
+            await self._shards.drain()
+        return idle
 
     def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a successor goes on with: see `coordinator_state`."""
@@ -152,15 +158,7 @@ class Coordinator(CoordinatorCalls):
             room.halt()
         self._shards.close()
 
-    # -- members ---------------------------------------------------------------------------------------
-
-    async def Member(
-        self, request_iterator: AsyncIterator[pb.MemberRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.MemberReply]:
-        """A worker's stream."""
-        async with aclosing(self._members.serve(request_iterator)) as replies:
-            async for reply in replies:
-                yield reply
+    # -- jobs ------------------------------------------------------------------------------------------
 
     def _room(self, wanted: spec_pb2.Job) -> Room:
         name = wanted.name
@@ -180,59 +178,3 @@ class Coordinator(CoordinatorCalls):
         if self._rooms.get(room.job.name) is room:
             del self._rooms[room.job.name]
             self._states.drop(room.job.name)
-
-    async def Read(
-        self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.ReadReply]:
-        """A reader's stream."""
-        async with aclosing(self._readers.serve(request_iterator)) as replies:
-            async for reply in replies:
-                yield reply
-
-    # -- shards ----------------------------------------------------------------------------------------
-
-    async def Follow(
-        self, request_iterator: AsyncIterator[pb.FollowRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.Order]:
-        """A shard above 0 registers, then carries orders out."""
-        try:
-            gatekeeper.check_service("be a shard")
-            async with asyncio.timeout(REGISTER_LIMIT_S):
-                first = await anext(aiter(request_iterator))
-        except (TokenRefused, TimeoutError, StopAsyncIteration) as error:
-            silent = FrameMalformed("a shard's stream starts with register")
-            refused = error if isinstance(error, TokenRefused) else silent
-            await context.abort(code_of(refused), refused.message, metadata_of(refused))
-        register = first.register
-        try:
-            outbox = self._shards.register(register)
-        except PsError as error:
-            if isinstance(error, Fenced) and error.facts.get("coordinator"):
-                self._on_fenced(error)
-            await context.abort(code_of(error), error.message, metadata_of(error))
-        await context.send_initial_metadata(())  # tells the shard that it is registered
-        reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))
-        try:
-            while (order := await outbox.get()) is not None:
-                yield order
-        finally:
-            reading.cancel()
-            self._shards.unregister(register.shard, outbox)
-
-    async def _read_follower(
-        self,
-        messages: AsyncIterator[pb.FollowRequest],
-        shard: int,
-        outbox: asyncio.Queue[pb.Order | None],
-    ) -> None:
-        try:
-            async for message in messages:
-                if message.WhichOneof("kind") == "norm":
-                    self._shards.reported(shard, norm_from_proto(message.norm))
-                elif message.WhichOneof("kind") == "attendance":
-                    self._shards.attended(shard, attendance_from_proto(message.attendance))
-                else:
-                    self._shards.answered(shard, message.done)
-        except grpc.aio.AioRpcError as error:
-            logger.debug("shard %d: stream broke: %s", shard, error)
-        outbox.put_nowait(None)

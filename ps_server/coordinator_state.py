@@ -19,8 +19,9 @@ from ps_server.job_life import JobLife
 from ps_server.mailbox import Mailbox
 from ps_server.member import JobState, Member, MemberState, TableRecord
 from ps_server.room import Room
-from ps_server.shares import Epoch, EpochUse, Shares
+from ps_server.shares import Epoch, Shares
 from ps_server.state_store import StateStore
+from ps_wire.epoch_use import EpochUse
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2

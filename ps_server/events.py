@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from ps_server.log import logger
 from ps_server.member import Member
-from ps_server.shares import EpochUse
+from ps_wire.epoch_use import EpochUse
 
 KEPT = 20  # lines for status
 
@@ -31,6 +31,7 @@ class Event(StrEnum):
     DROP = "drop"
     EPOCH = "epoch"
     RESTORE = "restore"
+    LOSE = "lose"
     ROLL_BACK = "rollback"
 
 
@@ -46,6 +47,7 @@ MEANING: Mapping[str, str] = {
     "drop": "pushes of a worker came too late, and were not applied",
     "epoch": "all samples of an epoch have been handed out that will be",
     "restore": "state of the job was read from a snapshot or a hand-off file",
+    "lose": "a shard's part of the job is gone, or void: all go back to a snapshot, or the job ends",
     "rollback": "all went back to a snapshot, for a shard had lost its part",
 }
 
@@ -82,13 +84,14 @@ class Events:
 
     def record_epoch(self, use: EpochUse) -> None:
         """Counts and logs the account of an epoch that is over."""
+        samples, unused = (use.samples, use.unused) if use.samples else ("?", "?")
         self.say(
             Event.EPOCH,
             loader=use.loader,
             number=use.epoch,
-            samples=use.samples or "?",
+            samples=samples,
             used=use.used,
-            unused=use.unused if use.samples else "?",
+            unused=unused,
             handed_on=use.handed_on,
         )
 

@@ -34,6 +34,7 @@ class Follower:
     Attributes:
         address: the coordinator's; its name is resolved again at every connection.
         done: the last answers to orders, by number.
+        coordinator: the newest generation of a coordinator that was followed.
     """
 
     def __init__(
@@ -55,15 +56,9 @@ class Follower:
         self._busy = asyncio.Lock()
         done = [pb.OrderDone.FromString(bytes.fromhex(text)) for text in inherited.more.get("done", ())]
         self.done: dict[int, pb.OrderDone] = {it.number: it for it in done}
-        self._register = pb.Register(
-            protocol=PROTOCOL,
-            shard=shard.index,
-            num_shards=shard.num_shards,
-            address=advertise,
-            boot=inherited.boot,
-            generation=inherited.generation,
-            coordinator=inherited.coordinator,
-        )
+        self._advertise = advertise
+        self._boot = inherited.boot
+        self.coordinator = inherited.coordinator
 
     async def run(self) -> None:
         """Follows until cancelled; a broken stream is made again."""
@@ -91,10 +86,17 @@ class Follower:
         self._on_ready(False)
         return reason
 
-    @property
-    def coordinator(self) -> int:
-        """The newest generation of a coordinator that was followed."""
-        return int(self._register.coordinator)
+    def register(self) -> pb.Register:
+        """As which process this one comes to the coordinator, and of which generation what it holds is."""
+        return pb.Register(
+            protocol=PROTOCOL,
+            shard=self._shard.index,
+            num_shards=self._shard.num_shards,
+            address=self._advertise,
+            boot=self._boot,
+            generation=self._shard.generation,
+            coordinator=self.coordinator,
+        )
 
     async def drain(self) -> None:
         """Returns once no order is being carried out; none is begun any more."""
@@ -110,17 +112,17 @@ class Follower:
         return done
 
     def _begin(self, granted: pb.Granted) -> None:
-        if granted.coordinator < self._register.coordinator:
+        if granted.coordinator < self.coordinator:
             raise Fenced(
                 f"this coordinator is of generation {granted.coordinator}; shard {self._shard.index} has "
-                f"followed one of {self._register.coordinator}"
+                f"followed one of {self.coordinator}"
             )
-        self._shard.begin(granted.generation, keep=self._register.generation == granted.generation)
-        self._register.generation, self._register.coordinator = granted.generation, granted.coordinator
+        self._shard.begin(granted.generation)
+        self.coordinator = granted.coordinator
 
     async def _follow(self, stub: rpc.CoordinatorStub) -> None:
         answers: asyncio.Queue[pb.FollowRequest | None] = asyncio.Queue()
-        answers.put_nowait(pb.FollowRequest(register=self._register))
+        answers.put_nowait(pb.FollowRequest(register=self.register()))
 
         async def outgoing() -> AsyncIterator[pb.FollowRequest]:
             while (answer := await answers.get()) is not None:

@@ -14,6 +14,7 @@ through.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,24 +22,29 @@ from typing import Any
 
 import torch
 
-from ps_server.gate import gate_of
+from ps_server.backup_partition import BackupPartition
 from ps_server.log import logger
+from ps_server.partition import Pull, _Member
 from ps_server.shard import Shard
 from ps_server.shard_job import ShardJob
 from ps_server.shard_table import ShardTable
 from ps_server.table_state import capture, restore, resume
 from ps_server.table_state_codec import TableReader, encode
 from ps_wire import consistency, snapshot_tensors
-from ps_wire.errors import ConfigurationRefused, PsError, SnapshotCorrupt
+from ps_wire.errors import PsError, SnapshotCorrupt
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.snapshot_writing import write_durably
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 1
+FORMAT = 2
 FACTS = "hand-off"
 OTHER = "other"  # of a tensor's name: the half that holds the version before
+KEPT = "kept"  # likewise: weights of an older version, which a late worker works on
+
+FLAGS = ("prepared", "fenced", "late", "asked")  # of a member of a partition
+_FRESH = _Member(0, 0)
 
 Facts = dict[str, Any]  # JSON
 
@@ -49,14 +55,12 @@ class Inherited:
 
     Attributes:
         boot: of the predecessor; stands for what it held.
-        generation: of the predecessor.
         coordinator: the newest generation of a coordinator that it has followed.
         more: facts of somebody else, passed through.
         tensors: of somebody else, passed through.
     """
 
     boot: bytes
-    generation: int
     coordinator: int = 0
     more: Facts = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -71,14 +75,8 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
     """Writes all that a shard holds, durable on return. No thread works on it any more.
 
     Raises:
-        ConfigurationRefused: a job has backup workers: weights that late workers work on are not handed on.
         PsError, OSError: it cannot be written: the successor begins with nothing.
     """
-    backup = [entry.name for entry in shard.jobs() if gate_of(entry.consistency).backup]
-    if backup:
-        raise ConfigurationRefused(
-            f"with backup workers nothing is handed on: {', '.join(backup)} must go back to a snapshot"
-        )
     tensors: dict[str, torch.Tensor] = {f"more/{name}": it for name, it in inherited.tensors.items()}
     jobs = [_job_facts(entry, tensors) for entry in shard.jobs()]
     facts = {
@@ -86,7 +84,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
         "shard": shard.index,
         "num_shards": shard.num_shards,
         "boot": inherited.boot.hex(),
-        "generation": inherited.generation,
+        "generation": shard.generation,
         "coordinator": inherited.coordinator,
         "jobs": jobs,
         "more": inherited.more,
@@ -122,13 +120,14 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
     for job in facts["jobs"]:
         _take_job(shard, job, file)
     passed_on = {name.removeprefix("more/"): file[name].clone() for name in file if name.startswith("more/")}
-    return Inherited(
+    inherited = Inherited(
         boot=bytes.fromhex(facts["boot"]),
-        generation=facts["generation"],
         coordinator=facts["coordinator"],
         more=facts["more"],
         tensors=passed_on,
     )
+    shard.generation = facts["generation"]
+    return inherited
 
 
 # -- jobs ----------------------------------------------------------------------------------------------
@@ -137,7 +136,8 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
 def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
     tables = []
     for number, table in sorted(job.tables.items()):
-        own, facts = _table_facts(number, table)
+        with table._deciding:  # what is decided at this moment is on all partitions, or on none
+            own, facts = _table_facts(number, table)
         tensors |= {f"{job.name}/{name}": tensor for name, tensor in own.items()}
         tables.append(facts)
     return {
@@ -160,7 +160,7 @@ def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
 
 def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
     name = facts["name"]
-    entry = shard._jobs[name] = ShardJob(
+    entry = ShardJob(
         name=name,
         consistency=consistency.parse(facts["consistency"]),
         num_workers=facts["num_workers"],
@@ -171,6 +171,7 @@ def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
         floor=facts["floor"],
         floor_step=facts["floor_step"],
     )
+    shard.put(entry)
     own = {key.removeprefix(f"{name}/"): file[key] for key in file if key.startswith(f"{name}/")}
     for table in facts["tables"]:
         _take_table(shard, name, table, own)
@@ -182,17 +183,45 @@ def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
             resume(opened)
 
 
+def _take_behind(table: ShardTable, facts: Facts, tensors: Mapping[str, torch.Tensor]) -> None:
+    """With backup workers: steps that are chosen and not closed, who is late, and weights that are behind.
+
+    Who is late has to be known before anybody pushes: it may have been told elsewhere where it goes on.
+    """
+    for index, workers in facts["chosen"]:
+        machine = table.cell(index).machine
+        assert isinstance(machine, BackupPartition)
+        machine._chosen = frozenset(workers)
+    for index, worker in facts["waiting"]:
+        machine = table.cell(index).machine
+        member = machine._members[worker]
+        machine._waiting[worker] = Pull(
+            worker=worker, incarnation=member.incarnation, clock=member.clock, asked_s=time.monotonic()
+        )
+    prefix = f"{table.spec.number}/{KEPT}/"
+    for name in [name for name in tensors if name.startswith(prefix)]:
+        index, version = map(int, name.removeprefix(prefix).split("/"))
+        table.cell(index).values._kept[version] = tensors[name].clone()
+
+
 def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor], Facts]:
     unloaded = []
-    flags = []
+    flags, chosen, waiting = [], [], []
     others: dict[str, torch.Tensor] = {}
     for index, cell in zip(table.partitions(), table.cells(), strict=True):
         if not cell.loaded:
             unloaded.append(index)
             cell.loaded = True
         for worker, member in cell.machine._members.items():
-            if member.prepared or member.fenced:
-                flags.append([index, worker, member.prepared, member.fenced])
+            values = [getattr(member, name) for name in FLAGS]
+            if values != [getattr(_FRESH, name) for name in FLAGS]:
+                flags.append([index, worker, values])
+            if member.late and worker in cell.machine._waiting:
+                waiting.append([index, worker])
+        if isinstance(cell.machine, BackupPartition) and cell.machine._chosen is not None:
+            chosen.append([index, sorted(cell.machine._chosen)])
+        for version, kept in cell.values._kept.items():
+            others[f"{number}/{KEPT}/{index}/{version}"] = kept
         if cell.values.doubled:
             assert cell.values._weights.other is not None
             others[f"{number}/{OTHER}/{index}"] = cell.values._weights.other
@@ -204,6 +233,8 @@ def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor
         "epoch": table._clipping._epoch if table._clipping is not None else 0,
         "unloaded": unloaded,
         "flags": flags,
+        "chosen": chosen,
+        "waiting": waiting,
         "state": facts,
     }
 
@@ -214,9 +245,10 @@ def _take_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torc
     table = shard.table(job, spec.number)
     state = TableReader(spec, [(tensors, facts["state"])]).going_on(table.plan, shard.index)
     restore(table, state, going_on=True)
-    for index, worker, prepared, fenced in facts["flags"]:
-        member = table.cell(index).machine._members[worker]
-        member.prepared, member.fenced = prepared, fenced
+    for index, worker, values in facts["flags"]:
+        for name, value in zip(FLAGS, values, strict=True):
+            setattr(table.cell(index).machine._members[worker], name, value)
+    _take_behind(table, facts, tensors)
     for index in facts["unloaded"]:
         table.cell(index).loaded = False
     if any(name.startswith(f"{spec.number}/{OTHER}/") for name in tensors):

@@ -22,12 +22,13 @@ from ps_server.member import (
     notices,
     refusal,
     removal,
+    rolled_back,
     size_of,
     tell,
 )
 from ps_server.roster import Roster
 from ps_server.shares import ANY, Shares
-from ps_wire.errors import ConfigurationRefused, PsError
+from ps_wire.errors import ConfigurationRefused, Evicted, PsError
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -120,6 +121,18 @@ class JobLife:
             joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
             sharing |= dict.fromkeys(awaited | joining, ANY) | sharing
         return sharing
+
+    def over(self, worker: int, incarnation: int) -> Evicted | None:
+        """Why an incarnation takes no more steps, and its process comes as another; None: it does."""
+        known = self.roster.members.get(worker)
+        if known is not None and known.incarnation == incarnation and known.present:
+            return None
+        if 0 < incarnation <= self.roster.floor:  # a new coordinator need not know it: it came after the snapshot
+            return rolled_back(self.name, max(self.clocks.values(), default=0))
+        if known is None or known.reader:
+            return None
+        lost = known.incarnation == incarnation and known.state is MemberState.LOST
+        return evicted(self.name, worker, incarnation) if lost or incarnation < known.incarnation else None
 
     # -- inputs ----------------------------------------------------------------------------------------
 

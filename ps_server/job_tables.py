@@ -46,6 +46,11 @@ class JobTables:
                 f"job {self.job} has {len(self.records)} tables, not {spec.number + 1}"
             )
 
+    @property
+    def begun(self) -> bool:
+        """Whether one has started, or is about to: for a worker that comes now that is too late."""
+        return any(record.starting or record.started for record in self.records)
+
     def waiting(self) -> int | None:
         """The first table that has not started."""
         waits = [number for number, record in enumerate(self.records) if not record.started]

@@ -18,7 +18,7 @@ from ps_server import gatekeeper
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
-from ps_server.member import JobState, Member, MemberState, evicted
+from ps_server.member import JobState, Member, MemberState
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
@@ -206,9 +206,8 @@ class MemberStreams:
             return room, known, taken_back, self._attached(taken_back)
         mailbox = room.mailboxes.get((resume.worker, resume.incarnation))
         if mailbox is None or known is None or known.incarnation != resume.incarnation:
-            if known is not None and resume.incarnation <= known.incarnation:
-                raise evicted(room.job.name, resume.worker, resume.incarnation)
-            raise JobUnknown(f"worker {resume.worker} is not in job {room.job.name}")
+            over = room.job.over(resume.worker, resume.incarnation)
+            raise over or JobUnknown(f"worker {resume.worker} is not in job {room.job.name}")
         if not hmac.compare_digest(mailbox.session, resume.session):
             raise StrangerRefused(f"this is not the session of worker {resume.worker}", worker=resume.worker)
         mailbox.heard(resume.heard)
@@ -331,4 +330,5 @@ def _bounded(progress: pb.Progress) -> pb.Progress:
     for name in sorted(progress.metrics)[MAX_METRICS:]:
         del progress.metrics[name]
     progress.waits = one_line(progress.waits, MAX_REASON)
+    progress.passed_over = one_line(progress.passed_over, MAX_REASON)
     return progress

@@ -70,8 +70,8 @@ class Job(JobLife):
             raise self._broken
         self._broken = None
         ended = self.state is JobState.ENDED
-        late = self._has_state and not ended and not self._restored
-        if late:
+        late = self._tables.begun and not ended  # who is not, begins with the others
+        if late and self._has_state and not self._restored:
             self.state = JobState.RUNNING
         member = self.roster.add(number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s)
         self._awaited.discard(number)
@@ -187,13 +187,19 @@ class Job(JobLife):
                 member.state = MemberState.LOST
                 error = ServerNotReady(f"job {self.name} is going back to a snapshot: join again")
                 actions.append(refusal(member, error))
+                if member.worker in saved.workers and not member.reader and not saved.ended:
+                    self._await(member.worker, member.lease_s)  # it does not know yet as whom it had joined
             else:
                 member.state, member.num_tables = MemberState.RETURNING, 0
                 actions.append(self.go_back(member))
         for worker in sorted(saved.workers) if not known and not saved.ended else ():
-            self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s)
-            self.roster.members[worker].state = MemberState.RETURNING
+            self._await(worker, lease_s)
         return actions + self._check_end()
+
+    def _await(self, worker: int, lease_s: float) -> None:
+        """Whoever comes with this number is waited for."""
+        self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s)
+        self.roster.members[worker].state = MemberState.RETURNING
 
     def go_back(self, member: Member) -> ToMember:
         """What one who is returning is told."""
@@ -293,6 +299,10 @@ class Job(JobLife):
             back = [f"{it.holder} to come back" for it in self.roster.members.values() if it.state in coming]
             return back + self._tables.missing(self.roster, range(0))
         needed = range(self.num_workers if waits and not self.min_workers else 0)
+        if self.min_workers and waits:  # who is about to be one of those who start has a place in their gates
+            joins = [it for it in self.roster.members.values() if it.state is MemberState.JOINING]
+            if any(not it.late for it in joins):
+                return [f"{it.holder} to join" for it in joins]
         return self._tables.missing(self.roster, needed, self.min_workers if waits else 0)
 
     def _tell_waiting(self) -> list[Action]:

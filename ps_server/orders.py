@@ -27,11 +27,12 @@ from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
-RESTART_LIMIT_S = 30.0  # for a shard to come back: as long as workers try (PS_RETRY_LIMIT)
+RESTART_LIMIT_S = 30.0  # for a shard to come back, where nobody's training depends on it
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
 _Sent: TypeAlias = tuple[Following, Answered]
+_Limit: TypeAlias = float | None  # seconds
 
 
 class Shards:
@@ -63,6 +64,7 @@ class Shards:
         self._lane = lane or ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
         own.on_norm = self._report_own
         own.on_attendance = self._attend_own
+        self._drained = False
         self.on_lost_state: Callable[[int], None] | None = None
 
     @property
@@ -144,6 +146,11 @@ class Shards:
             entry.give_up()
         self._lane.shutdown(wait=False)
 
+    async def drain(self) -> None:
+        """Before `capture`: nothing is decided any more, and shard 0 has carried out what it was told."""
+        self._drained = True  # reports that come now come again, to the successor
+        await self._loop.run_in_executor(self._lane, int)
+
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
         """A follower's stream ended."""
         entry = self._registered.get(shard)
@@ -165,7 +172,7 @@ class Shards:
 
     def reported(self, shard: int, norm: Norm) -> None:
         """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
-        found = self._decisions.reported(shard, norm)
+        found = None if self._drained else self._decisions.reported(shard, norm)
         if found is None:
             return
         decide, shards = found
@@ -182,7 +189,8 @@ class Shards:
 
     def attended(self, shard: int, report: TableAttendance) -> None:
         """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
-        self._send_choices(self._choices.reported(shard, report))
+        if not self._drained:
+            self._send_choices(self._choices.reported(shard, report))
 
     def _send_choices(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
         for order, shards in choices:
@@ -206,7 +214,7 @@ class Shards:
         *,
         absent_ok: bool = False,
         least: bool = False,
-        limit_s: float = ORDER_LIMIT_S,
+        limit_s: float | None = ORDER_LIMIT_S,
     ) -> dict[int, int]:
         """Sends an order to every shard and waits for all; returns the largest figures that they answer.
 
@@ -214,7 +222,7 @@ class Shards:
             order: its number is set here.
             absent_ok: also if a shard is not registered.
             least: the smallest figures instead.
-            limit_s: for each shard to answer.
+            limit_s: for each shard to answer; None: as long as it takes, also for those that are away.
 
         Raises:
             PsError: what the first shard that refused has said; the others may have carried it out.
@@ -228,7 +236,7 @@ class Shards:
         return clocks
 
     async def order_each(
-        self, order: pb.Order, *, absent_ok: bool = False, limit_s: float = ORDER_LIMIT_S
+        self, order: pb.Order, *, absent_ok: bool = False, limit_s: float | None = ORDER_LIMIT_S
     ) -> list[pb.OrderDone]:
         """As `order`, with the answer of each shard, by number."""
         kind = order.WhichOneof("kind") or ""
@@ -236,6 +244,8 @@ class Shards:
             self._choices.hold(getattr(order, kind).job)
         ends = kind in SECOND_ROUNDS
         try:
+            if limit_s is None:
+                await self.wait_complete(None)
             return await self._order_each(order, absent_ok=absent_ok, limit_s=limit_s)
         except PsError:
             ends = ends or kind in FIRST_ROUNDS  # there is no second one
@@ -244,7 +254,7 @@ class Shards:
             if ends:
                 self._send_choices(self._choices.release(getattr(order, kind).job))
 
-    async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: float) -> list[pb.OrderDone]:
+    async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: _Limit) -> list[pb.OrderDone]:
         if not absent_ok:
             self.check_ready()
         message = pb.Order()
@@ -314,7 +324,7 @@ class Shards:
         return entry, entry.send(order)
 
     async def _answer(
-        self, shard: int, boot: bytes, order: pb.Order, limit_s: float, sent: _Sent | None
+        self, shard: int, boot: bytes, order: pb.Order, limit_s: _Limit, sent: _Sent | None
     ) -> pb.OrderDone:
         """Until it is answered: a shard that follows again gets it again, and does nothing twice."""
         while sent is not None:
@@ -322,13 +332,13 @@ class Shards:
             if done is not None:
                 return done
             with suppress(ServerNotReady):
-                await self.wait_complete()
+                await self.wait_complete(None if limit_s is None else RESTART_LIMIT_S)
             sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None
-        error = ServerNotReady(f"shard {shard} is gone (it was awaited for {RESTART_LIMIT_S:g} s)")
+        error = ServerNotReady(f"shard {shard} is gone, or has come back without what it held")
         return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
 
     @staticmethod
-    async def _answer_once(shard: int, sent: _Sent, number: int, limit_s: float) -> pb.OrderDone | None:
+    async def _answer_once(shard: int, sent: _Sent, number: int, limit_s: _Limit) -> pb.OrderDone | None:
         entry, future = sent
         try:
             async with asyncio.timeout(limit_s):

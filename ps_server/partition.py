@@ -188,7 +188,7 @@ class Partition:
             PushOutOfOrder: the clock asked at is not the worker's.
         """
         member = self._member(pull.worker, pull.incarnation)
-        if pull.clock != member.clock:
+        if not self._may_ask(member, pull.clock):
             self._ledger(pull.worker).refused += 1
             raise PushOutOfOrder(
                 f"worker {pull.worker} pulls at clock {pull.clock}; its clock here is {member.clock}",
@@ -238,6 +238,10 @@ class Partition:
             self._ledger(contribution.worker).dropped += 1
         else:
             self._staged[contribution.worker] = contribution
+
+    def _may_ask(self, member: _Member, clock: int) -> bool:
+        """Whether a member may pull at this clock."""
+        return clock == member.clock
 
     def _member(self, worker: int, incarnation: int) -> _Member:
         member = self._members.get(worker)

@@ -112,7 +112,7 @@ class Server:
             self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
             self._saved = SavedJobs(self._store)
             self._shard.read_part = partial(self._saved.read_part, shard=options.shard)
-        self._inherited = Inherited(boot=secrets.token_bytes(16), generation=0)
+        self._inherited = Inherited(boot=secrets.token_bytes(16))
         self._coordinator: Coordinator | None = None
         self._follower: Follower | None = None
         self._stopped: asyncio.Future[int] | None = None
@@ -134,7 +134,6 @@ class Server:
         if self._options.state_dir is not None:
             inherited = await asyncio.to_thread(hand_off.take, self._options.state_dir, self._shard)
             self._inherited = inherited or self._inherited
-            self._shard.generation = self._inherited.generation
         server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
         sockets = self._listen()
@@ -190,7 +189,6 @@ class Server:
             coordinator = self._follower.coordinator
         handed_on = Inherited(
             boot=self._inherited.boot,
-            generation=self._shard.generation,
             coordinator=coordinator,
             more=more,
             tensors=tensors,
@@ -269,7 +267,7 @@ class Server:
             coordinator.begin()
             self._coordinator = coordinator
             self._stops.append(coordinator.stop)
-            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)
+            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator.service, server)
             names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
         reflection.enable_server_reflection(names, server)
 
@@ -292,7 +290,7 @@ class Server:
     def _fence(self, error: Fenced) -> None:
         """A newer process has this server's place: nothing is taken any more."""
         self._set_ready(False)
-        self._shard.begin(self._shard.generation, keep=False)
+        self._shard.void()
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_exception(error)
 

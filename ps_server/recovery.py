@@ -55,6 +55,7 @@ class Recovery:
         self._went_to: dict[str, str] = {}  # job -> snapshot
         self._lost: set[int] = set()
         self._pending: set[str] = set()
+        self._loading: set[str] = set()  # at most one, whose part shards read
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -79,7 +80,9 @@ class Recovery:
     def lost(self, shard: int) -> None:
         """A shard came back without what it held: every job had a slice of its weights there."""
         self._lost.add(shard)
-        self._pending |= self._rooms.keys()
+        for room in self._rooms.values():
+            room.loses(shard)
+        self._pending |= {*self._rooms, *self._loading}
         self._start()
 
     async def go_back(self, job: str, snapshot: str) -> int:
@@ -146,6 +149,7 @@ class Recovery:
             await room.freeze()
         await self._shards.wait_complete(None)
         for saved in await asyncio.to_thread(self._saved, name):
+            self._loading = {name}
             try:
                 floor = await self._restore(saved)
             except ServerNotReady as error:  # a shard has gone again: from the beginning
@@ -156,6 +160,10 @@ class Recovery:
             except PsError as error:
                 logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)
                 continue
+            finally:
+                self._loading.clear()
+            if name in self._pending:  # a shard that had read its part has lost it while others still read
+                return
             self._go_on(room or self._room_of(saved.job), saved, floor)
             return
         if room is not None:
@@ -167,18 +175,8 @@ class Recovery:
     async def _restore(self, saved: SavedJob) -> int:
         """All shards load their parts; returns the last incarnation that is over."""
         generation = self._shards.raise_generation()
-        floor = generation << 16
-        order = pb.Restore(
-            job=saved.job,
-            tables=[table_to_proto(spec) for spec in saved.tables],
-            snapshot=saved.snapshot,
-            generation=generation,
-            incarnation=floor,
-            step=saved.step,
-            steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
-        )
-        await self._shards.order(pb.Order(restore=order), limit_s=LOAD_LIMIT_S)
-        return floor
+        await self._shards.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
+        return floor_of(generation)
 
     def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
@@ -204,3 +202,22 @@ class Recovery:
             shard=min(self._lost, default=0),
         )
         room.thaw([*job.tell_all(error), *job.drop()])
+
+
+def floor_of(generation: int) -> int:
+    """The last incarnation of workers that is over when shards have been restored as of this generation."""
+    return generation << 16
+
+
+def restoration(saved: SavedJob, generation: int) -> pb.Order:
+    """The order for every shard to load its part, as of this generation."""
+    restore = pb.Restore(
+        job=saved.job,
+        tables=[table_to_proto(spec) for spec in saved.tables],
+        snapshot=saved.snapshot,
+        generation=generation,
+        incarnation=floor_of(generation),
+        step=saved.step,
+        steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
+    )
+    return pb.Order(restore=restore)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from ps_server.agenda import Agenda
 from ps_server.events import Event, Events
 from ps_server.leases import Leases
 from ps_server.log import logger
 from ps_server.mailbox import Mailbox
-from ps_server.member import Action, Member, MemberState, ToMember, ToShards, TwoRounds
+from ps_server.member import Action, Member, MemberState, ToMember
 from ps_server.membership import Job
-from ps_server.orders import Shards
+from ps_server.orders import ORDER_LIMIT_S, RESTART_LIMIT_S, Shards
 from ps_server.saved_job import SavedJob
 from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -40,14 +40,13 @@ class Room:
         self._changed = asyncio.Event()
         self._shards = shards
         self._on_empty = on_empty
-        self._actions: deque[Action] = deque()
+        self._agenda = Agenda()
         self._task: asyncio.Task[None] | None = None
-        self._frozen = False
 
     @property
     def idle(self) -> bool:
         """Nothing is on its way to members or shards."""
-        return self._task is None and not self._actions
+        return self._task is None and self._agenda.empty
 
     def admit(self, member: Member, actions: Sequence[Action]) -> Mailbox:
         """Makes the mailbox of a member that has just joined, then does what follows."""
@@ -80,10 +79,14 @@ class Room:
         while self._task is not None:
             await asyncio.wait([self._task])
 
+    def loses(self, shard: int) -> None:
+        """A shard has lost its part: no order is sent any more, and what became of one is of no interest."""
+        self.events.say(Event.LOSE, shard=shard)
+        self._agenda.freeze()
+
     async def freeze(self) -> None:
-        """Does nothing more, for shards have lost what it is about; returns once nothing is on its way."""
-        self._frozen = True
-        self._actions.clear()
+        """Does nothing more, for the job goes back; returns once nothing is on its way."""
+        self._agenda.freeze()
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -98,9 +101,8 @@ class Room:
 
     def thaw(self, actions: Sequence[Action]) -> None:
         """Goes on, with these."""
-        self._frozen = False
-        self._actions.clear()
-        self.do(actions)
+        self._agenda.thaw(actions)
+        self.do([])
 
     def heard(self, member: Member) -> None:
         """A member is alive."""
@@ -134,15 +136,13 @@ class Room:
 
     def do(self, actions: Sequence[Action]) -> None:
         """Queues actions; one task carries them out, one change at a time."""
-        if not self._frozen:
-            self._actions.extend(actions)
-        if self._task is None and self._actions:
+        self._agenda.add(actions)
+        if self._task is None and not self._agenda.empty:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         try:
-            while self._actions:
-                action = self._actions.popleft()
+            while (action := self._agenda.next()) is not None:
                 if isinstance(action, ToMember):
                     self._deliver(action)
                 else:
@@ -186,22 +186,22 @@ class Room:
             del self.mailboxes[key]
             self.leases.end(*key)
 
-    async def _order(self, action: ToShards | TwoRounds) -> None:
-        job = self.job
-        order = action.first if isinstance(action, TwoRounds) else action.order
+    async def _order(self, order: pb.Order) -> None:
+        """Has the shards carry an order out, and the one that follows from their answers."""
+        agenda = self._agenda
+        # who joins may be told to come later; all else is awaited, by workers that have limits of their own
+        limit_s = ORDER_LIMIT_S if order.HasField("admit") else None
         try:
-            await self._shards.wait_complete()
-            if isinstance(action, TwoRounds):
-                order = action.second(await self._shards.order(order, least=action.least))
-            clocks = await self._shards.order(order)
+            await self._shards.wait_complete(RESTART_LIMIT_S if order.HasField("admit") else None)
+            following: pb.Order | None = order
+            while following is not None:
+                order = following
+                figures = await self._shards.order(order, least=agenda.least, limit_s=limit_s)
+                following = agenda.answered(self.job, figures)
         except PsError as error:
             if isinstance(error, ServerNotReady):  # a shard that comes back empty has the job rolled back
                 with suppress(ServerNotReady):
                     await self._shards.wait_complete()
-            if self._frozen:
-                return
-            logger.warning("job %s: order %s: %s", job.name, order.WhichOneof("kind"), error)
-            self._actions.extend(job.failed(order, error))
-        else:
-            if not self._frozen:
-                self._actions.extend(job.done(order, clocks))
+            if not agenda.frozen:
+                logger.warning("job %s: order %s: %s", self.job.name, order.WhichOneof("kind"), error)
+            agenda.refused(self.job, error)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ps_server import kernels
 from ps_server.log import logger
-from ps_wire import trace
+from ps_wire import kernels, trace
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Piece

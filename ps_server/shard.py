@@ -1,15 +1,15 @@
 """All jobs on this shard: their members, tables and tokens, and the memory they may take.
 
 The coordinator's orders change it; connections look up what they may touch. It must not know gRPC.
-`_lock` guards the maps; it is never held while tensors are worked on.
+The lock of `ShardJobs` guards the maps; it is never held while tensors are worked on.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
@@ -17,10 +17,12 @@ from ps_server import optimizers
 from ps_server.attendance import Choice, TableAttendance
 from ps_server.clipping import Norm
 from ps_server.device_optimizer import HOST, optimizer_on
+from ps_server.events import Event
 from ps_server.gate import gate_of
 from ps_server.log import logger
-from ps_server.shard_generations import ReadPart, ShardGenerations
 from ps_server.shard_job import Retirable, ShardJob
+from ps_server.shard_jobs import ShardJobs
+from ps_server.shard_members import ShardMembers
 from ps_server.shard_snapshots import ShardSnapshots
 from ps_server.shard_table import ShardTable
 from ps_server.table_state import TableState
@@ -30,24 +32,24 @@ from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
     MemoryLimitExceeded,
+    ServerNotReady,
     StrangerRefused,
 )
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 
 TOKEN_BYTES = 16
+ReadPart: TypeAlias = Callable[[str, str, Plan, TableSpec], TableState]
 MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
 
 
-__all__ = ["TOKEN_BYTES", "Retirable", "Shard", "ShardJob"]
-
-
-class Shard(ShardGenerations):
+class Shard:
     """See the module's docstring. Thread-safe.
 
     Attributes:
+        members: of its jobs.
         snapshots: of its jobs.
-        generation: that its connections and frames are of; older ones are refused.
+        generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
         read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, shard) -> state.
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
         on_attendance: takes a report of backup workers there, in the order of calls; likewise.
@@ -77,13 +79,13 @@ class Shard(ShardGenerations):
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
         self.refused_frames = 0
-        self.generation = 1
+        self.generation = 0
         self.on_norm: Callable[[Norm], None] = _lose
         self.on_attendance: Callable[[TableAttendance], None] = _lose
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
         self.read_part: ReadPart = _no_snapshots
-        self._jobs: dict[str, ShardJob] = {}
-        self._lock = threading.Lock()
+        self._jobs = ShardJobs(index)
+        self.members = ShardMembers(self._jobs)
 
     # -- the coordinator's orders ----------------------------------------------------------------------
 
@@ -96,8 +98,8 @@ class Shard(ShardGenerations):
             MemoryLimitExceeded: it does not fit; nothing was allocated.
         """
         optimizers.check(spec.optimizer)
-        with self._lock:
-            entry = self._job(job)
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
             _check_clips(spec, entry.consistency)
             plan = Plan(spec, self.num_shards)
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
@@ -106,10 +108,11 @@ class Shard(ShardGenerations):
                 entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry)
                 del entry.tables[spec.number]
             need = self._needed_bytes(spec, plan, entry)
-            used = sum(other.memory_bytes for other in self._jobs.values())
+            jobs = self._jobs.by_name.values()
+            used = sum(other.memory_bytes for other in jobs)
             limit = self.memory_limit_bytes
             if limit is not None and used + need > limit:
-                holders = ", ".join(f"{other.name} {other.memory_bytes}" for other in self._jobs.values())
+                holders = ", ".join(f"{other.name} {other.memory_bytes}" for other in jobs)
                 raise MemoryLimitExceeded(
                     f"table {spec.number} of job {job} needs {need} bytes on shard {self.index} (weights, "
                     f"optimizer state and one slice for each of {entry.num_workers} workers); "
@@ -135,7 +138,7 @@ class Shard(ShardGenerations):
         )
         for worker, (incarnation, clocks) in members.items():
             table.join(worker, incarnation, clocks.get(spec.number, 0))
-        with self._lock:
+        with self._jobs.lock:
             entry.tables[spec.number] = table
         logger.info("job %s: table %d opened, %d bytes", job, spec.number, need)
 
@@ -143,10 +146,36 @@ class Shard(ShardGenerations):
         """Members may push and pull; the weights are no longer loaded."""
         self.table(job, number).started = True
 
-    def drop(self, job: str) -> None:
-        """Forgets a job and frees its memory."""
-        with self._lock:
-            self._jobs.pop(job, None)
+    def put(self, job: ShardJob) -> None:
+        """A job that was elsewhere before, or at another time."""
+        self._jobs.put(job)
+
+    def drop(self, job: str) -> ShardJob | None:
+        """Forgets a job and returns it; its memory is free when nobody has it any more."""
+        return self._jobs.drop(job)
+
+    def end(self, job: str) -> None:
+        """Forgets a job; who is still in it hears why from the coordinator."""
+        entry = self.drop(job)
+        if entry is not None:
+            entry.retire()
+
+    def begin(self, generation: int) -> None:
+        """From now on the shard is of this generation; if it was of another one, what it holds is void."""
+        if generation != self.generation:
+            self.void()
+            self.generation = generation
+
+    def void(self) -> None:
+        """The service goes on without what this shard holds."""
+        for entry in self.jobs():
+            entry.say(Event.LOSE, shard=self.index, generation=self.generation)
+            self.end(entry.name)
+
+    def retire(self) -> None:
+        """Nothing more is taken of any worker; what was taken is finished."""
+        for entry in self.jobs():
+            entry.retire()
 
     def decide(self, job: str, number: int, *, opening: int, step: int, scale: float) -> None:
         """A clipped step closes with this scale; one of a table that is gone is not news."""
@@ -161,22 +190,22 @@ class Shard(ShardGenerations):
             table.choose(choice)
 
     def _opened(self, job: str, number: int, opening: int) -> ShardTable | None:
-        with self._lock:
-            entry = self._jobs.get(job)
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
             table = entry.tables.get(number) if entry is not None else None
         return table if table is not None and table.opening == opening else None
 
     def unchosen(self) -> list[TableAttendance]:
         """Reports of backup workers from which something may follow, of all jobs."""
-        with self._lock:
-            tables = [table for entry in self._jobs.values() for table in entry.tables.values()]
-        return [report for table in tables if (report := table.attendance()) is not None]
+        return [report for table in self._tables() if (report := table.attendance()) is not None]
 
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""
-        with self._lock:
-            tables = [table for entry in self._jobs.values() for table in entry.tables.values()]
-        return [norm for table in tables if (norm := table.undecided()) is not None]
+        return [norm for table in self._tables() if (norm := table.undecided()) is not None]
+
+    def _tables(self) -> list[ShardTable]:
+        with self._jobs.lock:
+            return [table for entry in self._jobs.by_name.values() for table in entry.tables.values()]
 
     def _report(self, norm: Norm) -> None:
         self.on_norm(norm)  # whoever it is by now
@@ -186,6 +215,18 @@ class Shard(ShardGenerations):
 
     # -- connections -----------------------------------------------------------------------------------
 
+    def check_generation(self, generation: int) -> None:
+        """Refuses who means another process or time of this shard; 0: whichever this is.
+
+        Raises:
+            ServerNotReady: it is to connect anew.
+        """
+        if generation not in (0, self.generation):
+            raise ServerNotReady(
+                f"shard {self.index} is of generation {self.generation}, not {generation}: connect again",
+                generation=self.generation,
+            )
+
     def make_token(self, job: str, worker: int, incarnation: int) -> bytes:
         """A token good for one connection of this worker.
 
@@ -193,8 +234,8 @@ class Shard(ShardGenerations):
             JobUnknown: the job is not on this shard.
             StrangerRefused: the worker has not joined, or another incarnation of it has.
         """
-        with self._lock:
-            entry = self._job(job)
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
             token = secrets.token_bytes(TOKEN_BYTES)
             kept = entry.tokens.setdefault((worker, incarnation), [])
@@ -208,8 +249,8 @@ class Shard(ShardGenerations):
         Raises:
             JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this worker's.
         """
-        with self._lock:
-            entry = self._job(job)
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
             kept = entry.tokens.get((worker, incarnation), [])
             for place, known in enumerate(kept):
@@ -220,8 +261,8 @@ class Shard(ShardGenerations):
 
     def is_member(self, job: str, worker: int, incarnation: int) -> bool:
         """Whether this worker's pulls go through the gate."""
-        with self._lock:
-            entry = self._jobs.get(job)
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
             return entry is not None and entry.members.get(worker, (None,))[0] == incarnation
 
     def table_of(self, job: str, number: int, worker: int, incarnation: int, *, writes: bool) -> ShardTable:
@@ -232,8 +273,8 @@ class Shard(ShardGenerations):
             StrangerRefused: the worker has not joined, or another incarnation of it has; or it writes and is
                 no member (any more).
         """
-        with self._lock:
-            entry = self._job(job)
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
             if writes and entry.members.get(worker, (None,))[0] != incarnation:
                 raise StrangerRefused(
@@ -248,24 +289,24 @@ class Shard(ShardGenerations):
         Raises:
             JobUnknown: the job, or this table of it, is not on this shard.
         """
-        with self._lock:
-            table = self._job(job).tables.get(number)
+        with self._jobs.lock:
+            table = self._jobs.known(job).tables.get(number)
         if table is None:
             raise JobUnknown(f"job {job} has no table {number} on shard {self.index}", job=job, table=number)
         return table
 
     def replace_session(self, job: str, worker: int, session: Retirable) -> Retirable | None:
         """Makes `session` the live one of this worker; returns the one before, which is to be retired."""
-        with self._lock:
-            entry = self._job(job)
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
             entry.count_connection(worker)
             before, entry.sessions[worker] = entry.sessions.get(worker), session
             return before
 
     def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet) -> None:
         """A connection of this job is gone."""
-        with self._lock:
-            entry = self._jobs.get(job)
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
             if entry is not None and entry.sessions.get(worker) is session:
                 del entry.sessions[worker]
             tables = list(entry.tables.values()) if entry is not None else []
@@ -274,13 +315,12 @@ class Shard(ShardGenerations):
 
     def count_refused(self) -> None:
         """A frame was malformed, unknown, or from a stranger."""
-        with self._lock:
+        with self._jobs.lock:
             self.refused_frames += 1
 
     def jobs(self) -> tuple[ShardJob, ...]:
         """All jobs, to be read for figures only."""
-        with self._lock:
-            return tuple(self._jobs.values())
+        return self._jobs.all()
 
     # -- inside ----------------------------------------------------------------------------------------
 

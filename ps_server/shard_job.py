@@ -71,6 +71,11 @@ class ShardJob:
         """All that are live, or wait for a verdict."""
         return [*self.sessions.values(), *(it for it in self.expelled.values() if it is not None)]
 
+    def retire(self) -> None:
+        """Nothing more is taken of its workers; waits for what is being taken."""
+        for session in self.connections():
+            session.retire()
+
     def count_connection(self, worker: int) -> None:
         """A worker has a connection: its first one, or another one in place of it."""
         incarnation = self.known.get(worker, 0)

@@ -1,20 +1,19 @@
-"""Who belongs to the jobs on a shard, as the coordinator orders it: a base of `Shard`.
+"""Who belongs to the jobs on a shard, as the coordinator orders it.
 
 An incarnation that was fenced may do nothing any more, here or over a connection that it opens later; the
 verdict, which all shards get after all have fenced it, says which of its pushes count. It must not know
-frames. `_lock` guards the maps; it is never held while tensors are worked on.
+frames.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from ps_server.events import Event
 from ps_server.member import evicted
 from ps_server.shard_job import ShardJob
+from ps_server.shard_jobs import ShardJobs
 from ps_wire import consistency
-from ps_wire.errors import JobUnknown
 from ps_wire.frame import FIRST_READER
 from ps_wire.nonfinite import NonFinite
 
@@ -22,9 +21,8 @@ from ps_wire.nonfinite import NonFinite
 class ShardMembers:
     """See the module's docstring. Thread-safe."""
 
-    index: int
-    _jobs: dict[str, ShardJob]
-    _lock: threading.Lock
+    def __init__(self, jobs: ShardJobs) -> None:
+        self._jobs = jobs
 
     def admit(
         self,
@@ -39,10 +37,10 @@ class ShardMembers:
         nonfinite: NonFinite = NonFinite.ERROR,
     ) -> None:
         """A worker may connect; unless it only reads, it is a member from its clocks on."""
-        with self._lock:
+        with self._jobs.lock:
             if worker >= FIRST_READER:
-                self._job(job)  # it comes to one that is there, or not at all
-            entry = self._jobs.setdefault(
+                self._jobs.known(job)  # it comes to one that is there, or not at all
+            entry = self._jobs.by_name.setdefault(
                 job,
                 ShardJob(
                     name=job,
@@ -63,8 +61,8 @@ class ShardMembers:
 
     def remove(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
         """A worker stops being a member, or a reader goes; returns the newest clock by table."""
-        with self._lock:
-            entry = self._job(job)
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
             if entry.members.get(worker, (None,))[0] == incarnation:
                 del entry.members[worker]
             session = None
@@ -83,8 +81,8 @@ class ShardMembers:
         Returns:
             Its smallest clock over partitions, by table that it is a member of.
         """
-        with self._lock:
-            entry = self._jobs.get(job)
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
             if entry is None:  # it was dropped meanwhile: there is nothing to keep anybody from
                 return {}
             if entry.known.get(worker) == incarnation:
@@ -108,8 +106,8 @@ class ShardMembers:
         Returns:
             The newest clock by table.
         """
-        with self._lock:
-            entry = self._jobs.get(job)
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
             if entry is None:  # it was dropped meanwhile: there is nothing to keep anybody from
                 return {}
             tables = list(entry.tables.values())
@@ -120,7 +118,7 @@ class ShardMembers:
             if table.spec.number in limits
         }
         dropped += sum(table.ledger(worker).dropped for table in tables)
-        with self._lock:
+        with self._jobs.lock:
             if dropped:
                 entry.say(Event.DROP, worker=worker, incarnation=incarnation, pushes=dropped)
             session = entry.expelled.pop(worker, None)
@@ -130,20 +128,10 @@ class ShardMembers:
 
     def enter(self, *, job: str, table: int, worker: int, incarnation: int, step: int) -> None:
         """A worker that was prepared becomes a member of a table; `step` is its first."""
-        with self._lock:
-            entry = self._job(job)
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
             known, clocks = entry.members.get(worker, (incarnation, {}))
             clocks = {**clocks, table: step} if known == incarnation else {table: step}
             entry.members[worker] = incarnation, clocks
             entered = entry.tables[table]
         entered.join(worker, incarnation, step)
-
-    def _job(self, name: str) -> ShardJob:
-        entry = self._jobs.get(name)
-        if entry is None:
-            raise JobUnknown(
-                f"shard {self.index} does not know job {name!r}: nobody has joined it here, or the server "
-                "was started again without its state",
-                job=name,
-            )
-        return entry

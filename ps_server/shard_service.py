@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 import grpc.aio
 
 from ps_server import gatekeeper, state_stream
-from ps_server.shard import Shard, ShardJob
+from ps_server.shard import Shard
+from ps_server.shard_job import ShardJob
 from ps_server.shard_table import ShardTable
 from ps_wire.errors import ServerNotReady
 from ps_wire.frame import FIRST_READER, PROTOCOL

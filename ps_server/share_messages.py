@@ -1,13 +1,11 @@
-"""Shares of epochs as messages: what workers say of them, and what people are told."""
+"""Shares of epochs as messages: what workers say of them."""
 
 from __future__ import annotations
 
 from ps_server.dealt import Mark
-from ps_server.shares import MAX_LOADERS, EpochUse
+from ps_server.shares import MAX_LOADERS
 from ps_wire.errors import UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
-
-MAX_COUNT = (1 << 64) - 1
 
 
 def check_loader(number: int) -> int:
@@ -25,16 +23,4 @@ def mark_of(mark: pb.Mark) -> Mark:
         samples=mark.samples,
         pace_batches=mark.pace_batches,
         pace_samples=mark.pace_samples,
-    )
-
-
-def epoch_use(use: EpochUse) -> pb.EpochUse:
-    """Numbers that a worker has made up are cut to what the message holds."""
-    return pb.EpochUse(
-        loader=use.loader,
-        epoch=use.epoch,
-        samples=use.samples,
-        used=min(use.used, MAX_COUNT),
-        handed_on=min(use.handed_on, MAX_COUNT),
-        over=use.over,
     )

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ps_server import kernels
 from ps_server.halves import Halves
 from ps_server.log import logger
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
-from ps_wire import trace
+from ps_wire import kernels, trace
 from ps_wire.carrier import Message, Outlet
 from ps_wire.codec import AS_THEY_ARE
 from ps_wire.errors import FrameRefused
@@ -137,6 +136,6 @@ class SharedRegions:
         """Without the interpreter's lock, which `place[:] = payload` would hold for a millisecond."""
         source, target = np.frombuffer(payload, dtype=np.uint8), np.frombuffer(place, dtype=np.uint8)
         if kernels.KERNELS is not None and source.nbytes == target.nbytes >= kernels.STREAMED_BYTES:
-            kernels.KERNELS.copy(source, target)
+            kernels.KERNELS.copy(source.ctypes.data, target.ctypes.data, target.nbytes)
         else:
             np.copyto(target, source)

@@ -13,38 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_server.dealt import Dealt, Mark
+from ps_wire.epoch_use import EpochUse
 
 MAX_EPOCHS = 10_000  # that are remembered, over all loaders; the oldest are forgotten
 KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
 MAX_LOADERS = 1000  # of a job
 ANY = 0  # instead of an incarnation: whoever comes first under that number
 NOBODY = -1  # its share was handed out before a rollback
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochUse:
-    """The samples of an epoch of a loader.
-
-    Attributes:
-        loader: its number, the same on all workers.
-        epoch: of it.
-        samples: of the epoch; 0: its length is not known, or the job did not begin it.
-        used: whose pushes are committed.
-        handed_on: of these, used by another worker than the one whose share they were in.
-        over: nobody hands out any more of it.
-    """
-
-    loader: int
-    epoch: int
-    samples: int
-    used: int
-    handed_on: int
-    over: bool
-
-    @property
-    def unused(self) -> int:
-        """Samples that no committed push was made of; 0 where the length is not known."""
-        return max(self.samples - self.used, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ until the shards know the cut. So nothing beyond the cut can come to a shard bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ps_server.gate import Gate
 
@@ -27,6 +27,25 @@ def clocks_of_snapshot(gate: Gate, asked: Mapping[int, int]) -> dict[int, int]:
     if gate.staleness is None:
         return dict(asked)
     return {worker: max(step, newest - 1 - gate.staleness) for worker, step in asked.items()}
+
+
+def first_steps(
+    gate: Gate, steps: Mapping[int, int], captured: Iterable[int], finished: Mapping[int, int]
+) -> dict[int, int]:
+    """Where workers go on from a cut, of one table: those who captured their state, and who has finished.
+
+    All that one has pushed who finished before its step of the cut is in the snapshot: it has none to take
+    again.
+
+    Args:
+        gate: of the job.
+        steps: worker -> its first step that is not in the snapshot.
+        captured: workers who have reached it.
+        finished: worker -> steps that it has taken.
+    """
+    newest = max(steps.values(), default=0)
+    over = {worker: newest if gate.aggregates else taken for worker, taken in finished.items()}
+    return over | {worker: steps[worker] for worker in captured}
 
 
 def workers_beyond(begun: Mapping[int, int], limits: Mapping[int, int]) -> list[int]:

@@ -22,10 +22,10 @@ from typing import Any
 
 from ps_server.gate import gate_of
 from ps_server.log import logger
-from ps_server.member import JobState, Member, tell
+from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.orders import Shards
 from ps_server.room import Room
-from ps_server.snapshot_cut import clocks_of_snapshot
+from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
 from ps_server.state_store import StateStore
 from ps_wire import consistency
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
@@ -96,7 +96,9 @@ class Taking:
             self._changed.set()
 
     def gone(self, member: Member) -> None:
-        """A worker trains no more: it leaves the cut."""
+        """A worker trains no more: it leaves the cut, unless it has finished steps that are behind it."""
+        if member.state is MemberState.FINISHING and member.worker in self._writes:
+            return
         if self._members.get(member.worker) is member:
             del self._members[member.worker]
             self._changed.set()
@@ -224,9 +226,10 @@ class Taking:
         ended: bool,
     ) -> Manifest:
         job = self._job
-        clocks = {
-            table: {worker: steps[worker] for worker in workers} for table, steps in self._steps.items()
-        }
+        gate = gate_of(consistency.parse(job.consistency))
+        over = (MemberState.FINISHING, MemberState.FINISHED)
+        finished = {it.worker: it.steps for it in job.roster.members.values() if it.state in over}
+        clocks = {table: first_steps(gate, steps, workers, finished) for table, steps in self._steps.items()}
         newest = {worker: max(steps[worker] for steps in clocks.values()) for worker in workers}
         if ended:
             clocks = {

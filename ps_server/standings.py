@@ -1,8 +1,9 @@
 """Which process is the live one of each shard above 0: the last that the coordinator has let in. Pure.
 
-A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot has it
-still, be it a process that follows again or one that took up what its predecessor handed off. Who comes with
-another boot holds nothing, and the one before it, if it lives, is fenced.
+A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a process
+that follows again, or one that took up what its predecessor handed off. What it holds counts if it is of the
+generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with another boot
+holds nothing, and the one before it, if it lives, is fenced.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Standings:
         """A process comes as a shard.
 
         Returns:
-            Its generation; what it holds is void if that is not the one that it had. And whether another
-            process has held this shard's part of the jobs, which is lost with it.
+            Its generation; what it holds is void if that is not the one that it had. And whether this
+            shard's part of the jobs is lost: another process has held it, or it is void, for a rollback that
+            this one has not heard of is under way.
 
         Raises:
             Fenced: a newer process has this shard; or shards have followed a newer coordinator than this.
@@ -50,9 +52,10 @@ class Standings:
                 shard=message.shard,
                 generation=generation,
             )
-        if generation != message.generation or generation == 0:
+        if boot != message.boot or generation == 0:
             self.known[message.shard] = message.boot, self.generations.next()
-        return self.known[message.shard][1], boot != message.boot
+        void = generation > 0 and message.generation not in (0, generation)
+        return self.known[message.shard][1], boot != message.boot or void
 
     def raise_all(self) -> int:
         """What every shard holds is about to be replaced: one new generation for all."""

@@ -9,20 +9,47 @@ once. It must not know gRPC. It works on tensors, so it is called on threads bes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ps_server.cell import Cell
+from ps_server.log import logger
+from ps_server.optimizers import State
+from ps_server.piece_states import joined, steps
 from ps_server.shard_table import ShardTable
 from ps_wire import state_messages
 from ps_wire.errors import PayloadMismatch
+from ps_wire.plan import Piece
 from ps_wire.v1 import shard_pb2 as pb
 
 
 def dump(table: ShardTable, partition: int) -> list[pb.PartitionState]:
     """The state of one partition, in one or more messages."""
-    states = table.cell(partition).export_state()
+    cell = table.cell(partition)
+    with cell.lock:
+        cuts, found = cell.values.cuts, cell.export_state()
+    states = joined(cell.pieces, cuts, found)
+    if cuts != cell.pieces:
+        _say_joined(table, partition, cuts, found)
     entries = ((piece, name, state[name]) for piece, state in enumerate(states) for name in state)
     return list(state_messages.pack(partition, entries))
+
+
+def _say_joined(table: ShardTable, partition: int, cuts: Sequence[Piece], states: Sequence[State]) -> None:
+    counted: dict[str, list[int]] = {}
+    for cut, state in zip(cuts, states, strict=True):
+        counted.setdefault(table.plan.parameters[cut.parameter].name, []).append(int(steps(state)))
+    for name, counters in counted.items():
+        if len(counters) > 1:
+            logger.warning(
+                "table %d: parts of parameter %s in partition %d have taken %s steps: read as one state, the "
+                "largest number counts",
+                table.spec.number,
+                name,
+                partition,
+                ", ".join(map(str, counters)),
+            )
 
 
 class Loading:

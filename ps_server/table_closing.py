@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ps_server.attendance import Attendance, Choice, TableAttendance
+from ps_server.attendance import Attendance, Choice, Choose, TableAttendance
 from ps_server.average import Scratch
+from ps_server.backup_partition import BackupPartition
 from ps_server.chooser import Chooser
 from ps_server.clipping import Clipping, Norm, coefficient
 from ps_server.log import logger
@@ -72,6 +73,13 @@ class TableClosing:
         """What may be waited for that the coordinator chooses: to be said again to one who may not know."""
         report = self._quorum.now() if self._quorum is not None and self._attend else None
         return None if report is None else self._attended(report)
+
+    def choose_from_here(self) -> None:
+        """Its state was put into it: where this shard chooses alone, the next is the open step."""
+        machines = [cell.machine for cell in self._cells.values()]
+        step = max((it.open_step for it in machines if isinstance(it, BackupPartition)), default=0)
+        if self._chooser is not None and step > 0:
+            self._chooser.last = Choose(step=step - 1, workers=frozenset())  # no cell asks for that
 
     def _choose(self, choice: Choice) -> None:
         now_s = time.monotonic()

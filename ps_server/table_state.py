@@ -33,6 +33,7 @@ from ps_server.partition import Contribution, Ledger, Partition, _Member
 from ps_server.shard_table import ShardTable
 from ps_wire import trace
 from ps_wire.errors import PayloadMismatch, PsError
+from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
 
 
@@ -60,13 +61,15 @@ class CellState:
 
     Attributes:
         weights: shape (E,), padding included.
-        optimizer: P states, as `PieceOptimizer.export_state` gives them.
+        pieces: P, or more where parts of one have counted different steps: see `CellValues.cuts`.
+        optimizer: their states, as `PieceOptimizer.export_state` gives them.
         staged: contributions with a `Gradient` of their own memory, or abstentions; in rank order.
         owed: worker -> (incarnation, what it is told at its next step).
     """
 
     machine: MachineState
     weights: torch.Tensor
+    pieces: Sequence[Piece]
     optimizer: Sequence[State]
     staged: tuple[Contribution, ...] = ()
     owed: Mapping[int, tuple[int, PsError]] = field(default_factory=dict)
@@ -108,6 +111,7 @@ def capture_cell(cell: Cell, *, going_on: bool = False) -> CellState:
         return CellState(
             machine=_capture_machine(cell.machine, cell.hyper_mismatches),
             weights=cell.values.now.clone(),
+            pieces=cell.values.cuts,
             optimizer=cell.export_state(),
             staged=tuple(map(_own, cell.machine.staged)) if going_on else (),
             owed=dict(cell._failed) if going_on else {},
@@ -156,6 +160,8 @@ def restore(table: ShardTable, state: TableState, *, going_on: bool = False) -> 
         for worker, kept in state.hyper.items():
             for number, hyper in sorted(kept.items()):
                 table._hyper.keep(worker, number, hyper)
+    else:
+        table.choose_from_here()
 
 
 @trace.traced("restore")
@@ -169,7 +175,7 @@ def restore_cell(cell: Cell, state: CellState, *, going_on: bool = False) -> Non
         )
     with cell.lock:
         cell.values.load(state.weights)
-        cell.import_state(state.optimizer)
+        cell.import_state(state.optimizer, state.pieces)
         cell.loaded = True
         cell.hyper_mismatches = state.machine.hyper_mismatches
         _restore_machine(cell.machine, state.machine)
@@ -190,6 +196,7 @@ def _restore_machine(machine: Partition, state: MachineState) -> None:
 
 def resume(table: ShardTable) -> None:
     """After `restore` with `going_on` and the start of the table: steps that are complete close."""
+    table.choose_from_here()
     now_s = time.monotonic()
     for cell in table.cells():
         with cell.lock:

@@ -6,24 +6,24 @@ partition's state machine has, and which pieces it holds.
 
 A partition of another plan is put together of pieces. Its clocks, version and counters are those of the
 partition that its first piece came from: at the moment of a cut they agree, but for what was dropped, skipped
-or mixed in some partitions only. Where pieces that become one have counted different steps, the largest
-counts, which is said. What goes on in the same moment (staged contributions) fits its own plan.
+or mixed in some partitions only. Where the parts of a piece have counted different steps they stay apart, and
+each has its own state. What goes on in the same moment (staged contributions) fits its own plan.
 
 It must not know files: tensors come from any mapping, which may read them when asked.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ps_server.gradient import Gradient
-from ps_server.log import logger
 from ps_server.optimizers import State, known
 from ps_server.partition import Contribution, Ledger
 from ps_server.table_state import CellState, MachineState, TableState
@@ -47,9 +47,8 @@ def encode_cell(
     plan: Plan, table: int, index: int, state: CellState
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """One partition: its tensors, which are views of the state's, and its facts."""
-    pieces = plan.pieces(plan.partition(index))
     tensors: dict[str, torch.Tensor] = {}
-    for piece, own in zip(pieces, state.optimizer or [{}] * len(pieces), strict=True):
+    for piece, own in zip(state.pieces, state.optimizer, strict=True):
         whose = f"{piece.parameter_offset}/{plan.parameters[piece.parameter].name}"
         tensors[f"{table}/{WEIGHT}/{whose}"] = state.weights[piece.offset : piece.offset + piece.numel]
         for kind, value in own.items():
@@ -62,7 +61,7 @@ def encode_cell(
         "index": index,
         "pieces": [
             [plan.parameters[piece.parameter].name, piece.parameter_offset, piece.numel, sorted(own)]
-            for piece, own in zip(pieces, state.optimizer or [{}] * len(pieces), strict=True)
+            for piece, own in zip(state.pieces, state.optimizer, strict=True)
         ],
         "version": machine.version,
         "newest_clock": machine.newest_clock,
@@ -131,6 +130,16 @@ class _Saved:
     tensors: Tensors
 
 
+class _Part(NamedTuple):
+    """Elements of a saved piece: `start` to `end`, counted from its `offset` in the parameter."""
+
+    name: str
+    saved: _Saved
+    offset: int
+    start: int
+    end: int
+
+
 class TableReader:
     """A saved table, to be read for any plan.
 
@@ -183,20 +192,23 @@ class TableReader:
     def _cell(self, plan: Plan, partition: Partition) -> CellState:
         dtype = getattr(torch, plan.buckets[partition.bucket].dtype)
         weights = torch.zeros(partition.numel, dtype=dtype)
+        pieces: list[Piece] = []
         states: list[State] = []
         first: Facts | None = None
         for piece in plan.pieces(partition):
             parts = self._parts(plan, piece)
-            first = first or parts[0][0].facts
+            first = first or parts[0].saved.facts
             kept = weights[piece.offset : piece.offset + piece.numel]
             torch.cat([self._slice(plan, piece, part, WEIGHT) for part in parts], out=kept)
-            states.append(self._state(plan, piece, parts))
+            for cut, own in self._cuts(piece, parts):
+                pieces.append(cut)
+                states.append(self._state(plan, cut, own))
         if first is None:  # padding only
             first = self._sources[0][1]["partitions"][0]
-        return CellState(machine=_machine(first), weights=weights, optimizer=states)
+        return CellState(machine=_machine(first), weights=weights, pieces=pieces, optimizer=states)
 
-    def _parts(self, plan: Plan, piece: Piece) -> list[tuple[_Saved, int, int, int]]:
-        """Saved pieces that a piece is made of: (saved, its offset, first element, end)."""
+    def _parts(self, plan: Plan, piece: Piece) -> list[_Part]:
+        """Saved pieces that a piece is made of."""
         name = plan.parameters[piece.parameter].name
         offsets = self._offsets.get(name, [])
         at, end = piece.parameter_offset, piece.parameter_offset + piece.numel
@@ -207,13 +219,31 @@ class TableReader:
             if saved is None or not offsets[place] <= at < offsets[place] + saved.numel:
                 raise SnapshotMismatch(f"elements {at} to {end} of parameter {name!r} were not saved")
             until = min(offsets[place] + saved.numel, end)
-            parts.append((saved, offsets[place], at - offsets[place], until - offsets[place]))
+            parts.append(_Part(name, saved, offsets[place], at - offsets[place], until - offsets[place]))
             at = until
             place += 1
         return parts
 
-    def _slice(self, plan: Plan, piece: Piece, part: tuple[_Saved, int, int, int], kind: str) -> torch.Tensor:
-        saved, offset, start, end = part
+    def _cuts(self, piece: Piece, parts: Sequence[_Part]) -> Iterator[tuple[Piece, list[_Part]]]:
+        """A piece, whole or cut where what is saved has counted different steps."""
+        done = 0
+        for _, alike in itertools.groupby(parts, self._counted):
+            own = list(alike)
+            numel = sum(part.end - part.start for part in own)
+            at = piece.offset + done, piece.parameter_offset + done
+            yield Piece(parameter=piece.parameter, offset=at[0], parameter_offset=at[1], numel=numel), own
+            done += numel
+
+    def _counted(self, part: _Part) -> list[tuple[str, float | None]]:
+        """What has to be the same of parts that share a state."""
+        scalars = known(self.spec.optimizer.name).scalars
+        return [
+            (kind, self._tensor(part.name, part.offset, kind).item() if kind in scalars else None)
+            for kind in part.saved.kinds
+        ]
+
+    def _slice(self, plan: Plan, piece: Piece, part: _Part, kind: str) -> torch.Tensor:
+        saved, offset, start, end = part.saved, part.offset, part.start, part.end
         parameter = plan.parameters[piece.parameter]
         found = self._tensor(parameter.name, offset, kind)
         expected = (saved.numel,), getattr(torch, parameter.dtype)
@@ -233,34 +263,15 @@ class TableReader:
                 f"{kind} of parameter {name!r} from element {offset} was not saved"
             ) from None
 
-    def _state(self, plan: Plan, piece: Piece, parts: Sequence[tuple[_Saved, int, int, int]]) -> State:
+    def _state(self, plan: Plan, piece: Piece, parts: Sequence[_Part]) -> State:
         scalars = known(self.spec.optimizer.name).scalars
-        kinds = {kind: None for saved, *_ in parts for kind in saved.kinds}
-        name = plan.parameters[piece.parameter].name
-        counted = [part for part in parts if "step" in part[0].kinds]
-        steps = [self._tensor(name, offset, "step").item() for _, offset, *_ in counted]
-        if len(set(steps)) > 1 or any(set(saved.kinds) != kinds.keys() for saved, *_ in parts):
-            logger.warning(
-                "parts of parameter %s have taken different numbers of steps, and are one piece over so many "
-                "shards: the largest counts",
-                name,
-            )
-        newest = counted[steps.index(max(steps))] if counted else parts[0]
-        state: dict[str, torch.Tensor] = {}
-        for kind in kinds:
-            if kind in scalars:
-                state[kind] = self._tensor(name, newest[1], kind)
-            else:
-                state[kind] = torch.cat([self._slice_or_zeros(plan, piece, part, kind) for part in parts])
-        return state
-
-    def _slice_or_zeros(
-        self, plan: Plan, piece: Piece, part: tuple[_Saved, int, int, int], kind: str
-    ) -> torch.Tensor:
-        saved, _, start, end = part
-        if kind not in saved.kinds:
-            return torch.zeros(end - start, dtype=getattr(torch, plan.parameters[piece.parameter].dtype))
-        return self._slice(plan, piece, part, kind)
+        first = parts[0]
+        return {
+            kind: self._tensor(first.name, first.offset, kind)
+            if kind in scalars
+            else torch.cat([self._slice(plan, piece, part, kind) for part in parts])
+            for kind in first.saved.kinds
+        }
 
     def _with_staged(self, index: int, state: CellState, facts: Facts) -> CellState:
         tensors = self._source_of(index)
@@ -280,7 +291,12 @@ class TableReader:
             for worker, incarnation, error, message, more in facts["owed"]
         }
         return CellState(
-            machine=state.machine, weights=state.weights, optimizer=state.optimizer, staged=staged, owed=owed
+            machine=state.machine,
+            weights=state.weights,
+            pieces=state.pieces,
+            optimizer=state.optimizer,
+            staged=staged,
+            owed=owed,
         )
 
     def _source_of(self, index: int) -> Tensors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -24,12 +25,24 @@ def keep_large_blocks(*, one_arena: bool) -> None:
         one_arena: all threads share one heap, so that blocks freed by one serve the others; for processes
             of our own only.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_glibc("mallopt")
     if mallopt is None:
         return
     mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
     if one_arena:
         mallopt(_M_ARENA_MAX, 1)
+
+
+def give_back_freed_blocks() -> None:
+    """Gives the system what is free now, once, whatever is kept otherwise: after much was freed for good."""
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
+    return function

@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from ps_wire import frame as wire
-from ps_wire.errors import FrameRefused, ProtocolMismatch, PsError, UsageError
+from ps_wire.choice import choose
+from ps_wire.errors import FrameRefused, ProtocolMismatch, PsError
 
 
 class Carrier(StrEnum):
@@ -29,18 +30,8 @@ VALID = ", ".join((AUTO, *Carrier))
 
 
 def parse(text: str) -> Carrier | None:
-    """The carrier that `text` names; None for `auto`.
-
-    Raises:
-        UsageError: it names none; the valid ones are listed.
-    """
-    name = text.strip()
-    if name == AUTO:
-        return None
-    try:
-        return Carrier(name)
-    except ValueError:
-        raise UsageError(f"unknown carrier {text!r}; valid are: {VALID}", carrier=text) from None
+    """The carrier that `text` names, None for `auto`; else raises `UsageError`."""
+    return None if text.strip() == AUTO else choose(Carrier, text, "carrier", valid=VALID)
 
 
 class Message:

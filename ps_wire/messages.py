@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import FrameMalformed, PsError, UsageError, facts_to_json, from_wire
 from ps_wire.table import (
     BucketOptions,
@@ -18,6 +19,7 @@ from ps_wire.table import (
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import spec_pb2 as spec
 
+MAX_COUNT = (1 << 64) - 1
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
@@ -161,3 +163,27 @@ def refused_to_proto(error: PsError) -> coordinator.Refused:
 def refused_from_proto(message: coordinator.Refused) -> PsError:
     """The error in a message."""
     return from_wire(message.error, message.message, message.facts)
+
+
+def epoch_use_to_proto(use: EpochUse) -> coordinator.EpochUse:
+    """An account of an epoch as a message; counts that workers have made up are cut to what it holds."""
+    return coordinator.EpochUse(
+        loader=use.loader,
+        epoch=use.epoch,
+        samples=use.samples,
+        used=min(use.used, MAX_COUNT),
+        handed_on=min(use.handed_on, MAX_COUNT),
+        over=use.over,
+    )
+
+
+def epoch_use_from_proto(message: coordinator.EpochUse) -> EpochUse:
+    """The account in a message."""
+    return EpochUse(
+        loader=message.loader,
+        epoch=message.epoch,
+        samples=message.samples,
+        used=message.used,
+        handed_on=message.handed_on,
+        over=message.over,
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ps_wire.errors import UsageError
+from ps_wire.choice import choose
 
 
 class NonFinite(StrEnum):
@@ -22,12 +22,5 @@ VALID = ", ".join(NonFinite)
 
 
 def parse(text: str) -> NonFinite:
-    """The choice that `text` names.
-
-    Raises:
-        UsageError: it names none; the valid ones are listed.
-    """
-    try:
-        return NonFinite(text.strip())
-    except ValueError:
-        raise UsageError(f"unknown nonfinite {text!r}; valid are: {VALID}", spec=text) from None
+    """The choice that `text` names; else raises `UsageError`."""
+    return choose(NonFinite, text, "nonfinite")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ps_wire.errors import UsageError
+from ps_wire.choice import choose
 
 
 class WireDtype(StrEnum):
@@ -23,12 +23,5 @@ VALID = ", ".join(WireDtype)
 
 
 def parse(text: str) -> WireDtype:
-    """The choice that `text` names.
-
-    Raises:
-        UsageError: it names none; the valid ones are listed.
-    """
-    try:
-        return WireDtype(text.strip())
-    except ValueError:
-        raise UsageError(f"unknown wire_dtype {text!r}; valid are: {VALID}", spec=text) from None
+    """The choice that `text` names; else raises `UsageError`."""
+    return choose(WireDtype, text, "wire_dtype")

@@ -15,6 +15,7 @@ import os
 # gRPC's threads do not survive a fork; its fork handlers hang a DataLoader's workers instead.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import (
     ConfigurationRefused,
     ConnectionLost,
@@ -49,7 +50,7 @@ from ps_worker.hyperparameters import (
 )
 from ps_worker.loader import Loader
 from ps_worker.reader import Cut, Reader
-from ps_worker.stats import EpochUse, Stats
+from ps_worker.stats import Stats
 from ps_worker.table import Pulled, Table
 from ps_worker.worker import Worker
 from ps_worker.wrapped import WrappedOptimizer

@@ -65,6 +65,7 @@ class Arrival:
         self._settle = settle
         self._tables: list[_Table] = []
         self._hooks = ModuleHooks(model, enter=self._enter, settle=self._settle_all)
+        self._uncovered: list[tuple[_Table, list[int]]] = []  # places for which no module waits
         self._planned = False
         self._worth = False
         self._entered = False
@@ -99,6 +100,11 @@ class Arrival:
         """A step with gradients is over: who was watched is known."""
         if self._hooks.watching:
             self._hooks.plan([it for table in self._tables for it in table.parameters.values()])
+            covered = self._hooks.covered
+            self._uncovered = [
+                (table, [place for key, place in table.place_of.items() if key not in covered])
+                for table in self._tables
+            ]
             self._planned = True
 
     def watch(self) -> None:
@@ -124,10 +130,8 @@ class Arrival:
         """
         self.late.clear()
         self._entered = False
-        for table in self._tables:
-            self._wait(
-                table, [place for key, place in table.place_of.items() if key not in self._hooks.covered]
-            )
+        for table, places in self._uncovered:
+            self._wait(table, places)
         self._hooks.put_on()
         self.under_way = True
 

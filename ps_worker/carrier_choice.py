@@ -1,13 +1,14 @@
 """Which carrier a worker's data connections take: the first offer that reaches the shard, or the one wanted.
 
 A shard is reached where its HELLO comes back, so host names decide nothing. There is one choice for all
-connections of a worker: what it was, and why nothing better, is said once, and again only where it differs.
+connections of a worker: what it was, and why nothing better, is said once, and again only where it differs;
+heartbeats carry it to who looks at the job.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ps_wire.carrier import AUTO, MEMORY, VALID, Carrier
 from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
@@ -15,6 +16,8 @@ from ps_wire.service import DataStream, FramesOut, Landing, Service
 from ps_wire.v1 import shard_pb2
 
 ROUNDED = "a 16-bit wire dtype sends numbers of its own; shared memory has those of the table"
+ABSENT = "the server does not offer it"
+WANTED = "as PS_CARRIER says"
 GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer there
 
 
@@ -71,6 +74,21 @@ class CarrierChoice:
             return stream
         raise self._failure(shard, failed)
 
+    def passed_over(self) -> str:
+        """Why connections go over no better carrier, for people; empty: none is better."""
+        with self._changed:
+            whys = {shard: why for shard, (_, why) in sorted(self._said.items()) if why}
+            same = len(set(self._said.values())) == 1
+        if same:
+            return next(iter(whys.values()), "")
+        shards_of: dict[str, list[int]] = {}
+        for shard, why in whys.items():
+            shards_of.setdefault(why, []).append(shard)
+        return "; ".join(
+            f"shard {first}" + (f" and {len(others)} more" if others else "") + f": {why}"
+            for why, (first, *others) in shards_of.items()
+        )
+
     def give_up(self) -> None:
         """No shard will be reached any more: nobody waits for it."""
         with self._changed:
@@ -123,7 +141,7 @@ class CarrierChoice:
     def _chosen(self, shard: int, name: str, failed: list[tuple[str, PsError]]) -> None:
         if name == MEMORY:
             return
-        why = ", ".join(f"{better}: {error.message}" for better, error in failed)
+        why = self._why(Carrier(name), dict(failed))
         with self._changed:
             self._reached.add(shard)
             self._changed.notify_all()
@@ -133,3 +151,13 @@ class CarrierChoice:
         if said != (name, why):
             whose = "" if said is None else f" of shard {shard}"
             self._say(f"data{whose} goes over {name}" + (f" ({why})" if why else ""))
+
+    def _why(self, taken: Carrier, failed: Mapping[str, PsError]) -> str:
+        """Why nothing better was taken; empty: there is nothing better."""
+        carriers = list(Carrier)
+        better = carriers[: carriers.index(taken)]
+        if better and self._wanted is not None:
+            return WANTED
+        return ", ".join(
+            f"{carrier}: {failed[carrier].message if carrier in failed else ABSENT}" for carrier in better
+        )

@@ -26,8 +26,9 @@ from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.outbox import Outbox
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-ATTEMPT_LIMIT_S = 10.0  # of one attempt to connect again, of which several fit into a retry limit
-FIRST_LIMIT_S = 0.5  # of the first one after a connection broke; each may take twice as long as before
+ATTEMPT_LIMIT_S = 10.0  # for a shard to answer the first time
+FIRST_LIMIT_S = 0.5  # once a connection broke; each try may take twice as long as the one before
+AGAIN_LIMIT_S = 1.5  # but no longer than this: the shard may be back, elsewhere
 SEEK_AFTER = 1  # tries; then the shard may have another address
 MIN_ATTEMPT_LIMIT_S = 0.2  # for the last one, when the retry limit is all but over
 
@@ -182,10 +183,10 @@ class Connection:
         return named and not waits and not self._closing.is_set()
 
     def _left_s(self, broken_s: float | None, attempt: int) -> float:
-        """Seconds that the next try may take; the first ones are short, for the shard may be elsewhere."""
+        """Seconds that the next try may wait for the shard: not for long where it may be elsewhere."""
         gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
-        longest_s = ATTEMPT_LIMIT_S if broken_s is None else FIRST_LIMIT_S * 2.0**attempt
-        return min(ATTEMPT_LIMIT_S, longest_s, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
+        longest_s = ATTEMPT_LIMIT_S if broken_s is None else min(FIRST_LIMIT_S * 2.0**attempt, AGAIN_LIMIT_S)
+        return min(longest_s, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""

@@ -1,6 +1,6 @@
 """What a member asks the coordinator beside its stream: state outside tables, shares, who is behind.
 
-A base of `Membership`, whose failure ends every wait.
+It must not know the stream; whoever has it says when no answer will come.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ps_wire.errors import PsError, ServerUnreachable
+from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable
 from ps_wire.service import Service
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
@@ -24,25 +24,46 @@ CALL_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 MAX_NAMED = 4  # in one line, of those who are waited for
 LIVE_LIMIT_S = 60.0  # for a worker that trains to come to the end of a step
+AGAIN_S = 0.2  # between two tries of a call
+
+Result = TypeVar("Result")
 
 
 class CoordinatorCalls:
     """See the module's docstring."""
 
-    joined: pb.Joined
-    live_wanted: bool
-    _changed: threading.Condition
-    _error: PsError | None
-    _log: Callable[[str], None]
-    _service: Service
-    _settings: Settings
-    _waiting_call: Any
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        *,
+        joined: Callable[[], pb.Joined],
+        failed: Callable[[], PsError | None],
+        log: Callable[[str], None],
+    ) -> None:
+        """Asks nothing yet.
 
-    def _send(self, **message: Any) -> None:
-        raise NotImplementedError
+        Args:
+            settings: of the worker.
+            service: whose coordinator is asked.
+            joined: as whom it is in the job.
+            failed: why the job cannot go on for it; None: it can. Once it cannot, `end_wait` must follow.
+            log: says something to the person at the terminal.
+        """
+        self._settings = settings
+        self._service = service
+        self._joined = joined
+        self._failed = failed
+        self._log = log
+        self._lock = threading.Lock()  # guards the call that waits
+        self._waiting_call: Any = None
 
     def put_state(self, name: str, blob: bytes) -> None:
         """Keeps bytes on the coordinator, for the others."""
+        self._ask(lambda: self.put_once(name, blob))
+
+    def put_once(self, name: str, blob: bytes) -> None:
+        """As `put_state`, where nobody is to wait for a coordinator that is gone."""
         key = self._key(name)
 
         def chunks() -> Iterator[pb.StateChunk]:
@@ -52,30 +73,39 @@ class CoordinatorCalls:
 
         self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
 
-    def put_live(self, blob: bytes, step: int) -> None:
-        """What a reader has asked for: the state outside tables, as it is at this step."""
-        self.live_wanted = False
-        self.put_state("live", blob)
-        self._send(uploaded=pb.Uploaded(live=True, step=step))
-
-    def put_cut(self, number: int, blob: bytes) -> None:
-        """What a snapshot has of this worker beside its tables."""
-        try:
-            self.put_state(f"cut/{self.joined.worker}", blob)
-        except PsError as error:  # a snapshot's trouble: this worker trains on
-            self._log(f"a snapshot does not get this worker's state: {error}")
-            return
-        self._send(cut_captured=pb.CutCaptured(number=number))
-
     def get_state(self, name: str) -> bytes:
         """Bytes that a worker has put.
 
         Raises:
             JobUnknown: nobody has.
         """
+        return self._get_state(name, CALL_LIMIT_S)
+
+    def _get_state(self, name: str, limit_s: float) -> bytes:
         request = pb.GetStateRequest(key=self._key(name))
-        chunks = self._service.coordinator.GetState(request, timeout=CALL_LIMIT_S)
-        return b"".join(chunk.data for chunk in chunks)
+
+        def get() -> bytes:
+            chunks = self._service.coordinator.GetState(request, timeout=limit_s)
+            return b"".join(chunk.data for chunk in chunks)
+
+        return self._ask(get)
+
+    def _ask(self, call: Callable[[], Result]) -> Result:
+        """Makes a call; again while the coordinator is on its way back, for as long as streams are made again.
+
+        Raises:
+            PsError: as the call; or this worker's failure that came meanwhile.
+        """
+        until_s = time.monotonic() + self._settings.retry_limit_s
+        while True:
+            try:
+                return call()
+            except (ServerNotReady, ServerUnreachable):
+                if (failure := self._failed()) is not None:
+                    raise failure from None
+                if time.monotonic() >= until_s or not self._settings.servers:
+                    raise
+                time.sleep(AGAIN_S)
 
     @waits("the state of a worker that trains")
     def live_state(self) -> dict[str, torch.Tensor]:
@@ -83,10 +113,8 @@ class CoordinatorCalls:
 
         Waits for a step of it; nothing where nobody trains.
         """
-        request = pb.GetStateRequest(key=self._key("live"))
         try:
-            chunks = self._service.coordinator.GetState(request, timeout=LIVE_LIMIT_S)
-            blob = b"".join(chunk.data for chunk in chunks)
+            blob = self._get_state("live", LIVE_LIMIT_S)
         except ServerUnreachable:
             self._log(f"no worker took a step for {LIVE_LIMIT_S:g} s: this one gets the state of the start")
             return {}
@@ -101,28 +129,31 @@ class CoordinatorCalls:
         """
         request = pb.GetStateRequest(key=self._key(name), at_least=at_least)
         until_s = time.monotonic() + limit_s
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            call = self._waiting_call = self._service.coordinator.GetState(request, timeout=limit_s)
-        try:
-            for _ in call:
-                pass
-        except PsError:
-            if self._error is not None:
-                raise self._error from None
-            if time.monotonic() >= until_s:
-                return False
-            raise
-        return True
 
-    def _key(self, name: str) -> pb.StateKey:
-        return pb.StateKey(
-            job=self._settings.job,
-            worker=self.joined.worker,
-            incarnation=self.joined.incarnation,
-            name=name,
-        )
+        def wait() -> bool:
+            left_s = max(until_s - time.monotonic(), 0.0)
+            with self._lock:
+                if (failure := self._failed()) is not None:
+                    raise failure
+                call = self._waiting_call = self._service.coordinator.GetState(request, timeout=left_s)
+            try:
+                for _ in call:
+                    pass
+            except PsError:
+                if (failure := self._failed()) is not None:
+                    raise failure from None
+                if time.monotonic() >= until_s:
+                    return False
+                raise
+            return True
+
+        return self._ask(wait)
+
+    def end_wait(self) -> None:
+        """There is a failure: whoever waits for state gets it."""
+        with self._lock:
+            if self._waiting_call is not None:
+                self._waiting_call.cancel()
 
     def epochs(self) -> list[pb.EpochUse]:
         """What became of the samples of the job's last epochs."""
@@ -141,7 +172,7 @@ class CoordinatorCalls:
             for job in reply.jobs
             if job.job.name == self._settings.job
             for entry in job.workers
-            if entry.state == "running" and entry.worker != self.joined.worker
+            if entry.state == "running" and entry.worker != self._joined().worker
         ]
         slowest = min((entry.progress.step for entry in others), default=0)
         return [
@@ -154,14 +185,23 @@ class CoordinatorCalls:
     @waits("the coordinator to deal samples")
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
         """What of an epoch of a loader this worker hands out next."""
-        request.job, request.worker = self._settings.job, self.joined.worker
-        request.incarnation = self.joined.incarnation
-        coordinator = self._service.coordinator
-        reply: pb.ShareReply = coordinator.Share(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        request.job, request.worker = self._settings.job, self._joined().worker
+        request.incarnation = self._joined().incarnation
+        share = self._service.coordinator.Share
+        reply: pb.ShareReply = self._ask(lambda: share(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
         return reply
 
     def use(self, request: pb.UseRequest) -> None:
         """How far this worker has come in what it hands out."""
-        request.job, request.worker = self._settings.job, self.joined.worker
-        request.incarnation = self.joined.incarnation
-        self._service.coordinator.Use(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+        request.job, request.worker = self._settings.job, self._joined().worker
+        request.incarnation = self._joined().incarnation
+        use = self._service.coordinator.Use
+        self._ask(lambda: use(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
+
+    def _key(self, name: str) -> pb.StateKey:
+        return pb.StateKey(
+            job=self._settings.job,
+            worker=self._joined().worker,
+            incarnation=self._joined().incarnation,
+            name=name,
+        )

@@ -215,7 +215,7 @@ class Link(Rejoining):
             self.load_state(number, states)
         outside = self._outside.get(number)
         blob = model_spec.pack({} if outside is None else outside.tensors())
-        self._membership.put_state(f"start/{number}", blob)
+        self._membership.calls.put_state(f"start/{number}", blob)
         self._uploaded.add(number)
 
     def at_step_boundary(self, step: int) -> None:

@@ -41,8 +41,16 @@ RETRY_S = 0.2
 LEAVE_LIMIT_S = 5.0
 
 
-class Membership(CoordinatorCalls):
-    """See the module's docstring."""
+class Membership:
+    """See the module's docstring.
+
+    Attributes:
+        calls: what is asked beside the stream.
+        joined: as whom this worker is in the job.
+        again: it was in the job before, and was evicted.
+        live_wanted: a reader wants what lies outside tables, at the next step.
+        capture: what snapshots take.
+    """
 
     def __init__(
         self,
@@ -65,13 +73,15 @@ class Membership(CoordinatorCalls):
         self._waiting_for = ""
         self._waiting = False
         self._error: PsError | None = None
-        self._waiting_call: Any = None
         self._leaving = False
-        self.live_wanted = False  # a reader wants what lies outside tables, at the next step
+        self.live_wanted = False
         self.capture: Capture | None = None
         self._stream: MemberStream | None = None
         self.joined = pb.Joined()
-        self.again = False  # after an eviction
+        self.again = False
+        self.calls = CoordinatorCalls(
+            settings, service, joined=lambda: self.joined, failed=lambda: self._error, log=log
+        )
 
     # -- joining ---------------------------------------------------------------------------------------
 
@@ -163,6 +173,23 @@ class Membership(CoordinatorCalls):
         )
         return self._started.get(table)
 
+    # -- state outside tables --------------------------------------------------------------------------
+
+    def put_live(self, blob: bytes, step: int) -> None:
+        """What a reader has asked for: the state outside tables, as it is at this step."""
+        self.live_wanted = False
+        self.calls.put_state("live", blob)
+        self._send(uploaded=pb.Uploaded(live=True, step=step))
+
+    def put_cut(self, number: int, blob: bytes) -> None:
+        """What a snapshot has of this worker beside its tables."""
+        try:
+            self.calls.put_once(f"cut/{self.joined.worker}", blob)
+        except PsError as error:  # a snapshot's trouble: this worker trains on
+            self._log(f"a snapshot does not get this worker's state: {error}")
+            return
+        self._send(cut_captured=pb.CutCaptured(number=number))
+
     # -- the end ---------------------------------------------------------------------------------------
 
     @waits("the others to finish")
@@ -178,16 +205,16 @@ class Membership(CoordinatorCalls):
         self._send(finish=pb.Finish(progress=self._progress()))
         self._wait_for(lambda: bool(self._replies.keys() & {"upload_final", "ended"}), None)
         if "ended" not in self._replies:
-            self.put_state("final", upload_final())
+            self.calls.put_state("final", upload_final())
             self._send(uploaded=pb.Uploaded(final=True))
         ended: pb.Ended = self._wait("ended", None)
         return ended.has_state
 
     def whom(self) -> list[str]:
-        """Who is waited for; see `behind`, for `PsError` too."""
+        """Who is waited for; see `CoordinatorCalls.behind`, for `PsError` too."""
         with self._changed:
             told = [f"waiting for {self._waiting_for}"] if self._waiting and self._waiting_for else []
-        return told + self.behind()
+        return told + self.calls.behind()
 
     def leave(self, reason: str) -> None:
         """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again."""
@@ -263,9 +290,8 @@ class Membership(CoordinatorCalls):
             if self._error is not None:
                 return
             self._error = error
-            if self._waiting_call is not None:
-                self._waiting_call.cancel()
             self._changed.notify_all()
+        self.calls.end_wait()
         if self.joined.incarnation and not self._leaving:
             self._on_failure(error)
 

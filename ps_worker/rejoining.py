@@ -25,6 +25,7 @@ from ps_worker.places import Places
 from ps_worker.position import Positions
 from ps_worker.random_state import RandomState
 from ps_worker.reach import reach
+from ps_worker.reason import sendable
 from ps_worker.registered import Registered
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
@@ -80,7 +81,7 @@ class Rejoining(Exchanges):
 
     def _enter(self, evicted: pb.Joined | None) -> None:
         """Joins as a new incarnation."""
-        now = Incarnation(self._settings, self._service, peer=self, progress=self._progress, say=self._say)
+        now = Incarnation(self._settings, self._service, peer=self, progress=self._report, say=self._say)
         now.membership.capture, self.capture.put = self.capture, now.membership.put_cut
         try:
             joined = now.membership.join(evicted)
@@ -95,6 +96,11 @@ class Rejoining(Exchanges):
         self._state = SharedState(
             self._settings, self._membership, calls_of=self._service.shard, say=self._say
         )
+
+    def _report(self) -> pb.Progress:
+        progress = self._progress()
+        progress.passed_over = sendable(self._carriers.passed_over())
+        return progress
 
     # -- evicted ---------------------------------------------------------------------------------------
 
@@ -147,7 +153,7 @@ class Rejoining(Exchanges):
         if restored:
             live = self._saved()
         else:
-            live = self._membership.live_state() if self._has_more and not self.ended else {}
+            live = self._membership.calls.live_state() if self._has_more and not self.ended else {}
         steps = {}
         for spec in self._begun:
             exchange = self._exchanges[spec.number]
@@ -198,7 +204,7 @@ class Rejoining(Exchanges):
     def _saved(self) -> dict[str, torch.Tensor]:
         """What this worker had beside its tables at the snapshot that the job goes on from."""
         try:
-            return model_spec.unpack(self._membership.get_state(f"snapshot/{self.rank}"))
+            return model_spec.unpack(self._membership.calls.get_state(f"snapshot/{self.rank}"))
         except JobUnknown:
             return {}
 
@@ -220,7 +226,7 @@ class Rejoining(Exchanges):
         """
         while True:
             try:
-                return self._membership.share(request)
+                return self._membership.calls.share(request)
             except Evicted as error:
                 self._refused(error)
                 if self.tell():
@@ -230,11 +236,11 @@ class Rejoining(Exchanges):
 
     def use(self, request: pb.UseRequest) -> None:
         """How far this worker has come in it; see `share`."""
-        self._membership.use(request)
+        self._membership.calls.use(request)
 
     def epochs(self) -> list[pb.EpochUse]:
         """What became of the samples of the job's last epochs; see `share` for errors."""
-        return self._membership.epochs()
+        return self._membership.calls.epochs()
 
     def whom(self) -> list[str]:
         """Who is waited for: as the coordinator has said, and who is behind by what it has heard.
@@ -247,7 +253,7 @@ class Rejoining(Exchanges):
     def say_wait(self, text: str) -> None:
         """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""
         with suppress(PsError):  # then without
-            text = "; ".join([text, *self._membership.behind()])
+            text = "; ".join([text, *self._membership.calls.behind()])
         self._say(text)
 
     @property
@@ -274,9 +280,10 @@ class Rejoining(Exchanges):
     def _first_live(self) -> dict[str, torch.Tensor]:
         """The state of a worker that trains, asked for before the first table is entered: then none waits."""
         if self._live is None:
-            self._live = self._saved() if self._now.joined.rolled_back else self._membership.live_state()
-            self.registered.load(self._live, own=self._now.joined.rolled_back)
-            if self._now.joined.rolled_back:
+            rolled_back = self._now.joined.rolled_back
+            self._live = self._saved() if rolled_back else self._membership.calls.live_state()
+            self.registered.load(self._live, own=rolled_back)
+            if rolled_back:
                 self.own.load(self._live, own=True)
                 self.on_restored(self._live)
         return self._live
@@ -288,7 +295,7 @@ class Rejoining(Exchanges):
     def _kept(self, number: int) -> dict[str, torch.Tensor]:
         """What the job keeps with a table: as it was at the end, or at the start."""
         with suppress(JobUnknown):
-            return model_spec.unpack(self._membership.get_state("final"), f"{number}/")
+            return model_spec.unpack(self._membership.calls.get_state("final"), f"{number}/")
         with suppress(JobUnknown):
-            return model_spec.unpack(self._membership.get_state(f"start/{number}"))
+            return model_spec.unpack(self._membership.calls.get_state(f"start/{number}"))
         return {}  # the job was restored, from a snapshot in which no worker had anything else

@@ -84,10 +84,10 @@ class SharedState:
             return
         if self._membership.joined.worker == 0:
             self.load(table, plan, states)
-            self._membership.put_state(_name(table), _count(number))
+            self._membership.calls.put_state(_name(table), _count(number))
             return
         limit_s = self._settings.start_limit_s
-        if not self._membership.wait_state(_name(table), _count(number), limit_s):
+        if not self._membership.calls.wait_state(_name(table), _count(number), limit_s):
             raise StartLimitExceeded(
                 f"worker 0 has not called load_state_dict within {limit_s:g} s (PS_START_LIMIT): after wrap, "
                 "all workers of a job call it, and worker 0's state is used",

@@ -5,36 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ps_wire.epoch_use import EpochUse
+from ps_wire.messages import epoch_use_from_proto
 from ps_wire.staleness import Staleness, merge_counts, summarize
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_worker.exchange import Exchange
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochUse:
-    """What became of the samples of an epoch of a loader, on all workers.
-
-    Attributes:
-        loader: its number, in the order in which workers make them.
-        epoch: of it.
-        samples: of the epoch; 0: an iterable dataset has not said.
-        used: the steps that were made of them are committed.
-        handed_on: of these, by another worker than the one whose share they were in.
-        over: nobody hands out any more of it.
-    """
-
-    loader: int
-    epoch: int
-    samples: int
-    used: int
-    handed_on: int
-    over: bool
-
-    @property
-    def unused(self) -> int:
-        """Samples that no committed step was made of; 0 where `samples` is not known."""
-        return max(self.samples - self.used, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +75,5 @@ def gather(
         max_gap=max([entry.max_gap for entry in mine], default=0),
         spread=max([exchange.spread for exchange in exchanges], default=0),
         staleness=summarize(merge_counts(table.tau for table in tables)),
-        epochs=tuple(
-            EpochUse(
-                loader=use.loader,
-                epoch=use.epoch,
-                samples=use.samples,
-                used=use.used,
-                handed_on=use.handed_on,
-                over=use.over,
-            )
-            for use in epochs
-        ),
+        epochs=tuple(map(epoch_use_from_proto, epochs)),
     )

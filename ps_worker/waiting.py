@@ -6,12 +6,14 @@ stack: `sys._current_frames` may deadlock with the garbage collector, in Python 
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
+from types import FrameType
 from typing import ParamSpec, TypeVar
 
 from ps_wire.errors import PsError
@@ -30,10 +32,12 @@ class Wait:
     Attributes:
         what: is waited for, for people.
         inside_step: before all of a step has left.
+        frame: of the call.
     """
 
     what: str
     inside_step: bool
+    frame: FrameType
 
 
 _now: dict[int, Wait] = {}  # by thread
@@ -47,11 +51,11 @@ def waits(
     def mark(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @wraps(function)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            thread = threading.get_ident()
-            if thread in _now:
+            thread, here = threading.get_ident(), sys._getframe()
+            if _is_inside(_now.get(thread), here):
                 return function(*args, **kwargs)
             try:
-                _now[thread] = Wait(what, inside_step)
+                _now[thread] = Wait(what, inside_step, here)
                 return function(*args, **kwargs)
             finally:
                 _now.pop(thread, None)
@@ -59,6 +63,16 @@ def waits(
         return call
 
     return mark
+
+
+def _is_inside(outer: Wait | None, frame: FrameType) -> bool:
+    """Whether a mark is of a call that goes on: Ctrl-C at its very end leaves one behind."""
+    if outer is None:
+        return False
+    above = frame.f_back
+    while above is not None and above is not outer.frame:
+        above = above.f_back
+    return above is not None
 
 
 def wait_of(thread: int | None) -> Wait | None:

@@ -26,6 +26,7 @@ from ps_worker.outside import Outside
 from ps_worker.reason import reason_of
 from ps_worker.registered import GroupsInForce
 from ps_worker.remote_state import StartedTable, StateAccess
+from ps_worker.script_data import ScriptData
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
@@ -58,7 +59,7 @@ class Worker(WorkerData, WorkerState):
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
-        super().__init__(settings.consistency)
+        self._data = ScriptData(settings.consistency, begin_step=self._begin_step)
         self._settings = settings
         self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
@@ -78,8 +79,8 @@ class Worker(WorkerData, WorkerState):
         self._link.on_restored = self._restored
         self._link.tell = self._announce
         self._link.clocks = self._clocks
-        self._link.own.add("@worker", self._counts)
-        self._link.positions = self._positions
+        self._link.own.add("@worker", self._data)
+        self._link.positions = self._data.positions
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended
@@ -165,7 +166,7 @@ class Worker(WorkerData, WorkerState):
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
-        by_samples = self._sample_weight() if weight == "samples" else lambda: 1.0
+        by_samples = self._data.sample_weight() if weight == "samples" else lambda: 1.0
         wrapped = WrappedOptimizer(
             optimizer,
             model=model,
@@ -254,7 +255,7 @@ class Worker(WorkerData, WorkerState):
             worker=self.rank,
             step=self.step,
             abstained=sum(optimizer.abstained for optimizer in self._optimizers),
-            samples=self._samples,
+            samples=self._data.samples,
             waited_s=self._waited_s,
         )
 
@@ -268,8 +269,7 @@ class Worker(WorkerData, WorkerState):
         Raises:
             RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
-            WeightsChanged: the script has written into a parameter since the last step; it is undone.
-            PsError: the job cannot go on.
+            PsError: the job cannot go on, or `WeightsChanged`: the script has written into a parameter.
         """
         if self._finished:
             return
@@ -292,13 +292,13 @@ class Worker(WorkerData, WorkerState):
 
     def is_in(self, settings: Settings) -> bool:
         """Whether this is a member, or finished and not gone, of the job that `settings` name."""
-        same = (self._settings.servers, self._settings.job) == (settings.servers, settings.job)
-        return same and not self._left
+        mine = self._settings
+        return not self._left and (mine.servers, mine.job) == (settings.servers, settings.job)
 
     def leave(self, reason: str = "") -> None:
-        """Leaves the job; the others go on without it. Does nothing the second time, or in a forked child.
+        """Leaves the job; the others go on. Called again, it does what Ctrl-C left undone.
 
-        After a Ctrl-C inside it the worker has left; a second call does the rest. Raises as `finish` does.
+        Does nothing in a forked child. Raises `WeightsChanged`, when it has left, where `finish` would.
         """
         if self._left or os.getpid() != self._pid:
             return

@@ -1,35 +1,17 @@
-"""The data side of a worker: its loaders, the epochs of its script, the samples it has taken."""
+"""What a script asks of a worker about its data: loaders, and the numbers of epochs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader, Dataset
 
-from ps_wire.consistency import BSP, Consistency
 from ps_wire.errors import UsageError
 from ps_worker import torch_loader
-from ps_worker.dealing import Dealing, Deals
+from ps_worker.dealing import Deals
 from ps_worker.loader import Loader
-from ps_worker.position import Position, Positions
-
-
-class Counts:
-    """How far a worker has come with its data, as something that can be registered."""
-
-    def __init__(self, worker: WorkerData) -> None:
-        self._worker = worker
-
-    def state_dict(self) -> dict[str, Any]:
-        """Samples that were handed out."""
-        return {"samples": self._worker._samples}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Counts on from there."""
-        self._worker._samples = state["samples"]
+from ps_worker.script_data import ScriptData
 
 
 class WorkerData:
@@ -44,20 +26,8 @@ class WorkerData:
     rank: int
     num_workers: int
     ended: bool
+    _data: ScriptData
     _link: Deals
-
-    def __init__(self, consistency: Consistency) -> None:
-        self._even = isinstance(consistency, BSP)
-        self._samples = 0
-        self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
-        self._epoch: int | None = None
-        self._loaders: WeakSet[Loader] = WeakSet()
-        self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
-        self._num_loaders = 0
-        self._dealings: list[Dealing] = []
-        self._counts = Counts(self)
-        self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
-        self._back_to: int | None = None  # an epoch that the script's loop is to go to
 
     def loader(
         self,
@@ -122,58 +92,9 @@ class WorkerData:
         return self._make_loader(**torch_loader.read(loader, seed=seed))
 
     def _make_loader(self, **given: Any) -> Loader:
-        dataset = given["dataset"]
-        dealing = Dealing(self._num_loaders, self._link, len(dataset) if isinstance(dataset, Sized) else 0)
-        made = Loader(
-            **given,
-            rank=self.rank,
-            num_workers=self.num_workers,
-            even=self._even,
-            ended=self.ended,
-            on_batch=partial(self._count_samples, dealing),
-            current_epoch=lambda: self._epoch,
-            dealer=dealing,
-            on_read=self._begin_step,
+        return self._data.make_loader(
+            self._link, rank=self.rank, num_workers=self.num_workers, ended=self.ended, **given
         )
-        if self._num_loaders < len(self._saved_positions):
-            made.position = self._saved_positions[self._num_loaders]
-        self._numbers[made] = self._num_loaders
-        self._dealings.append(dealing)
-        self._num_loaders += 1
-        self._loaders.add(made)
-        return made
-
-    def _take_step(self, step: int) -> None:
-        """What loaders have handed out goes into the first `step` steps of this worker."""
-        for dealing in self._dealings:
-            dealing.take_step(step)
-
-    def _begin_step(self) -> None:
-        """See `Capture.begin`."""
-        raise NotImplementedError
-
-    def _positions(self) -> Positions:
-        """Where this script is in its data."""
-        at = {self._numbers[loader]: loader.position for loader in self._loaders}
-        known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
-        return Positions(epoch=self._epoch, loaders=tuple(known))
-
-    def _rewind(self, saved: Positions) -> None:
-        """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
-        self._saved_positions = list(saved.loaders)
-        self._back_to = saved.epoch
-        for loader in self._loaders:
-            if self._numbers[loader] < len(saved.loaders):
-                loader.position = saved.loaders[self._numbers[loader]]
-
-    def _end_loaders(self) -> None:
-        for loader in self._loaders:
-            loader.end()
-
-    def _has_batches(self) -> bool:
-        """Whether the script has a batch that no step was made of yet, as far as is known."""
-        used = [dealing for dealing in self._dealings if dealing.under_way]
-        return any(dealing.pending for dealing in used) if used else True
 
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
@@ -194,41 +115,4 @@ class WorkerData:
         """
         if count < 0 or start < 0:
             raise UsageError(f"epochs({count}, start={start}): both must be >= 0")
-        return self._count_epochs(range(start, count))
-
-    def _count_epochs(self, numbers: range) -> Iterator[int]:
-        epoch = numbers.start
-        try:
-            while True:
-                epoch, self._back_to = epoch if self._back_to is None else self._back_to, None
-                if epoch >= numbers.stop:
-                    return
-                self._epoch = epoch
-                yield epoch
-                epoch += 1
-        finally:
-            self._epoch = None
-
-    def _count_samples(self, loader: Dealing, samples: int) -> None:
-        self._begin_step()
-        self._samples += samples
-        loader.hand_out(samples)
-        if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
-            self._back_to = None
-        for counts in self._unweighed:
-            counts[loader] = counts.pop(loader, 0) + samples
-
-    def _sample_weight(self) -> Callable[[], float]:
-        """A function that gives the samples handed out since it was last called.
-
-        Of the loader of the latest batch alone: what others handed out before were batches to validate on.
-        """
-        counts: dict[object, int] = {}
-        self._unweighed.append(counts)
-
-        def weight() -> float:
-            samples = counts.popitem()[1] if counts else 1
-            counts.clear()
-            return float(max(samples, 1))
-
-        return weight
+        return self._data.epochs(range(start, count))

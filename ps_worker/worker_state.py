@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from ps_wire.allocator import give_back_freed_blocks
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import stopping
 from ps_worker.link import Link
 from ps_worker.position import Positions
+from ps_worker.script_data import ScriptData
 from ps_worker.settings import Settings
 from ps_worker.table import Table
 from ps_worker.waiting import LongWaits
@@ -31,8 +33,9 @@ class WorkerState:
     _tables: list[Table]
 
     _saved: Positions | None = None
+    _trimmed = False  # a first step was taken
     _metrics: dict[str, float]
-    _samples: int
+    _data: ScriptData
     _waits: LongWaits
     _finishing: bool
     _finished: bool
@@ -40,23 +43,11 @@ class WorkerState:
     _settings: Settings
     _on_rollback: Callable[[int], None] | None
 
-    def _end_loaders(self) -> None:
-        raise NotImplementedError
-
-    def _has_batches(self) -> bool:
-        raise NotImplementedError
-
-    def _take_step(self, step: int) -> None:
-        raise NotImplementedError
-
     @property
     def step(self) -> int:
         """Steps that this worker has taken, over its tables the largest."""
         clocks = [optimizer.step_number for optimizer in self._optimizers]
         return max(clocks + [table.step for table in self._tables], default=0)
-
-    def _rewind(self, saved: Positions) -> None:
-        raise NotImplementedError
 
     def _closed(self) -> str | None:
         """Why no step can be taken any more, or None."""
@@ -104,7 +95,7 @@ class WorkerState:
         """This worker was evicted and has joined again."""
         self.ended = self._link.ended
         if self.ended:
-            self._end_loaders()
+            self._data.end()
         for optimizer in self._optimizers:
             optimizer.reenter(steps)
         for table in self._tables:
@@ -112,12 +103,15 @@ class WorkerState:
 
     def _steps(self, step: int) -> None:
         """The pushes of a table's step are about to leave, which will be its `step`-th."""
-        self._take_step(max(step, self.step))
+        self._data.take_step(max(step, self.step))
 
     def _stepped(self, step: int) -> None:
-        self._take_step(self.step)
+        self._data.take_step(self.step)
         self._link.at_step_boundary(step)
         stopping.step_ended()
+        if not self._trimmed:
+            self._trimmed = True
+            give_back_freed_blocks()  # the weights, and perhaps the gradients, as the script made them
 
     @property
     def place(self) -> stopping.Place:
@@ -127,7 +121,7 @@ class WorkerState:
         if self._finishing or self._leaving or not (self._optimizers or self._tables):
             return stopping.Place.BETWEEN
         sends = any(optimizer.sends for optimizer in self._optimizers)
-        return stopping.Place.STEP if sends or self._has_batches() else stopping.Place.BETWEEN
+        return stopping.Place.STEP if sends or self._data.has_batches() else stopping.Place.BETWEEN
 
     def _weigh(self, optimizer: int, weight: Callable[[], float]) -> float:
         """The first thing that a step of this optimizer does which has something to push."""
@@ -139,14 +133,14 @@ class WorkerState:
     def _progress(self) -> pb.Progress:
         return pb.Progress(
             step=self.step,
-            samples=self._samples,
+            samples=self._data.samples,
             waited_s=self._waited_s,
             metrics=dict(self._metrics),
             waits=self._waits.look(),
         )
 
     def _counted(self) -> tuple[int, int]:
-        return self.step, self._samples
+        return self.step, self._data.samples
 
     def _whom(self) -> list[str]:
         return self._link.whom() if hasattr(self, "_link") else []
@@ -159,7 +153,7 @@ class WorkerState:
         """This worker goes on from a snapshot, in which it had saved this."""
         self._saved = Positions.unpack(saved)
         if self._saved is not None:
-            self._rewind(self._saved)
+            self._data.rewind(self._saved)
 
     def _announce(self) -> bool:
         """Whether steps are undone that the script has not heard of; an error unless it can be called.
@@ -173,7 +167,7 @@ class WorkerState:
             for optimizer in self._optimizers:
                 optimizer.abandon()  # what is there is of steps that are undone
             if self._saved is not None:  # again, for a batch may have been handed out since
-                self._rewind(self._saved)
+                self._data.rewind(self._saved)
             if self._on_rollback is None:
                 raise
             self._on_rollback(undone.step)

@@ -90,7 +90,7 @@ class Heartbeat(_message.Message):
     def __init__(self, heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "samples", "waited_s", "metrics", "waits")
+    __slots__ = ("step", "samples", "waited_s", "metrics", "waits", "passed_over")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -103,12 +103,14 @@ class Progress(_message.Message):
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
     step: int
     samples: int
     waited_s: float
     metrics: _containers.ScalarMap[str, float]
     waits: str
-    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ...) -> None: ...
+    passed_over: str
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ..., passed_over: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("progress",)

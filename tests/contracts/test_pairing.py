@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from ps_wire.errors import TlsRefused
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.tls_socket import DOWN, MAGIC, PAIR_BYTES, UP
 from ps_worker.connection import refusal
+from tests.until import until
 
 from .bench import LIMIT_S, worker_certificates
 
@@ -50,12 +51,6 @@ class Door:
     @property
     def strangers(self) -> int:
         return self.server._strangers
-
-    def until(self, true: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not true():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.005)
 
     def leave(self) -> None:
         for end in self._open:
@@ -92,13 +87,13 @@ def test_halves_find_each_other_in_any_order_and_by_their_number_alone(door: Doo
     second_down, first_up = door.half(DOWN, two), door.half(UP, one)
     assert answered(first_up, first_down)
     assert answered(second_up, second_down)
-    door.until(lambda: door.strangers == 0)
+    until(lambda: door.strangers == 0)
 
 
 def test_a_half_that_is_there_already_is_refused_and_the_first_one_stays(door: Door):
     pair = bytes(PAIR_BYTES)
     up = door.half(UP, pair)
-    door.until(lambda: len(door.server._pairing._waiting) == 1)
+    until(lambda: len(door.server._pairing._waiting) == 1)
     assert is_ended(door.half(UP, pair))
     assert answered(up, door.half(DOWN, pair))
 
@@ -111,7 +106,7 @@ def test_a_half_without_its_other_half_is_ended_in_time_and_counted(
     silent, half = door.plain(), door.half(UP, bytes(PAIR_BYTES))
     assert is_ended(half)
     assert is_ended(silent)
-    door.until(lambda: door.strangers == 0)
+    until(lambda: door.strangers == 0)
     assert door.shard.refused_frames == 2
     assert not door.server._pairing._waiting
     door.close()
@@ -120,10 +115,10 @@ def test_a_half_without_its_other_half_is_ended_in_time_and_counted(
 def test_halves_are_strangers_and_these_are_few(door: Door, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket_server, "MAX_STRANGERS", 3)
     held = [door.plain(), door.half(UP, bytes(PAIR_BYTES)), door.half(UP, bytes([1]) * PAIR_BYTES)]
-    door.until(lambda: door.strangers == 3)
+    until(lambda: door.strangers == 3)
     assert is_ended(door.plain())
     held[0].close()
-    door.until(lambda: door.strangers == 2)
+    until(lambda: door.strangers == 2)
     assert answered(held[1], door.half(DOWN, bytes(PAIR_BYTES)))
 
 
@@ -149,7 +144,7 @@ def test_who_speaks_something_else_gets_nothing_and_is_counted(door: Door, said:
         stranger.shutdown(socket.SHUT_WR)
     while not is_ended(stranger):  # an alert of TLS may come
         pass
-    door.until(lambda: door.strangers == 0)
+    until(lambda: door.strangers == 0)
     assert door.shard.refused_frames == 1
 
 
@@ -161,7 +156,7 @@ def test_who_has_no_certificate_gets_nothing(door: Door):
     with contextlib.suppress(OSError):
         stranger.sendall(MAGIC + UP + bytes(PAIR_BYTES))
     assert is_ended(stranger)
-    door.until(lambda: door.strangers == 0)
+    until(lambda: door.strangers == 0)
     assert not door.server._pairing._waiting
     stranger.close()
 
@@ -170,7 +165,7 @@ def test_a_server_that_stops_waits_for_no_half(certificates: Path):
     door = Door(certificates)
     door.plain()
     half = door.half(UP, bytes(PAIR_BYTES))
-    door.until(lambda: len(door.server._pairing._waiting) == 1)
+    until(lambda: len(door.server._pairing._waiting) == 1)
     before = threading.active_count()
     began_s = time.monotonic()
     door.server.close()

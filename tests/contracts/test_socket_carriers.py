@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ps_server.shard import Shard
 from ps_wire import frame as wire
 from ps_wire.errors import FrameTooLarge, StrangerRefused
 from ps_worker.socket_stream import DOORS
+from tests.until import until
 
 from ..unit.ps_worker.service import Cluster, run_workers  # noqa: TID252
 from .bench import BIG, LIMIT_S, PLAIN, SOCKETS, TLS, Bench, pull, push
@@ -36,14 +36,6 @@ FUZZ_CASES = 150
 @pytest.fixture(params=SOCKETS)
 def carrier(request: Any) -> str:
     return request.param
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Waits for what another thread of this process does."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 def announcing(frame: wire.Frame, **lengths: int) -> bytes:

@@ -38,6 +38,7 @@ COMPUTE_S = 0.004  # of a step: who comes back finds the others still training
 STEPS = 400
 SLOW = "20mbit"
 EVERY_STEPS = 10  # between snapshots, where servers are killed
+ROUND_LIMIT_S = 100.0  # for its workers to end; what a fault waits for has 40 s
 INSIDE = "FAULTS_INSIDE"  # of the environment: this process is in a namespace that was made for it
 
 
@@ -77,9 +78,10 @@ class Chaos:
             stopping = threading.Event()
             doing = threading.Thread(target=self._do_all, args=(events, stopping), daemon=True)
             doing.start()
+            until_s = time.monotonic() + ROUND_LIMIT_S
             try:
                 for worker in range(self._plan.num_workers):
-                    self._wait(worker)
+                    self._wait(worker, until_s)
             finally:
                 stopping.set()
                 doing.join(LIMIT_S)
@@ -120,11 +122,14 @@ class Chaos:
     def _carrier(self, worker: int) -> str:
         return "auto" if self._networks else self._plan.carriers[worker]
 
-    def _wait(self, worker: int) -> None:
+    def _wait(self, worker: int, until_s: float) -> None:
         """Until the process that is this worker last has ended."""
         while True:
             process = self._workers[worker]
-            code = process.wait_end()
+            try:
+                code = process.wait_end(max(until_s - time.monotonic(), 1.0))
+            except TimeoutError:
+                raise AssertionError(f"worker {worker} never ended:\n{process.text}") from None
             with self._lock:
                 if self._workers[worker] is process:
                     assert code == 0, f"worker {worker} ended with {code}:\n{process.text}"
@@ -164,17 +169,21 @@ class Chaos:
                 with contextlib.suppress(ProcessLookupError):
                     process.signal(signal.SIGSTOP)
                 stop.go()
-                until(lambda: is_stopped(process), f"{process.name} is stopped")
-                if event.act is Act.SLEEP:
-                    self._wait_evicted(worker)
-                with contextlib.suppress(ProcessLookupError):
-                    process.signal(signal.SIGCONT)
+                try:
+                    until(lambda: is_stopped(process), f"{process.name} is stopped")
+                    if event.act is Act.SLEEP:
+                        self._wait_evicted(worker)
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.signal(signal.SIGCONT)
             case Act.CUT | Act.BLINK:
                 self._networks[worker].cut()
                 stop.go()
-                if event.act is Act.CUT:
-                    self._wait_evicted(worker)
-                self._networks[worker].mend()
+                try:
+                    if event.act is Act.CUT:
+                        self._wait_evicted(worker)
+                finally:
+                    self._networks[worker].mend()
 
     def _kill_server(self, shard: int, stop: Stop) -> None:
         """And starts it again, at the same address; not before there is a snapshot to go back to."""
@@ -186,6 +195,7 @@ class Chaos:
         self._killed.append(self._world.begin_server_again(shard))
 
     def _wait_evicted(self, worker: int) -> None:
+        """A job that went back to a snapshot may have no worker of this number, or wait for it to return."""
         gone = lambda: self._world.state(worker) not in ("running", "joining", "unknown")  # noqa: E731
         until(gone, f"worker {worker} is evicted")
 

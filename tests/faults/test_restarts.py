@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,14 @@ import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_wire.access import OPEN
 from tests.integration.processes import LIMIT_S, Process, Zygote
-from tests.integration.servers import SERVING, Servers, free_ports, fresh_job, wait_health
+from tests.integration.servers import SERVING, Servers, free_ports, fresh_job, until, wait_health
 from tests.integration.team import join, together
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 STEPS, NUMEL = 12, 5000
+COLUMNS, PLACES = 64, 128
+SMALL = ps.BucketOptions(partition_bytes=4096)  # four columns
 GOES_ON_S = 3.0  # from a server's readiness until training goes on
 SLOW = 4.0  # times as long as on an idle machine
 
@@ -116,6 +118,116 @@ def test_after_kill_9_of_a_server_all_go_back_to_the_snapshot_and_end_with_the_s
     assert run.undone[0] == run.undone[1]
     assert killing.ready_s is not None
     assert min(at for at in run.stepped_s if at > killing.ready_s) - killing.ready_s < GOES_ON_S * SLOW
+
+
+class Counting:
+    """Two workers without a common clock: each weight counts how often pushes were applied, exactly.
+
+    Legend: C = columns, over all partitions of both shards; P = places of a worker's steps. A push of step t
+    adds 1 at place t mod P of its worker, in every column, so that a push that is lost or applied twice, and
+    a shard that went back to another cut than the other one, leave a trace in whole numbers.
+    """
+
+    def __init__(self, servers: Restarting, consistency: str, shard: int) -> None:
+        self.job = fresh_job()
+        self.undone: list[list[int]] = [[], []]
+        self.read = threading.Event()  # what a reader has come for
+        self._servers, self._consistency, self._shard = servers, consistency, shard
+        self._taken = threading.Event()
+        self._left = 3  # steps of worker 0 until the server dies
+
+    def train(self) -> list[tuple[int, torch.Tensor]]:
+        """Returns each worker's steps and final weights, shape (C, 2, P)."""
+        *trained, _ = together([lambda: self._train(0), lambda: self._train(1), self._read])
+        return trained
+
+    def _train(self, rank: int) -> tuple[int, torch.Tensor]:
+        options = {"num_workers": 2, "worker": rank, "consistency": self._consistency}
+        with join(self._servers, self.job, **options) as worker:
+            start = {"w": torch.zeros(COLUMNS, 2, PLACES)}
+            table = worker.table(start, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+            least = 0
+            while not (self.undone[rank] and self.read.is_set() and table.step >= least):
+                if rank == 0:
+                    self._at_step(table.step)
+                try:
+                    one = torch.zeros(COLUMNS, 2, PLACES)
+                    one[:, rank, table.step % PLACES] = -1.0
+                    table.push({"w": one})
+                    table.pull().result(LIMIT_S)
+                except ps.RolledBack as error:
+                    self.undone[rank].append(error.step)
+                    least = error.step + STEPS
+            worker.finish()
+            return table.step, table.pull().result(LIMIT_S).values["w"]
+
+    def _at_step(self, step: int) -> None:
+        if step == 2 and not self.undone[0]:
+            threading.Thread(target=self._take, daemon=True).start()
+        if self._taken.is_set() and self._left:
+            self._left -= 1
+            if not self._left:
+                self._servers.processes[self._shard].kill()
+                self._servers.again(self._shard)
+
+    def _take(self) -> None:
+        list(snapshot_calls.take(self._servers.addresses[0], self.job, OPEN))
+        self._taken.set()
+
+    def _read(self) -> None:
+        """One reader is there before, and told; another comes after the rollback, while both train on."""
+        try:
+            until(self._runs, "the job runs")
+            with self._reader() as before:
+                check_read(before)
+                until(lambda: all(self.undone), "both workers have gone back")
+                with pytest.raises((ps.RolledBack, ps.ConnectionLost)):
+                    before.read(Counted())
+            with self._reader() as after:
+                check_read(after)
+        finally:
+            self.read.set()
+
+    def _runs(self) -> bool:
+        status = self._servers.status(self.job)
+        return status is not None and status.state == "running"
+
+    def _reader(self) -> ps.Reader:
+        return ps.connect(role="reader", servers=self._servers.option, job=self.job)
+
+
+class Counted(torch.nn.Module):
+    """What `Counting` trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(COLUMNS, 2, PLACES))
+
+
+def check_read(reader: ps.Reader) -> None:
+    """That a cut has the pushes below its clocks."""
+    model = Counted()
+    cut = reader.read(model)
+    check_counts(model.w.detach(), cut.clocks)
+
+
+def check_counts(weights: torch.Tensor, clocks: Mapping[int, int]) -> None:
+    """That each push below these clocks is in the weights once, shape (C, 2, P), and no other one."""
+    for worker, clock in clocks.items():
+        counts = torch.bincount(torch.arange(clock) % PLACES, minlength=PLACES).float()
+        assert torch.equal(weights[:, worker], counts.expand(COLUMNS, PLACES))
+
+
+@pytest.mark.parametrize(("consistency", "shard"), [("ssp:1", 0), ("ssp:1", 1), ("asp", 0), ("asp", 1)])
+def test_without_a_barrier_too_all_go_back_together_and_every_push_counts_once(
+    restarting: Restarting, consistency: str, shard: int
+) -> None:
+    """Each worker goes back to its own clock of the cut; what it takes again is applied once."""
+    run = Counting(restarting, consistency, shard)
+    steps, weights = zip(*run.train(), strict=True)
+    assert [len(undone) for undone in run.undone] == [1, 1]
+    assert torch.equal(*weights)
+    check_counts(weights[0], dict(enumerate(steps)))
 
 
 def test_a_rolling_restart_loses_nothing(restarting: Restarting) -> None:

@@ -77,13 +77,14 @@ class World:
         return self._spawn("ps-worker", *servers, *job, *mine, TRAINER, str(steps), final, **environment)
 
     def state(self, worker: int) -> str:
-        """What the coordinator says of a worker."""
+        """What the coordinator says of a worker; "gone": the job has none of this number."""
         try:
             status = self.servers.status(self.job)
         except grpc.RpcError:  # the coordinator is dead, and has another process soon
             return "unknown"
-        workers = status.workers if status is not None else ()
-        return next((entry.state for entry in workers if entry.worker == worker), "unknown")
+        if status is None:  # the coordinator has just come back
+            return "unknown"
+        return next((entry.state for entry in status.workers if entry.worker == worker), "gone")
 
     def check(self, *finished: int) -> None:
         """The laws, and that these workers have the weights that the ledger makes."""

@@ -57,10 +57,10 @@ class Process:
                 assert not self._ended, f"{self.name} ended without {pattern!r}:\n{self.text}"
                 assert self._changed.wait(LIMIT_S), f"{self.name} never said {pattern!r}:\n{self.text}"
 
-    def wait_end(self) -> int:
+    def wait_end(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code, after its last line."""
         if self._code is None:
-            self._code = self._wait(LIMIT_S)
+            self._code = self._wait(limit_s)
             self._reader.join(LIMIT_S)
         return self._code
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,6 +15,7 @@ from ps_wire.channel import CLIENT
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
+from tests.until import until
 
 from .processes import LIMIT_S, Process
 
@@ -37,14 +36,6 @@ def health(address: str, service: str = "") -> int:
         reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=LIMIT_S, wait_for_ready=True)
     status: int = reply.status
     return status
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Looks again and again, at most `LIMIT_S`, at what only a question to another process can tell."""
-    deadline_s, pause = time.monotonic() + LIMIT_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s, f"never: {what}"
-        pause.wait(0.02)
 
 
 def wait_health(address: str, status: int, service: str = "") -> None:

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ps_lab.cluster import command_path
+from tests.until import until
 
 pytestmark = pytest.mark.integration
 
@@ -122,10 +122,12 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline_s = time.monotonic() + LIMIT_S
-    while not any("gloo_rank" in command for command in alive(mark)):
+
+    def ranks() -> bool:
         assert running.poll() is None
-        assert time.monotonic() < deadline_s
+        return any("gloo_rank" in command for command in alive(mark))
+
+    until(ranks, "the peer's processes are there")
     running.send_signal(signal.SIGINT)
     output, _ = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 130, output

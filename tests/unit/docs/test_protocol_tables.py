@@ -160,6 +160,10 @@ def test_the_readme_has_every_exit_code():
         ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
         ("metrics of a worker", [member_streams.MAX_METRICS, 64]),
         ("reason in a notice", [member.MAX_REASON]),
+        (
+            "texts of a heartbeat: what is waited for, why no better carrier",
+            [member_streams.MAX_REASON],
+        ),
     ],
 )
 def test_the_limits_are_those_of_the_code(what, numbers):

@@ -18,6 +18,7 @@ def made_worker(worker: int = 0, **given: Any) -> Worker:
         "lease_left_s": 9.5,
         "metrics": {},
         "waits": "",
+        "passed_over": "",
     }
     return Worker(worker=worker, **values | given)
 

@@ -5,8 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
+from ps_lab.display import make_console
 from ps_lab.report import bytes_text, range_text, tables
-from ps_lab.status import EpochUse, Status
+from ps_lab.status import Status
+from ps_wire.epoch_use import EpochUse
 
 from .made import made_job, made_status, made_table, made_table_worker, made_worker
 
@@ -50,7 +52,10 @@ def test_a_running_job_shows_its_workers_and_tables() -> None:
             made_table_worker(1, min_clock=5, max_clock=5, applied=11, dropped=1),
         ),
     )
-    workers = (made_worker(0, step=6, metrics={"loss": 0.5}), made_worker(1, state="left", host="there"))
+    workers = (
+        made_worker(0, step=6, metrics={"loss": 0.5}, passed_over="shm: no memory"),
+        made_worker(1, state="left", host="there"),
+    )
     text = printed(made_status(made_job(workers=workers, tables=(table,))))
     for expected in (
         "1 of 2",
@@ -63,6 +68,7 @@ def test_a_running_job_shows_its_workers_and_tables() -> None:
         "ssp:3",
         "127.0.0.1:1",
         "uds",
+        "shm: no memory",
     ):
         assert expected in text
 
@@ -85,6 +91,15 @@ def test_what_is_waited_for_what_happened_and_what_became_of_samples_is_shown() 
         ["digits", "0", "8", "100", "90", "30"],
         ["digits", "0", "9", "?", "90", "30", "?"],
     ]
+
+
+def test_what_a_peer_says_is_shown_as_it_is_and_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else it could stop the table with a tag that nobody has opened, or hide behind a colour."""
+    worker = made_worker(0, host="[/bold]", waits="[red]x :smile:", metrics={"[/]": 1.0})
+    for table in tables(made_status(made_job(workers=(worker,)))):
+        make_console().print(table)
+    said = {word for line in capsys.readouterr().out.splitlines() for word in line.split()}
+    assert {"[/bold]", "[red]x", ":smile:", "[/]=1"} <= said
 
 
 def test_servers_without_jobs_show_themselves() -> None:

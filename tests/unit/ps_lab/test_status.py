@@ -73,11 +73,13 @@ def test_json_for_programs_has_what_people_see_and_survives_a_round_trip() -> No
         max_version=4,
         workers=(made_table_worker(0, min_clock=2), made_table_worker(1, min_clock=1)),
     )
-    status = made_status(made_job(workers=(made_worker(0, metrics={"loss": 0.5}),), tables=(table,)))
+    worker = made_worker(0, metrics={"loss": 0.5}, passed_over="shm: no memory")
+    status = made_status(made_job(workers=(worker,), tables=(table,)))
     data = json.loads(json.dumps(status.to_json()))
     (job,) = data["jobs"]
     assert (job["name"], job["consistency"], job["state"]) == ("digits", "ssp:3", "running")
     assert job["workers"][0]["metrics"] == {"loss": 0.5}
+    assert job["workers"][0]["passed_over"] == "shm: no memory"
     assert job["tables"][0]["tau"] == {"pushes": 4, "mean": 2.0, "p99": 3, "max": 3}
     assert [worker["gap"] for worker in job["tables"][0]["workers"]] == [1, 0]
     assert data["shards"][0]["address"] == "127.0.0.1:1"

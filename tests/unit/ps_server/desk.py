@@ -186,8 +186,9 @@ class Desk:
 
     def _check_told(self, action: ToMember) -> None:
         member = self.job.roster.members[action.worker]
-        assert member.incarnation == action.incarnation, "only the latest incarnation is spoken to"
-        assert member.present or action.reply.WhichOneof("kind") in LAST_WORDS, action
+        if action.reply.WhichOneof("kind") not in LAST_WORDS:
+            assert member.incarnation == action.incarnation, "only the latest incarnation is spoken to"
+            assert member.present, action
 
     # -- what came of it -------------------------------------------------------------------------------
 

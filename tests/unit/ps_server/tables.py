@@ -124,6 +124,7 @@ class Servers:
         self._chooser = Chooser(gate_of(consistency).backup, holders(self.plan))
         self._choices: deque[Sent] = deque()
         self._choosing = False
+        self.deaf: set[int] = set()  # shards that choices do not reach at the moment
         self.shards = [
             ShardTable(
                 job="j",
@@ -172,7 +173,7 @@ class Servers:
                 assert self.chosen.setdefault(choice.step, choice.workers) == choice.workers
             else:
                 self.caught.append(choice)
-            for index in shards:
+            for index in set(shards) - self.deaf:
                 self.shards[index].choose(choice)
         self._choosing = False
 
@@ -197,7 +198,7 @@ class Servers:
         self._give(frame.partition, frame)
         for shard in self.shards:  # one that holds all chooses by itself
             if shard._chooser is not None and (choice := shard._chooser.last) is not None:
-                self.chosen[choice.step] = choice.workers
+                self.chosen.setdefault(choice.step, choice.workers)
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:
         number, said = self._hyper.get(worker, (0, self.spec.optimizer.hyperparameters))

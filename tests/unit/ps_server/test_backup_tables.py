@@ -40,6 +40,7 @@ class Walk:
         self.pushed: dict[tuple[int, int], Push] = {}  # by step and worker
         self.seen: list[tuple[int, list[torch.Tensor]]] = []  # version, weights
         self.steps_of: Counter[int] = Counter()
+        self.cut_off: set[int] = set()  # workers whose connections have ended
 
     def push_of(self, step, worker):
         gradients = draw(self.spec, 1000 * step + worker)
@@ -49,14 +50,15 @@ class Walk:
             gradients = None
         return Push(worker=worker, gradients=gradients, weight=self.dice.choice((1.0, 1.0, 3.0)))
 
-    def run(self, steps):
-        """Every worker makes so many pushes, then leaves."""
+    def run(self, steps, between=lambda: None):
+        """Every worker makes so many pushes, then leaves; `between` is called now and then."""
         lives = {worker: self.live(worker, steps) for worker in range(len(self.slowness))}
         idle = 0
         while lives:
             worker = self.dice.choice(list(lives))
             if self.dice.randrange(self.slowness[worker]):
                 continue
+            between()
             moved = next(lives[worker], None)
             if moved is None:
                 del lives[worker]
@@ -72,7 +74,10 @@ class Walk:
             answers = []
             while (weights := servers.weights_in(answers)) is None:
                 answers += servers.outlets[worker].take()
-                if self.dice.random() < 0.05:  # its connection broke: what has come is lost, or comes again
+                broke = self.dice.random() < 0.05
+                again = worker in self.cut_off and not self.dice.randrange(4 * self.slowness[worker])
+                if broke or again:  # what has come is lost, or comes again
+                    self.cut_off.discard(worker)
                     answers = []
                     servers.ask(worker, clock)
                 yield False

@@ -1,13 +1,14 @@
-"""Where a server may listen, and that nothing shows its token."""
+"""Where a server may listen, what its options mean, and that nothing shows its token."""
 
 from __future__ import annotations
 
 import pytest
 
-from ps_server.cli import check_host
+from ps_server.cli import check_host, parse_durability
+from ps_server.durability import Durability
 from ps_server.process import ServerOptions
 from ps_wire.access import Access
-from ps_wire.errors import ConfigurationRefused
+from ps_wire.errors import ConfigurationRefused, UsageError
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "ps-server-0.ps-server"])
@@ -37,3 +38,13 @@ def test_options_do_not_show_the_token():
         access=Access(token="not-to-be-seen"),
     )
     assert "not-to-be-seen" not in repr(options)
+
+
+def test_durability_follows_from_where_snapshots_go_unless_it_is_said():
+    assert parse_durability(None, None) is Durability.NONE
+    assert parse_durability(None, "/snapshots") is Durability.SNAPSHOT
+    assert parse_durability("none", "/snapshots") is Durability.NONE
+    with pytest.raises(UsageError, match="unknown durability 'log'; valid are: none, snapshot"):
+        parse_durability("log", None)
+    with pytest.raises(UsageError, match="needs --snapshot-dir"):
+        parse_durability("snapshot", None)

@@ -8,7 +8,7 @@ import pytest
 
 from ps_server.events import KEPT, MEANING, Event, Events
 from ps_server.member import Member
-from ps_server.shares import EpochUse
+from ps_wire.epoch_use import EpochUse
 
 MEMBER = Member(worker=3, incarnation=2, host="here", pid=7)
 WORDS = "join rejoin resume retry leave drain finish evict drop epoch restore"

@@ -24,7 +24,7 @@ SPEC = TableSpec(
     buckets=BucketOptions(partition_bytes=4096),
 )
 PLAN = Plan(SPEC, 1)
-INHERITED = Inherited(boot=b"boot", generation=4, coordinator=3, more={"done": [[7, "x"]]})
+INHERITED = Inherited(boot=b"boot", coordinator=3, more={"done": [[7, "x"]]})
 
 
 class Held:
@@ -35,7 +35,7 @@ class Held:
         self.shard = shard or Shard(index=0, num_shards=1, memory_limit_bytes=None)
         if shard is None:
             for worker in (0, 1):
-                self.shard.admit(
+                self.shard.members.admit(
                     job="j",
                     consistency_text="bsp",
                     num_workers=2,
@@ -88,9 +88,10 @@ def test_the_successor_goes_on_to_the_bit(tmp_path, mapped):
         it.push(0, 1)
         it.push(1, 1, partitions=[0])
     before = [cell.values._weights.other for cell in held.shard.table("j", 0).cells()]
+    held.shard.generation = 4
     hand_off.write(tmp_path, held.shard, INHERITED)
     shard, inherited = successor(tmp_path)
-    assert (inherited.boot, inherited.generation, inherited.coordinator) == (b"boot", 4, 3)
+    assert (inherited.boot, shard.generation, inherited.coordinator) == (b"boot", 4, 3)
     assert inherited.more == INHERITED.more
     went_on = Held(shard)
     others = [cell.values._weights.other for cell in shard.table("j", 0).cells()]
@@ -140,9 +141,9 @@ def test_a_fence_without_its_verdict_is_handed_off_with_the_table(tmp_path):
     """No step closes until the verdict comes; then it closes without the worker."""
     held = Held()
     held.push(0, 0)
-    held.shard.fence(job="j", worker=1, incarnation=1)
+    held.shard.members.fence(job="j", worker=1, incarnation=1)
     hand_off.write(tmp_path, held.shard, INHERITED)
     went_on = Held(successor(tmp_path)[0])
     assert went_on.pulled(0, 1) == set()
-    went_on.shard.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
+    went_on.shard.members.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
     assert {frame.version for frame in went_on.outlet.take() if frame.kind is wire.Kind.PULLED} == {1}

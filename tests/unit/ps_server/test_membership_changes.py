@@ -48,6 +48,40 @@ def test_a_range_starts_with_its_least_and_takes_up_to_its_most():
         desk.join()
 
 
+def test_one_who_comes_while_the_table_starts_enters_it_like_one_who_comes_later():
+    """It is in no gate before, and is told its first step: nobody waits for it in vain."""
+    desk = Desk(3, min_workers=2)
+    zero, one = desk.join(0), desk.join(1)
+    for member in (zero, one):
+        desk.make(member)
+    desk.held = True
+    desk.upload(zero)
+    two = desk.join(2)
+    desk.held = False
+    desk.settle()
+    assert desk.kinds(zero)[-1] == "table_started"
+    assert desk.orders[-1].admit.reader
+    desk.make(two)
+    assert desk.order_kinds[-2:] == ["prepare", "enter"]
+    assert desk.kinds(two)[-1] == "table_started"
+
+
+def test_a_range_starts_with_all_who_have_come():
+    """One that is about to be let in has a place in the gates, and is waited for."""
+    desk = Desk(3, min_workers=2)
+    zero, one = desk.join(0), desk.join(1)
+    for member in (zero, one):
+        desk.make(member)
+    desk.held = True
+    two = desk.join(2)
+    desk.upload(zero)
+    desk.held = False
+    desk.settle()
+    assert desk.job.state is JobState.WAITING
+    desk.make(two)
+    assert [desk.kinds(member)[-1] for member in (zero, one, two)] == ["table_started"] * 3
+
+
 def test_a_range_waits_for_its_least():
     """How many more are missing is said."""
     desk = Desk(8, min_workers=3)

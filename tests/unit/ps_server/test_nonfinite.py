@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from ps_server import kernels
 from ps_server.screen import looks_finite
+from ps_wire import kernels
 from ps_wire.consistency import ASP, BSP, SSP
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.frame import Kind

@@ -198,3 +198,20 @@ def test_a_decision_for_a_table_that_was_made_again_is_not_taken():
         assert service.versions[1] == {0}
 
     run(steps)
+
+
+def test_the_second_round_of_a_change_waits_for_a_shard_that_is_on_its_way_back():
+    """Steps stand still since the first round: the job is not given up for a stream that broke in between."""
+
+    async def steps(service: Service) -> None:
+        service.follower.lose_stream()
+        evict = pb.EvictMember(job="j", worker=0, incarnation=1, limits={0: 0})
+        changing = asyncio.create_task(service.shards.order(pb.Order(evict=evict)))
+        await asyncio.sleep(0)
+        assert not changing.done()
+        await service.follower.follow()
+        assert await service.follower.carry_out(hold=True) == "evict"
+        service.follower.answer()
+        await changing
+
+    run(steps)

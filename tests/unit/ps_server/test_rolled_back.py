@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -9,9 +10,18 @@ import pytest
 from ps_server import coordinator_state
 from ps_server.job_life import JobLife
 from ps_server.member import Member, TableRecord
+from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
+from ps_server.orders import Shards
+from ps_server.readers import Readers
+from ps_server.room import Room
 from ps_server.saved_job import SavedJob
-from ps_wire.errors import WorkerNumberTaken
+from ps_server.shard import Shard
+from ps_server.snapshot_policy import NO_SNAPSHOTS
+from ps_server.state_store import StateStore
+from ps_server.takings import Takings
+from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
+from ps_wire.v1 import coordinator_pb2 as pb
 
 from .desk import Desk, table
 
@@ -107,6 +117,56 @@ def test_a_new_coordinator_waits_for_those_of_the_cut_and_takes_whoever_has_thei
     one = desk.join(1, before=3)
     desk.make(one)
     assert (first_step(desk, zero), first_step(desk, one)) == (7, 7)
+
+
+def test_one_who_was_joining_when_its_job_went_back_again_is_waited_for():
+    """It does not know its incarnation: whoever comes with its number is let in."""
+    desk = Desk(2)
+    members = desk.start()
+    roll_back(desk, saved(0, 1))
+    zero = come_back(desk, members[0])
+    desk.held = True
+    desk.join(1, before=members[1].incarnation)
+    desk.held = False
+    roll_back(desk, saved(0, 1))
+    zero = come_back(desk, zero)
+    assert first_step(desk, zero) is None
+    one = come_back(desk, members[1])
+    assert (first_step(desk, zero), first_step(desk, one)) == (7, 7)
+
+
+def test_one_whom_a_new_coordinator_does_not_know_is_told_to_come_back():
+    """It came, or had finished, before the snapshot was complete: its process goes on."""
+    desk = Desk(3, min_workers=1)
+    roll_back(desk, saved(0, num_workers=3))
+    loop = asyncio.new_event_loop()
+    loop.close()  # nothing is carried out
+    shards = Shards(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
+    rooms = {"j": Room(desk.job, shards, lambda _: None)}
+    states = StateStore()
+    readers = Readers(shards, rooms, states)
+    takings = Takings(shards, rooms, states, store=None, policy=NO_SNAPSHOTS, lock_of=readers.lock_of)
+    streams = MemberStreams(shards, rooms, readers, takings, lambda _: rooms["j"])
+    with pytest.raises(RolledBack) as told:
+        streams._resume(pb.Resume(job="j", worker=2, incarnation=1))
+    assert told.value.step == 7
+    with pytest.raises(JobUnknown):
+        streams._resume(pb.Resume(job="j", worker=2, incarnation=FLOOR + 1))
+
+
+def test_every_incarnation_of_before_is_told_to_come_back_whoever_has_its_number_by_now():
+    """Whether a new coordinator knows it, knows it no more, or knows another process under its number."""
+    desk = Desk(3, min_workers=1)
+    roll_back(desk, saved(0, 1, num_workers=3))
+    come_back(desk, desk.job.roster.members[0])
+    desk.lose(desk.job.roster.members[1])
+    for worker in range(3):
+        over = desk.job.over(worker, FLOOR)
+        assert isinstance(over, RolledBack)
+        assert over.step == 7
+    again = desk.job.roster.members[0]
+    assert desk.job.over(0, again.incarnation) is None
+    assert desk.job.over(2, 0) is None
 
 
 def test_a_restored_job_that_nobody_comes_back_to_is_kept():

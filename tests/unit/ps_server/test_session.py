@@ -32,7 +32,7 @@ class Wire:
         self.connect()
 
     def admit(self, worker, incarnation=1, *, reader=False):
-        self.shard.admit(
+        self.shard.members.admit(
             job="j",
             consistency_text="bsp",
             num_workers=2,

@@ -30,7 +30,7 @@ def shard_with(limit=None, *, num_shards=1, jobs=("j",), num_workers=2):
 
 
 def admit(shard, worker, incarnation=1, *, job="j", num_workers=2, clocks=None, reader=False):
-    shard.admit(
+    shard.members.admit(
         job=job,
         consistency_text="bsp",
         num_workers=num_workers,
@@ -85,8 +85,8 @@ def test_pushes_that_a_verdict_drops_are_an_event(caplog):
     table.receive(push, outlet, member=True)
     with caplog.at_level("INFO", logger="ps_server"):
         for worker, limits in ((1, {0: 0}), (0, {0: 0})):  # the second one had pushed nothing
-            shard.fence(job="j", worker=worker, incarnation=1)
-            shard.evict(job="j", worker=worker, incarnation=1, limits=limits, epoch=1)
+            shard.members.fence(job="j", worker=worker, incarnation=1)
+            shard.members.evict(job="j", worker=worker, incarnation=1, limits=limits, epoch=1)
     (job,) = shard.jobs()
     assert job.events == {"drop": 1}
     assert caplog.messages == ["job j: event=drop worker=1 incarnation=1 pushes=1"]
@@ -224,9 +224,9 @@ def test_who_is_a_member():
     shard = shard_with(num_workers=3)
     admit(shard, 2, 2, num_workers=3, reader=False)
     assert [shard.is_member("j", 2, incarnation) for incarnation in (1, 2, 3)] == [False, True, False]
-    assert shard.remove(job="j", worker=2, incarnation=1) == {}
+    assert shard.members.remove(job="j", worker=2, incarnation=1) == {}
     assert shard.is_member("j", 2, 2)
-    shard.remove(job="j", worker=2, incarnation=2)
+    shard.members.remove(job="j", worker=2, incarnation=2)
     assert not shard.is_member("j", 2, 2)
     admit(shard, 2, 3, num_workers=3, reader=True)
     assert not shard.is_member("j", 2, 3)
@@ -245,9 +245,9 @@ def test_members_enter_tables_made_before_and_after_them_at_their_clocks():
         {clock for cell in shard.table("j", n).cells() for clock in cell.machine.clocks} for n in range(3)
     ]
     assert clocks == [{(0, 7)}, {(0, 4)}, {(0, 0)}]
-    assert shard.remove(job="j", worker=0, incarnation=2) == {0: 7, 1: 4, 2: 0}
+    assert shard.members.remove(job="j", worker=0, incarnation=2) == {0: 7, 1: 4, 2: 0}
     with pytest.raises(JobUnknown):
-        shard.remove(job="k", worker=0, incarnation=1)
+        shard.members.remove(job="k", worker=0, incarnation=1)
 
 
 def test_a_forgotten_connection_of_a_dropped_job_is_no_matter():

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from ps_server.gate import gate_of
-from ps_server.snapshot_cut import clocks_of_snapshot, workers_beyond
+from ps_server.snapshot_cut import clocks_of_snapshot, first_steps, workers_beyond
 from ps_wire.consistency import ASP, BSP, SSP, Consistency
 from tests.unit.ps_server.test_cut import KEY, World, search
 
@@ -133,3 +133,15 @@ def test_clocks_of_a_snapshot():
     assert clocks_of_snapshot(gate_of(SSP(2)), asked) == {0: 6, 1: 9, 2: 6}
     assert clocks_of_snapshot(gate_of(ASP()), asked) == asked
     assert clocks_of_snapshot(gate_of(BSP()), {}) == {}
+
+
+def test_who_had_finished_before_its_step_of_a_cut_has_none_to_take_again():
+    """Under ssp and asp it would go on at the largest step of the others, which it may have taken."""
+    steps = {0: 3, 1: 5}
+    assert first_steps(gate_of(ASP()), steps, [0], {1: 4, 2: 9}) == {0: 3, 1: 4, 2: 9}
+    assert first_steps(gate_of(BSP()), {0: 5, 1: 5}, [0], {1: 4, 2: 2}) == {0: 5, 1: 5, 2: 5}
+
+
+def test_who_finishes_behind_the_cut_is_still_of_it():
+    """Its steps from there on are to be taken again: one that trained at the cut is waited for."""
+    assert first_steps(gate_of(SSP(1)), {0: 3, 1: 5}, [0, 1], {1: 7}) == {0: 3, 1: 5}

@@ -38,13 +38,20 @@ def test_another_process_has_lost_the_state_and_fences_the_one_before():
 
 
 def test_a_shard_that_missed_a_rollback_holds_nothing_that_counts():
-    """It gets another generation than it had, which says so; it is fenced by nobody."""
+    """It gets another generation than it had, which says so; it is fenced by nobody. All jobs go back."""
     it = standings()
     before, _ = it.register(register(b"a"))
     rolled_back = it.raise_all()
     granted, lost = it.register(register(b"a", before))
-    assert granted > rolled_back > before
-    assert not lost
+    assert granted == rolled_back > before
+    assert lost
+
+
+def test_a_shard_that_did_not_hear_its_first_grant_has_lost_nothing():
+    """Its stream broke before: it has carried out no order."""
+    it = standings()
+    granted, _ = it.register(register(b"a"))
+    assert it.register(register(b"a")) == (granted, False)
 
 
 def test_a_new_coordinator_voids_what_shards_hold():

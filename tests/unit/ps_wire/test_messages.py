@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_wire import messages
 from ps_wire.dtypes import ITEM_BYTES
+from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import BY_NAME, FrameMalformed, ParameterUnsupported, PsError, UsageError
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2 as coordinator
@@ -148,3 +151,11 @@ def test_an_error_crosses_the_wire(name, message, clock):
     received = messages.refused_from_proto(messages.parse_message(coordinator.Refused, data))
     assert type(received) is BY_NAME[name]
     assert (received.message, received.facts) == (message, {"clock": clock})
+
+
+def test_an_account_of_an_epoch_comes_back_and_counts_that_fit_no_message_are_cut():
+    use = EpochUse(loader=1, epoch=2, samples=100, used=90, handed_on=30, over=True)
+    assert messages.epoch_use_from_proto(messages.epoch_use_to_proto(use)) == use
+    made_up = replace(use, used=1 << 70, handed_on=1 << 64)
+    cut = messages.epoch_use_from_proto(messages.epoch_use_to_proto(made_up))
+    assert cut == replace(use, used=messages.MAX_COUNT, handed_on=messages.MAX_COUNT)

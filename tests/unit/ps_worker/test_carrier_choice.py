@@ -16,13 +16,14 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_lab.observer import ask
 from ps_wire import frame as wire
 from ps_wire.carrier import VALID, Carrier, parse
 from ps_wire.errors import UsageError
 from ps_wire.v1 import shard_pb2
 from ps_worker import carrier_choice, socket_stream
 
-from .service import Cluster, run_workers
+from .service import Cluster, fresh_name, run_workers
 
 
 @contextlib.contextmanager
@@ -69,7 +70,7 @@ def test_the_best_offer_or_the_one_wanted_is_taken_and_said_once(
 ):
     """Once for all shards; the servers know it, too."""
     said, sessions = trained(cluster, monkeypatch, carrier=carrier)
-    assert said == [f"data goes over {taken}"]
+    assert said == [f"data goes over {taken}" + ("" if taken == "shm" else " (as PS_CARRIER says)")]
     assert sessions == {taken}
 
 
@@ -83,7 +84,8 @@ def test_an_offer_that_cannot_be_reached_is_passed_over_and_said(cluster: Cluste
 def test_without_sockets_there_is_grpc(cluster: Cluster, monkeypatch: Any):
     with offers(cluster, shm="", uds="", tcp=""):
         said, sessions = trained(cluster, monkeypatch)
-    assert (said, sessions) == (["data goes over grpc"], {"grpc"})
+    absent = ", ".join(f"{carrier}: the server does not offer it" for carrier in ("shm", "uds", "tcp"))
+    assert (said, sessions) == ([f"data goes over grpc ({absent})"], {"grpc"})
 
 
 def closes(listener: socket.socket) -> None:
@@ -118,7 +120,7 @@ def test_a_port_that_is_somebody_elses_is_not_taken_for_the_shard(
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
     assert sessions == {"grpc"}
-    assert said[0].startswith("data goes over grpc (tcp: ")
+    assert said[0].startswith("data goes over grpc (shm: the server does not offer it, ")
     assert any(part in said[0] for part in why.split("|"))
 
 
@@ -129,7 +131,7 @@ def test_one_that_never_answers_is_given_up_in_time(cluster: Cluster, monkeypatc
         offers(cluster, shm="", uds="", tcp=str(listener.getsockname()[1])),
     ):
         said, _ = trained(cluster, monkeypatch)
-    assert said == ["data goes over grpc (tcp: connected, and no HELLO came back)"]
+    assert said[0].endswith(", tcp: connected, and no HELLO came back)")
 
 
 def test_a_carrier_that_is_wanted_and_not_offered_is_a_named_error(cluster: Cluster):
@@ -166,6 +168,41 @@ def test_a_shard_that_differs_is_said_by_itself(cluster: Cluster, monkeypatch: A
     assert len(said) == 2
     assert said[0].startswith("data goes over ")
     assert said[1].startswith("data of shard ")
+
+
+def told(cluster: Cluster, **settings: Any) -> str:
+    """What `ps-lab status` learns of the only worker."""
+
+    def body(worker: ps.Worker) -> str:
+        table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
+        table.pull().result(20)
+        worker.finish()
+        (known,) = ask(tuple(cluster.servers.split(","))).job(name).workers
+        return known.passed_over
+
+    name = fresh_name()
+    return run_workers(cluster, body, job=name, **settings)[0]
+
+
+def test_who_looks_at_the_job_learns_why_no_better_carrier_was_taken(cluster: Cluster):
+    refused = "shm: Connection refused, uds: Connection refused"
+    assert told(cluster) == ""
+    assert told(cluster, carrier="tcp") == "as PS_CARRIER says"
+    with offers(cluster, shm="@nobody-is-there", uds="@nobody-is-there"):
+        assert told(cluster) == refused
+        service = cluster.shards[0]._service
+        service.carriers = (*service.carriers[:2], shard_pb2.Carrier(name="grpc"))
+        differs = f"shard 0: {refused}, tcp: the server does not offer it; shard 1: {refused}"
+        assert told(cluster) == differs
+
+
+def test_shards_for_which_it_is_the_same_are_counted_not_listed():
+    """What a heartbeat carries does not grow with them."""
+    unused: Any = None
+    choice = carrier_choice.CarrierChoice(unused, None, lambda _: None)
+    for shard in range(4096):
+        choice._chosen(shard, Carrier.SHM if shard == 7 else Carrier.UDS, [])
+    assert choice.passed_over() == "shard 0 and 4094 more: shm: the server does not offer it"
 
 
 def test_alone_there_is_nothing_to_choose(monkeypatch: Any):

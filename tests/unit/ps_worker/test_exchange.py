@@ -18,6 +18,8 @@ from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.exchange import KEPT_HYPERPARAMETERS, Exchange
 
+from .sent import Sent
+
 HYPER = Hyperparameters(((("lr", 0.1),),))
 SPEC = TableSpec(
     number=3,
@@ -25,19 +27,6 @@ SPEC = TableSpec(
     optimizer=OptimizerSpec(name="SGD", hyperparameters=HYPER),
     buckets=BucketOptions(bucket_bytes=0, first_bucket_bytes=0, partition_bytes=4096),
 )
-
-
-class Sent:
-    """A connection that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.frames: list[wire.Frame] = []
-
-    def send(self, *frames: wire.Frame) -> None:
-        self.frames += frames
-
-    def of(self, kind: wire.Kind) -> list[wire.Frame]:
-        return [frame for frame in self.frames if frame.kind is kind]
 
 
 def made(num_shards: int = 2) -> tuple[Exchange, list[Sent]]:

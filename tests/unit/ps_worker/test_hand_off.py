@@ -9,7 +9,8 @@ import torch
 
 import ps_worker as ps
 
-from .service import Cluster, fresh_name, together
+from .reference import batch, seeded
+from .service import Cluster, fresh_name, partitions, run_workers, together
 
 LIMIT_S = 30.0
 
@@ -65,3 +66,55 @@ def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm):
     for (weights, joined), (whole, _) in zip(found, expected, strict=True):
         assert joined.incarnation == 1
         assert all(map(torch.equal, weights, whole))
+
+
+def test_a_rolling_restart_with_backup_workers_is_the_replay_of_whom_it_took(lasting):
+    """Servers are stopped while one worker is behind, at work on weights that are not the newest."""
+    steps, backup, workers = 8, 1, 3
+    stopping = {2: 1, 4: 0, 6: 1}
+    job, meet = fresh_name(), threading.Barrier(workers, timeout=LIMIT_S)
+
+    def train(worker):
+        model = seeded(lambda: torch.nn.Linear(256, 64))
+        optimizer = worker.wrap(torch.optim.AdamW(model.parameters(), lr=0.05), model)
+        numbers = []
+        for step in range(steps):
+            late = worker.rank == step % workers
+            loss = loss_of(model, worker.rank, step)
+            if late:
+                meet.wait()  # the others have gone on
+                if step in stopping:
+                    lasting.stop(stopping[step])
+                    lasting.start_again(stopping[step])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            worker.synchronize()
+            numbers.append(optimizer.step_number)
+            if not late:
+                meet.wait()
+            meet.wait()
+        stats = worker.stats()
+        worker.finish()
+        return [it.detach().clone() for it in model.parameters()], numbers, stats, worker._link._now.joined
+
+    found = run_workers(lasting, train, num_workers=workers, consistency=f"bsp:backup={backup}", job=job)
+    model = seeded(lambda: torch.nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in [rank for rank in range(workers) if rank != step % workers]:
+            loss_of(model, rank, step).backward()  # torch adds to .grad in rank order
+        for parameter in model.parameters():
+            parameter.grad.div_(workers - backup)
+        optimizer.step()
+    for rank, (weights, numbers, stats, joined) in enumerate(found):
+        assert all(map(torch.equal, weights, model.parameters()))
+        assert numbers == list(range(1, steps + 1))
+        assert joined.incarnation == 1
+        assert stats.dropped == partitions(lasting, job) * len(range(rank, steps, workers))
+        assert stats.missed == 0
+
+
+def loss_of(model, rank, step):
+    return model(batch(rank, step, 4, 256)).square().mean()

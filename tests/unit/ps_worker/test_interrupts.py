@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 
 import ps_worker as ps
 from ps_worker.stages import WAITING
+from tests.until import until
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, seeded
@@ -41,9 +41,11 @@ def train(rank: int, model: torch.nn.Module, optimizer: Any, steps: range = rang
 def interrupt(wrapped: list[Any]) -> None:
     """SIGINT for the main thread, once it waits for weights in `step()` of `wrapped[0]`."""
     main = threading.main_thread().ident
-    until_s = time.monotonic() + LIMIT_S
-    while not (wrapped and wrapped[0]._stage == WAITING and _function_of(main) == "wait"):
-        assert time.monotonic() < until_s
+    until(
+        lambda: wrapped and wrapped[0]._stage == WAITING and _function_of(main) == "wait",
+        "the main thread waits for weights",
+        pause_s=0.0,
+    )
     signal.pthread_kill(main, signal.SIGINT)
 
 

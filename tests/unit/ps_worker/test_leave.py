@@ -13,7 +13,7 @@ from ps_worker.reason import MAX_CHARACTERS, reason_of
 from .interrupting import interrupted_at
 from .models import Mlp, loss_of
 from .reference import seeded
-from .service import LIMIT_S, Cluster, fresh_name, run_workers
+from .service import LIMIT_S, Cluster, LoopThread, fresh_name, run_workers
 from .test_interrupts import sgd, train
 
 
@@ -125,3 +125,17 @@ def test_what_is_called_after_leave_says_so(cluster: Cluster):
         worker.wrap(sgd(model), model)
         worker.finish()
     worker.finish()
+
+
+def test_a_server_that_is_stopped_waits_for_no_worker_and_none_of_them_for_its_word(loop_thread: LoopThread):
+    """Nobody carries out any more what workers say, so their streams end at once, whatever the grace."""
+    cluster = Cluster(loop_thread, 1)
+    cluster.shards[0]._grace_s = 1e6
+    with ps.connect(servers=cluster.servers, job=fresh_name(), retry_limit=0.1) as worker:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model)
+        cluster.stop(0)
+        with pytest.raises(ps.ConnectionLost) as gone:
+            train(0, model, optimizer, range(2))
+    assert gone.value.exit_code == 69
+    assert cluster.servers in gone.value.message

@@ -11,13 +11,10 @@ import ps_worker as ps
 
 from .models import Mlp, loss_of
 from .reference import assert_same, batch, check, seeded
+from .scripts import sgd
 from .service import Cluster, figures, fresh_name, partitions, run_workers
 
 STEPS = 5
-
-
-def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
 
 
 def adam(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:

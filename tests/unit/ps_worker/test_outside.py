@@ -17,6 +17,7 @@ import ps_worker as ps
 from .models import Mlp, Normed, loss_of
 from .readers import reader_of
 from .reference import alone, batch, seeded
+from .scripts import train
 from .service import Cluster, fresh_name, run_workers
 
 STEPS = 3
@@ -36,13 +37,6 @@ class Assigned(Mlp):
 
 def sgd(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, **kind)
-
-
-def train(rank: int, model: nn.Module, optimizer: Any, steps: int = STEPS) -> None:
-    for step in range(steps):
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def finished(cluster: Cluster, model: nn.Module, change: Callable[[int, Any], None]) -> list[Any]:

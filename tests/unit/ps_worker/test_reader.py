@@ -13,8 +13,9 @@ import ps_server.readers
 import ps_server.state_store
 import ps_worker as ps
 from ps_wire.errors import JobUnknown, TableMismatch
+from tests.until import until
 
-from .readers import reader_of, wait_until
+from .readers import reader_of
 from .service import Cluster, fresh_name, run_workers
 
 SMALL = ps.BucketOptions(bucket_bytes=8192, first_bucket_bytes=4096, partition_bytes=4096)
@@ -212,9 +213,9 @@ def test_a_reader_that_vanishes_during_its_cut_holds_nobody_up(cluster: Cluster)
             reader = reader_of(cluster, job)
             thread = threading.Thread(target=reads, args=(reader,), daemon=True)
             thread.start()
-            wait_until(lambda: all(cell.cut._cut._limits for cell in cells))
+            until(lambda: all(cell.cut._cut._limits for cell in cells))
             reader._service.close()
-            wait_until(lambda: all(cell.cut._cut.idle for cell in cells))
+            until(lambda: all(cell.cut._cut.idle for cell in cells))
             thread.join(10)
             assert not thread.is_alive()
             reader.leave()
@@ -240,9 +241,7 @@ def test_whoever_has_left_is_told_so(cluster: Cluster):
         with pytest.raises(ps.UsageError, match="has left"):
             reader.read(Holder())
         shards = [server.shard.jobs() for server in cluster.shards]
-        wait_until(
-            lambda: all(set(entry.known) == {0} for jobs in shards for entry in jobs if entry.name == job)
-        )
+        until(lambda: all(set(entry.known) == {0} for jobs in shards for entry in jobs if entry.name == job))
         left = [entry for jobs in shards for entry in jobs if entry.name == job]
         assert [(set(entry.sessions), {key[0] for key in entry.tokens}) for entry in left] == [({0}, {0})] * 2
 

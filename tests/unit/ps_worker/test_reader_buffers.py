@@ -12,8 +12,9 @@ import ps_server.readers
 import ps_server.state_store
 import ps_worker as ps
 from ps_wire.errors import JobUnknown
+from tests.until import until
 
-from .readers import reader_of, wait_until
+from .readers import reader_of
 from .service import Cluster, fresh_name, run_workers
 
 
@@ -71,24 +72,25 @@ def test_a_worker_that_goes_is_not_waited_for_the_next_one_is_asked_for_buffers(
             model = Normed()
             read.append((reader.read(model), model))
 
+    reading = threading.Thread(target=reads, daemon=True)
+
     def body(worker: ps.Worker) -> None:
         mine = Normed()
         optimizer = worker.wrap(torch.optim.SGD([mine.w], lr=0.1), mine)
         if worker.rank == 0:
-            thread = threading.Thread(target=reads, daemon=True)
-            thread.start()
-            wait_until(lambda: worker._link._membership.live_wanted)
+            reading.start()
+            until(lambda: worker._link._membership.live_wanted)
             asked.set()
         else:
             assert asked.wait(10)
             mine.steps.fill_(7.0)
-            wait_until(lambda: worker._link._membership.live_wanted)
+            until(lambda: worker._link._membership.live_wanted)
             mine.w.sum().backward()
             optimizer.step()
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, consistency="asp", job=job)
-    wait_until(lambda: bool(read))
+    reading.join(10)
     assert (read[0][0].buffers, read[0][0].buffers_step) == ("live", 1)
     assert read[0][1].steps.item() == 7.0
 

@@ -21,6 +21,7 @@ from ps_wire.snapshot import Manifest
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers, together
+from tests.until import until
 
 STEPS = 6
 WAIT_S = 30.0
@@ -219,7 +220,7 @@ def stuck(cluster: Cluster, job: str, act: Callable[[threading.Event], None], **
         begun.wait(WAIT_S)
         taking = threading.Thread(target=take, args=(cluster, job))
         taking.start()
-        wait_for(lambda: "to reach the cut" in phase(cluster, job))
+        until(lambda: "to reach the cut" in phase(cluster, job))
         act(go_on)
         taking.join(WAIT_S)
         go_on.set()
@@ -238,13 +239,6 @@ def stuck(cluster: Cluster, job: str, act: Callable[[threading.Event], None], **
 def phase(cluster: Cluster, job: str) -> str:
     taking = cluster.coordinator._takings._takings.get(job)
     return "" if taking is None else taking.progress.phase
-
-
-def wait_for(over: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not over():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def test_a_worker_that_is_evicted_during_the_cut_is_left_out(cluster):
@@ -273,7 +267,7 @@ def test_a_worker_that_joins_during_the_cut_is_in_the_snapshot(cluster):
         before = cluster.coordinator._takings._takings[job]
         joining = threading.Thread(target=third, daemon=True)
         joining.start()
-        wait_for(lambda: cluster.coordinator._takings._takings.get(job) is not before)
+        until(lambda: cluster.coordinator._takings._takings.get(job) is not before)
         go_on.set()
         joining.join(WAIT_S)
 
@@ -295,7 +289,7 @@ def test_the_last_snapshot_of_a_job_is_of_its_end(alone, tmp_path):
             optimizer.step()
         worker.finish()
         final.update({name: value.clone() for name, value in net.state_dict().items()})
-        wait_for(lambda: any(found.manifest and found.manifest.ended for found in snapshots.find(store, job)))
+        until(lambda: any(found.manifest and found.manifest.ended for found in snapshots.find(store, job)))
 
     run_workers(alone, body, job=job)
     name = store.names(job)[-1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker.staging import Stagings, StreamStaging
+from ps_worker.staging import HostStaging, Stagings, StreamStaging
 from tests.lazy_device import LazyDevice
 
 from .arriving import PAGES, Model, adam, bare, exchange_of, train
@@ -89,3 +89,17 @@ class _OnDevice:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._model(x.cuda())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_of_every_size_and_layout_are_copied(dtype: torch.dtype):
+    """Large ones go past the caches, where they lie as their views do; others as torch copies them."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(3,), (600, 1000), (1000, 700), (1, 1), (800, 900)]
+    gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    gradients[2] = gradients[2].t().contiguous().t()  # lies in another order
+    gradients[4] = gradients[4].double()  # rounded on the way, where the views are narrower
+    views = [torch.full(shape, 7.0, dtype=dtype) for shape in shapes]
+    expected = [view.clone().copy_(gradient) for view, gradient in zip(views, gradients, strict=True)]
+    assert HostStaging().out(views, gradients).query()
+    assert all(map(torch.equal, views, expected))

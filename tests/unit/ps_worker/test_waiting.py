@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import FrameType
 
 import pytest
 import torch
@@ -42,6 +44,26 @@ def test_of_nested_waits_the_outermost_counts_and_it_ends_with_an_error_too():
     assert wait_of(mine) is None
 
 
+def test_a_mark_that_a_ctrl_c_left_behind_is_replaced_by_the_next_wait(monkeypatch):
+    """It may come between the end of a wait and the taking away of its mark."""
+    mine = threading.get_ident()
+
+    def ended() -> FrameType:
+        return sys._getframe()
+
+    @waits("weights")
+    def waited() -> str:
+        found = wait_of(mine)
+        assert found is not None
+        return found.what
+
+    monkeypatch.setitem(waiting._now, mine, Wait("what is over", inside_step=True, frame=ended()))
+    assert waited() == "weights"
+    assert wait_of(mine) is None
+    monkeypatch.setitem(waiting._now, mine, Wait("what goes on", inside_step=True, frame=sys._getframe()))
+    assert waited() == "what goes on"
+
+
 class Clocked:
     """Long waits of a thread that is in a wait of the library, on a clock of ours."""
 
@@ -51,7 +73,7 @@ class Clocked:
         self.said: list[str] = []
         self.whom: list[str] | ps.PsError = ["waiting for worker 3, clock 41, lease 4.2 s left"]
         self.waits = LongWaits(lambda: self.counted, self._whom, self.said.append, lambda: self.now_s)
-        self.wait: Wait | None = Wait("weights", inside_step=False)
+        self.wait: Wait | None = Wait("weights", inside_step=False, frame=sys._getframe())
         monkeypatch.setattr(waiting, "wait_of", lambda _: self.wait)
 
     def _whom(self) -> list[str]:

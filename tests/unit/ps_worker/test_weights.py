@@ -12,23 +12,10 @@ from torch import nn
 import ps_worker as ps
 from ps_worker.weights import WINDOW_ELEMENTS
 
-from .models import Mlp, loss_of
+from .models import Mlp
 from .reference import assert_same, check, seeded
+from .scripts import STEPS, sgd, train
 from .service import Cluster, run_workers
-
-STEPS = 4
-
-
-def sgd(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
-
-
-def train(rank: int, model: nn.Module, optimizer: Any, steps: range = range(STEPS)) -> None:
-    for step in steps:
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
 
 # -- moved ---------------------------------------------------------------------------------------------
 

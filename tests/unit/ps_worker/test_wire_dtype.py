@@ -23,6 +23,7 @@ from ps_worker.exchange import Exchange
 from .models import Mlp, loss_of
 from .reference import assert_same, batch, seeded
 from .rounding import optimizer_of, reference, rounded, served, train
+from .sent import Sent
 from .service import Cluster, fresh_name, run_workers
 
 HYPER = Hyperparameters(((("lr", 0.1),),))
@@ -35,16 +36,6 @@ SPEC = TableSpec(
     optimizer=OptimizerSpec(name="SGD", hyperparameters=HYPER),
     buckets=BucketOptions(bucket_bytes=0, first_bucket_bytes=0, partition_bytes=4096),
 )
-
-
-class Sent:
-    """A connection that keeps what it is given, payloads where they lie."""
-
-    def __init__(self) -> None:
-        self.frames: list[wire.Frame] = []
-
-    def send(self, *frames: wire.Frame) -> None:
-        self.frames += frames
 
 
 def pushed() -> tuple[Exchange, Sent]:

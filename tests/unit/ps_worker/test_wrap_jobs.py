@@ -14,21 +14,8 @@ import ps_worker as ps
 
 from .models import Mlp, Normed, loss_of
 from .reference import alone, assert_same, batch, seeded, served
+from .scripts import STEPS, sgd, train
 from .service import Cluster, figures, fresh_name, partitions, run_workers
-
-STEPS = 4
-
-
-def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
-
-
-def train(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
-    for step in range(steps):
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
 
 # -- the start -----------------------------------------------------------------------------------------
 
@@ -191,7 +178,7 @@ def test_samples_of_a_validation_pass_do_not_weigh(cluster: Cluster, overlap: bo
             for x in validation:
                 model(x)
         worker.finish()
-        assert worker._samples == 2 * (12 + 41)
+        assert worker._data.samples == 2 * (12 + 41)
         return weights
 
     assert set(run_workers(cluster, body)[0]) == {4.0}
@@ -289,7 +276,7 @@ def test_a_backward_that_no_step_follows_is_settled_by_finish(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         mine = models[worker.rank]
         optimizer = worker.wrap(sgd(mine), mine, overlap=True, buckets=buckets)
-        train(worker.rank, mine, optimizer, steps=2 + 3 * worker.rank)
+        train(worker.rank, mine, optimizer, range(2 + 3 * worker.rank))
         if worker.rank == 0:
             for parameter in mine.first.parameters():
                 parameter.requires_grad_(False)
@@ -310,7 +297,7 @@ def test_unequal_numbers_of_steps_end(cluster: Cluster, consistency: str):
 
     def body(worker: ps.Worker) -> int:
         mine = models[worker.rank]
-        train(worker.rank, mine, worker.wrap(sgd(mine), mine), steps=1 + 3 * worker.rank)
+        train(worker.rank, mine, worker.wrap(sgd(mine), mine), range(1 + 3 * worker.rank))
         worker.finish()
         return worker.step
 

@@ -11,22 +11,10 @@ import torch
 import ps_worker as ps
 import ps_worker.waits
 
-from .models import Mlp, Normed, loss_of
+from .models import Mlp, Normed
 from .reference import assert_same, batch, seeded
+from .scripts import STEPS, sgd, train
 from .service import Cluster, fresh_name, run_workers, together
-
-STEPS = 4
-
-
-def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
-
-
-def train(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
-    for step in range(steps):
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def gan(rank: int, pair: torch.nn.ModuleDict, first: Any, second: Any) -> None:

@@ -13,24 +13,12 @@ import ps_worker as ps
 
 from .models import Branches, Mlp, loss_of
 from .reference import alone, assert_same, batch, check, seeded, served
+from .scripts import STEPS, sgd, train
 from .service import Cluster, run_workers
-
-STEPS = 4
 
 
 def adam(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True, **kind)
-
-
-def sgd(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
-
-
-def train(rank: int, model: nn.Module, optimizer: Any, steps: range = range(STEPS)) -> None:
-    for step in steps:
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 # -- state ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What `kernels.c` does for tensors: mean and plain step in one pass over memory, to the bit what torch does.
+"""Copies past the caches, mean and plain step in one pass over memory: what torch does, to the bit.
 
 torch needs a kernel each for sum, quotient, look for non-finite values and step, and what lies between them
 is written and read again: 1.7 times what memory allows for the whole. Where the compiled part is missing (no
@@ -14,12 +14,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
 import torch
-
-from ps_server.log import logger
 
 STREAMED_BYTES = 1 << 20  # written past the caches from here on: a worker reads it later, on another core
 
@@ -76,9 +73,9 @@ class Kernels:
         """Whether each of the values, shape (E,), float32, contiguous, is finite."""
         return bool(self._finite(values.data_ptr(), values.numel()))
 
-    def copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
-        """Copies bytes past the caches; both are contiguous, of one size, and do not overlap."""
-        self._copy(source.ctypes.data, target.ctypes.data, target.nbytes)
+    def copy(self, source: int, target: int, size: int) -> None:
+        """Copies `size` bytes from one address to another, past the caches; they do not overlap."""
+        self._copy(source, target, size)
 
 
 def fit(gradients: Numbers) -> bool:
@@ -90,30 +87,26 @@ def _pointers(tensors: Numbers) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
-def load() -> Kernels | None:
-    """The kernels of this installation, if it has any that do here what torch does."""
+def load() -> tuple[Kernels | None, str]:
+    """The kernels of this installation, if it has any that do here what torch does; and what was found."""
     found = [
         path
         for suffix in EXTENSION_SUFFIXES
         if (path := Path(__file__).with_name(f"_kernels{suffix}")).is_file()
     ]
     if not found:
-        logger.info("no compiled kernels: torch does all arithmetic (install with a C compiler for them)")
-        return None
+        return None, "torch's (no compiled kernels: install with a C compiler for them)"
     try:
         library = ctypes.CDLL(str(found[0]))
         supported = library.ps_supported()
     except (OSError, AttributeError) as error:
-        logger.warning("compiled kernels are not used: %s", error)
-        return None
+        return None, f"torch's (the compiled kernels cannot be loaded: {error})"
     if not supported:
-        logger.info("no compiled kernels for this processor: torch does all arithmetic")
-        return None
+        return None, "torch's (there are no compiled kernels for this processor)"
     kernels = Kernels(library)
     if not same_as_torch(kernels):
-        logger.warning("compiled kernels are not used: they differ from torch on this machine")
-        return None
-    return kernels
+        return None, "torch's (the compiled kernels differ from it on this machine)"
+    return kernels, "compiled, and torch's"
 
 
 def same_as_torch(kernels: Kernels) -> bool:
@@ -144,4 +137,4 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-KERNELS = load()
+KERNELS, FOUND = load()

@@ -1,18 +1,24 @@
-"""Single calls to the coordinator: state outside tables, shares of epochs, snapshots, status.
+"""The coordinator's gRPC service: streams of members, readers and following shards, and single calls.
 
-A base of `Coordinator`, which has the streams. It must not know them.
+Thin: what a member says is taken by `member_streams`, what a reader says by `readers`, what a shard says by
+`orders`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 
 import grpc.aio
 
 from ps_server import gatekeeper, share_messages
-from ps_server import member as members
-from ps_server.member_streams import worker_status
+from ps_server.choices import attendance_from_proto
+from ps_server.decisions import norm_from_proto
+from ps_server.log import logger
+from ps_server.member import Member
+from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
@@ -20,23 +26,105 @@ from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire.address import check_job_name
-from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded
+from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, MemoryLimitExceeded, PsError, TokenRefused
+from ps_wire.messages import epoch_use_to_proto
+from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
 MAX_EPOCHS_SHOWN = 4
+REGISTER_LIMIT_S = 10.0
 STATE_CHUNK_BYTES = 1 << 20
 
 
-class CoordinatorCalls(rpc.CoordinatorServicer):
-    """See the module's docstring."""
+class CoordinatorService(rpc.CoordinatorServicer):
+    """See the module's docstring. Used on the event loop only."""
 
-    _readers: Readers
-    _recovery: Recovery
-    _rooms: dict[str, Room]
-    _shards: Shards
-    _states: StateStore
-    _takings: Takings
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: Mapping[str, Room],
+        states: StateStore,
+        *,
+        member_streams: MemberStreams,
+        readers: Readers,
+        recovery: Recovery,
+        takings: Takings,
+        on_fenced: Callable[[Fenced], None],
+    ) -> None:
+        """Takes the coordinator's parts; `on_fenced` hears of a newer coordinator."""
+        self._shards = shards
+        self._rooms = rooms
+        self._states = states
+        self._member_streams = member_streams
+        self._readers = readers
+        self._recovery = recovery
+        self._takings = takings
+        self._on_fenced = on_fenced
+
+    # -- streams ---------------------------------------------------------------------------------------
+
+    async def Member(
+        self, request_iterator: AsyncIterator[pb.MemberRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.MemberReply]:
+        """A worker's stream."""
+        async with aclosing(self._member_streams.serve(request_iterator)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def Read(
+        self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ReadReply]:
+        """A reader's stream."""
+        async with aclosing(self._readers.serve(request_iterator)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def Follow(
+        self, request_iterator: AsyncIterator[pb.FollowRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.Order]:
+        """A shard above 0 registers, then carries orders out."""
+        try:
+            gatekeeper.check_service("be a shard")
+            async with asyncio.timeout(REGISTER_LIMIT_S):
+                first = await anext(aiter(request_iterator))
+        except (TokenRefused, TimeoutError, StopAsyncIteration) as error:
+            silent = FrameMalformed("a shard's stream starts with register")
+            refused = error if isinstance(error, TokenRefused) else silent
+            await context.abort(code_of(refused), refused.message, metadata_of(refused))
+        register = first.register
+        try:
+            outbox = self._shards.register(register)
+        except PsError as error:
+            if isinstance(error, Fenced) and error.facts.get("coordinator"):
+                self._on_fenced(error)
+            await context.abort(code_of(error), error.message, metadata_of(error))
+        await context.send_initial_metadata(())  # tells the shard that it is registered
+        reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))
+        try:
+            while (order := await outbox.get()) is not None:
+                yield order
+        finally:
+            reading.cancel()
+            self._shards.unregister(register.shard, outbox)
+
+    async def _read_follower(
+        self,
+        messages: AsyncIterator[pb.FollowRequest],
+        shard: int,
+        outbox: asyncio.Queue[pb.Order | None],
+    ) -> None:
+        try:
+            async for message in messages:
+                if message.WhichOneof("kind") == "norm":
+                    self._shards.reported(shard, norm_from_proto(message.norm))
+                elif message.WhichOneof("kind") == "attendance":
+                    self._shards.attended(shard, attendance_from_proto(message.attendance))
+                else:
+                    self._shards.answered(shard, message.done)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("shard %d: stream broke: %s", shard, error)
+        outbox.put_nowait(None)
 
     # -- state -----------------------------------------------------------------------------------------
 
@@ -89,21 +177,14 @@ class CoordinatorCalls(rpc.CoordinatorServicer):
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)
 
-    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
+    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, Member]:
         gatekeeper.check_job(job)
         room = self._rooms.get(job)
         if room is None:
+            self._recovery.check()
             raise JobUnknown(f"no job {job[:64]!r} here")
-        known = room.job.roster.members.get(worker)
-        if (
-            known is not None
-            and not known.reader
-            and (
-                incarnation < known.incarnation
-                or (incarnation == known.incarnation and known.state is members.MemberState.LOST)
-            )
-        ):
-            raise members.evicted(room.job.name, worker, incarnation)
+        if (over := room.job.over(worker, incarnation)) is not None:
+            raise over
         return room, room.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
@@ -180,6 +261,6 @@ class CoordinatorCalls(rpc.CoordinatorServicer):
             epoch=job.epoch,
             events=room.events.counts,
             happened=room.events.last,
-            epochs=[share_messages.epoch_use(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
+            epochs=[epoch_use_to_proto(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )

@@ -1,8 +1,10 @@
-"""Names of metrics, which workers choose and people read."""
+"""What workers choose to say with a heartbeat, and people read."""
 
 from __future__ import annotations
 
-from ps_server.member_streams import MAX_METRICS, _bounded
+import pytest
+
+from ps_server.member_streams import MAX_METRICS, MAX_REASON, _bounded
 from ps_wire.v1 import coordinator_pb2 as pb
 
 
@@ -21,3 +23,11 @@ def test_only_short_printable_names_are_kept_and_not_too_many():
     assert "loss" in kept
     assert len(kept) == MAX_METRICS
     assert all(len(name) <= 64 and name.isprintable() for name in kept)
+
+
+@pytest.mark.parametrize("field", ["waits", "passed_over"])
+def test_texts_are_one_printable_line_of_a_bounded_length(field: str):
+    progress = pb.Progress(**{field: "a\nforged \x1b[31m" + "x" * MAX_REASON})
+    text = getattr(_bounded(progress), field)
+    assert text.startswith("a?forged ?[31mx")
+    assert len(text) == MAX_REASON

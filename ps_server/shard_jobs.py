@@ -1,0 +1,53 @@
+"""The jobs on a shard, by name. It must not know what is done with them."""
+
+from __future__ import annotations
+
+import threading
+
+from ps_server.shard_job import ShardJob
+from ps_wire.errors import JobUnknown
+
+
+class ShardJobs:
+    """See the module's docstring.
+
+    Attributes:
+        lock: guards `by_name` and what is in its entries; never held while tensors are worked on.
+        by_name: under the lock.
+    """
+
+    def __init__(self, shard: int) -> None:
+        """Has none; `shard` is the number that people are told."""
+        self.lock = threading.Lock()
+        self.by_name: dict[str, ShardJob] = {}
+        self._shard = shard
+
+    def known(self, name: str) -> ShardJob:
+        """A job that has to be there; under the lock.
+
+        Raises:
+            JobUnknown: it is not.
+        """
+        entry = self.by_name.get(name)
+        if entry is None:
+            raise JobUnknown(
+                f"shard {self._shard} does not know job {name!r}: nobody has joined it here, or the server "
+                "was started again without its state",
+                job=name,
+            )
+        return entry
+
+    def all(self) -> tuple[ShardJob, ...]:
+        """All of them; takes the lock, as the following do."""
+        with self.lock:
+            return tuple(self.by_name.values())
+
+    def put(self, entry: ShardJob) -> None:
+        """A job from now on, in place of what there was of that name."""
+        with self.lock:
+            self.by_name[entry.name] = entry
+
+    def drop(self, name: str) -> ShardJob | None:
+        """Forgets a job and returns it."""
+        with self.lock:
+            return self.by_name.pop(name, None)

@@ -1,0 +1,133 @@
+"""Where a script is in its data: its loaders, the epoch of its loop, the samples it has taken.
+
+It must not know optimizers, nor when a step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from ps_wire.consistency import BSP, Consistency
+from ps_worker.dealing import Dealing, Deals
+from ps_worker.loader import Loader
+from ps_worker.position import Position, Positions
+
+
+class ScriptData:
+    """See the module's docstring. What of it is registered with the job are the samples.
+
+    Attributes:
+        samples: that loaders have handed out.
+    """
+
+    def __init__(self, consistency: Consistency, *, begin_step: Callable[[], None]) -> None:
+        """Has no loaders; `begin_step`: see `Capture.begin`."""
+        self.samples = 0
+        self._even = isinstance(consistency, BSP)
+        self._begin_step = begin_step
+        self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
+        self._epoch: int | None = None
+        self._loaders: WeakSet[Loader] = WeakSet()
+        self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
+        self._num_loaders = 0
+        self._dealings: list[Dealing] = []
+        self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
+        self._back_to: int | None = None  # an epoch that the script's loop is to go to
+
+    def state_dict(self) -> dict[str, Any]:
+        """Samples that were handed out."""
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Counts on from there."""
+        self.samples = state["samples"]
+
+    def make_loader(self, deals: Deals, **given: Any) -> Loader:
+        """A loader with these arguments of `Loader`; `deals` say what of an epoch is this worker's."""
+        dataset = given["dataset"]
+        dealing = Dealing(self._num_loaders, deals, len(dataset) if isinstance(dataset, Sized) else 0)
+        made = Loader(
+            **given,
+            even=self._even,
+            on_batch=partial(self._count_samples, dealing),
+            current_epoch=lambda: self._epoch,
+            dealer=dealing,
+            on_read=self._begin_step,
+        )
+        if self._num_loaders < len(self._saved_positions):
+            made.position = self._saved_positions[self._num_loaders]
+        self._numbers[made] = self._num_loaders
+        self._dealings.append(dealing)
+        self._num_loaders += 1
+        self._loaders.add(made)
+        return made
+
+    def take_step(self, step: int) -> None:
+        """What loaders have handed out goes into the first `step` steps of this worker."""
+        for dealing in self._dealings:
+            dealing.take_step(step)
+
+    def positions(self) -> Positions:
+        """Where this script is in its data."""
+        at = {self._numbers[loader]: loader.position for loader in self._loaders}
+        known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
+        return Positions(epoch=self._epoch, loaders=tuple(known))
+
+    def rewind(self, saved: Positions) -> None:
+        """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self._saved_positions = list(saved.loaders)
+        self._back_to = saved.epoch
+        for loader in self._loaders:
+            if self._numbers[loader] < len(saved.loaders):
+                loader.position = saved.loaders[self._numbers[loader]]
+
+    def end(self) -> None:
+        """The job has ended: loaders give nothing more."""
+        for loader in self._loaders:
+            loader.end()
+
+    def has_batches(self) -> bool:
+        """Whether the script has a batch that no step was made of yet, as far as is known."""
+        used = [dealing for dealing in self._dealings if dealing.under_way]
+        return any(dealing.pending for dealing in used) if used else True
+
+    def epochs(self, numbers: range) -> Iterator[int]:
+        """See `Worker.epochs`."""
+        epoch = numbers.start
+        try:
+            while True:
+                epoch, self._back_to = epoch if self._back_to is None else self._back_to, None
+                if epoch >= numbers.stop:
+                    return
+                self._epoch = epoch
+                yield epoch
+                epoch += 1
+        finally:
+            self._epoch = None
+
+    def sample_weight(self) -> Callable[[], float]:
+        """A function that gives the samples handed out since it was last called.
+
+        Of the loader of the latest batch alone: what others handed out before were batches to validate on.
+        """
+        counts: dict[object, int] = {}
+        self._unweighed.append(counts)
+
+        def weight() -> float:
+            samples = counts.popitem()[1] if counts else 1
+            counts.clear()
+            return float(max(samples, 1))
+
+        return weight
+
+    def _count_samples(self, loader: Dealing, samples: int) -> None:
+        self._begin_step()
+        self.samples += samples
+        loader.hand_out(samples)
+        if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
+            self._back_to = None
+        for counts in self._unweighed:
+            counts[loader] = counts.pop(loader, 0) + samples

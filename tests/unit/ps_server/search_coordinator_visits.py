@@ -1,0 +1,163 @@
+"""One input to a coordinator in a search of all states of the service, and what comes out of it.
+
+Carried out here is what waits for something in between: an order for the answers of all shards, as
+`Shards.order` sends it, a recovery for all shards to follow, as `Recovery` goes about it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import cast
+
+from ps_server.member import ToMember
+from ps_server.recovery import floor_of, restoration
+from ps_wire.errors import PsError, ServerNotReady
+from ps_wire.messages import refused_from_proto, refused_to_proto
+from ps_wire.v1 import coordinator_pb2 as pb
+
+from .search_coordinators import AT_ONCE
+from .search_member_visits import MemberVisit
+
+
+class CoordinatorVisit(MemberVisit):
+    """See the module's docstring."""
+
+    # -- shards --------------------------------------------------------------------------------------
+
+    def _on_broke(self) -> None:
+        """The stream of shard 1 has ended."""
+        self.shards.unregister(1, self.shards._registered[1].outbox)
+
+    def _on_register(self, text: bytes) -> None:
+        register = pb.Register.FromString(text)
+        outbox = self.shards.register(register)
+        granted = cast(pb.Order, outbox.get_nowait()).granted
+        self.outputs.append(("granted", granted.generation, granted.coordinator))
+        if self.sent is None or self.sent[2][1] is not None:
+            return
+        order, boot, answers = self.sent
+        if boot == self.shards.standings.known[1][0]:
+            self.outputs.append(("order", (1,), order))
+        else:  # as `Shards._answer`
+            gone = refused_to_proto(ServerNotReady("shard 1 is gone"))
+            self.sent = order, boot, (answers[0], pb.OrderDone(refused=gone).SerializeToString())
+            self._answered()
+
+    def _lost_state(self, _: int) -> None:
+        """As `Recovery.lost`."""
+        if self.recovers == "loads":
+            self.again = True
+        else:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        self.recovers, self.again = "waits", False
+        self.agenda.freeze()
+
+    def _on_recover(self, snapshot: str) -> None:
+        """All shards follow, and nothing is under way: as `Recovery._restore`."""
+        assert self.recovers == "waits"
+        assert self.sent is self.waits is None
+        assert self.shards._complete.is_set()
+        self.recovers = "loads"
+        self._order(restoration(self.of.saved[snapshot], self.shards.raise_generation()))
+
+    def _order(self, order: pb.Order) -> None:
+        """As `Shards.order`."""
+        if not self.shards._complete.is_set():
+            self.waits = order
+            return
+        self.waits = None
+        text = order.SerializeToString(deterministic=True)
+        message = pb.Order(number=zlib.crc32(text))  # of two that come one after the other, they differ
+        message.MergeFrom(order)
+        text = message.SerializeToString(deterministic=True)
+        self.sent = text, self.shards.standings.known[1][0], (None, None)
+        self.outputs.append(("order", (0, 1), text))
+
+    def _on_done(self, shard: int, text: bytes) -> None:
+        assert self.sent is not None
+        order, boot, answers = self.sent
+        self.sent = order, boot, (text, answers[1]) if shard == 0 else (answers[0], text)
+        restore = pb.Order.FromString(order)
+        if shard == 0 and restore.WhichOneof("kind") == "restore":
+            self.shards.own.generation = restore.restore.generation
+        self._answered()
+
+    def _answered(self) -> None:
+        assert self.sent is not None
+        order, _, answers = self.sent
+        if None in answers:
+            return
+        self.sent = None
+        outcomes = [pb.OrderDone.FromString(cast(bytes, text)) for text in answers]
+        for outcome in outcomes:
+            if outcome.HasField("refused"):
+                self._refused(refused_from_proto(outcome.refused))
+                return
+        if self.recovers == "loads":
+            self._restored(pb.Order.FromString(order).restore)
+            return
+        extreme = min if self.agenda.least else max
+        figures: dict[int, int] = {}
+        for outcome in outcomes:
+            for number, clock in outcome.clocks.items():
+                figures[number] = extreme(clock, figures.get(number, clock))
+        assert self.room is not None
+        following = self.agenda.answered(self.room.job, figures)
+        if following is not None:
+            self._order(following)
+
+    def _refused(self, error: PsError) -> None:
+        if self.recovers == "loads":
+            assert isinstance(error, ServerNotReady), error
+            self._go_back()
+            return
+        assert self.room is not None
+        assert self.agenda.frozen, ("everybody would be told that the job cannot go on", error)
+        self.agenda.refused(self.room.job, error)
+
+    def _restored(self, restore: pb.Restore) -> None:
+        """As `Recovery._recover` goes on."""
+        if self.again:
+            self._go_back()
+            return
+        saved = self.of.saved[restore.snapshot]
+        room = self.room = self.room or self.room_of(saved.job)
+        self.recovery._go_on(room, saved, floor_of(restore.generation))
+        self.recovers = ""
+        for member in room.job.roster.returning():
+            assert room.leases._terms_s[member.worker, member.incarnation] > 0
+
+    # -- what follows --------------------------------------------------------------------------------
+
+    def settle(self, *, answers: bool = False) -> None:
+        """As `Room._run`, until an order is under way; members hear what they may as well hear now."""
+        while self.room is not None:
+            self.hear_at_once()
+            if self.sent is not None and answers:
+                done = pb.OrderDone().SerializeToString()
+                self._on_done(0, done)
+                self._on_done(1, done)
+                continue
+            if self.waits is not None and self.shards._complete.is_set():
+                self._order(self.waits)
+            if self.sent is not None or self.waits is not None:
+                return
+            first = self.agenda._actions[0] if self.agenda._actions else None
+            if not isinstance(first, ToMember) and not self.shards._complete.is_set():
+                return
+            action = self.agenda.next()
+            if action is None:
+                return
+            if isinstance(action, ToMember):
+                self.room._deliver(action)
+            else:
+                self._order(action)
+
+    def hear_at_once(self) -> None:
+        """Of each mailbox the first words, as far as they are such."""
+        assert self.room is not None
+        for (worker, incarnation), box in list(self.room.mailboxes.items()):
+            while box._kept and box._kept[0].WhichOneof("kind") in AT_ONCE:
+                self._on_hear(worker, incarnation)

@@ -1,0 +1,67 @@
+"""What a coordinator is about to do for a job: one change at a time, and what is left of it in a rollback."""
+
+from __future__ import annotations
+
+from ps_server.agenda import Agenda
+from ps_server.member import JobState, Member, MemberState, ToMember, ToShards, eviction, tell
+from ps_server.membership import Job
+from ps_wire.errors import ServerNotReady
+from ps_wire.v1 import coordinator_pb2 as pb
+
+
+def member(worker: int) -> Member:
+    return Member(worker=worker, incarnation=1, host="h", pid=7, state=MemberState.JOINED)
+
+
+def job_of(*members: Member) -> Job:
+    job = Job("j", "bsp", 2)
+    job.roster.members.update({it.worker: it for it in members})
+    return job
+
+
+def word(worker: int) -> ToMember:
+    return tell(member(worker), notice=pb.Notice(text="hello"))
+
+
+START = ToShards(pb.Order(start_table=pb.StartTable(job="j")))
+
+
+def test_nothing_comes_between_the_two_rounds_of_a_change():
+    """Nor before what follows from it."""
+    agenda, gone = Agenda(), member(0)
+    agenda.add([eviction("j", gone, 1), word(1)])
+    fence = agenda.next()
+    assert fence.HasField("fence")
+    assert agenda.least
+    assert agenda.next() is None
+    evict = agenda.answered(job_of(gone), {0: 3})
+    assert evict.evict.limits == {0: 3}
+    assert agenda.next() is None
+    assert agenda.answered(job_of(gone), {}) is None
+    assert agenda.next() == word(1)
+
+
+def test_nothing_follows_from_an_order_that_comes_to_its_end_while_a_job_goes_back():
+    """Neither from one that was refused: the job is about to be another one."""
+    for ends in ("answered", "refused"):
+        agenda, job = Agenda(), job_of(member(0))
+        agenda.add([START, START])
+        assert agenda.next() is START.order
+        agenda.freeze()
+        if ends == "answered":
+            assert agenda.answered(job, {}) is None
+        else:
+            agenda.refused(job, ServerNotReady("shard 1 is gone"))
+        assert agenda.empty
+        assert job.state is JobState.WAITING
+
+
+def test_what_members_were_told_before_and_meanwhile_is_heard():
+    """Who was let in has to know as whom, to come back; who was evicted does not wait for ever."""
+    agenda = Agenda()
+    agenda.add([word(0), START])
+    agenda.freeze()
+    agenda.add([START, word(1)])
+    assert [agenda.next(), agenda.next(), agenda.next()] == [word(0), word(1), None]
+    agenda.thaw([START])
+    assert agenda.next() is START.order

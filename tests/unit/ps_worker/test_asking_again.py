@@ -1,0 +1,101 @@
+"""Calls of workers while the coordinator is on its way back: they are made again, and training goes on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ps_worker as ps
+from ps_lab import snapshot_calls
+from ps_server.durability import Durability
+from ps_server.saved_jobs import SavedJobs
+from ps_wire.access import OPEN
+from ps_wire.errors import ServerNotReady, ServerUnreachable
+
+from .service import Cluster, fresh_name
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def durable(loop_thread, tmp_path):
+    """A shard with a snapshot folder and a state directory."""
+    options = {
+        "snapshot_dir": str(tmp_path / "snapshots"),
+        "state_dir": tmp_path / "state",
+        "durability": Durability.SNAPSHOT,
+    }
+    cluster = Cluster(loop_thread, 1, options=options)
+    yield cluster
+    cluster.close()
+
+
+def train(worker: ps.Worker, at_step, at_end_of_epoch) -> list[int]:
+    """Two epochs, however often they are gone back in; the steps of which it was told so."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
+    loader = worker.loader(torch.utils.data.TensorDataset(torch.arange(400.0).reshape(400, 1)), batch_size=8)
+    heard, done = [], False
+    while not done:
+        try:
+            for _ in worker.epochs(2):
+                for (x,) in loader:
+                    at_step(worker.step)
+                    model(x).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                at_end_of_epoch()
+            worker.finish()
+            done = True
+        except ps.RolledBack as error:
+            heard.append(error.step)
+    assert worker.step == 100
+    return heard
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_loader_that_asks_while_the_coordinator_comes_back_is_answered_later(durable, monkeypatch, how):
+    """Whether it goes back to a snapshot, which takes its time, or takes over: the script does not end."""
+    job, taken, asked = fresh_name(), threading.Event(), threading.Event()
+    read = SavedJobs.saved
+
+    def saved(self, name):
+        assert asked.wait(LIMIT_S)  # the loader has been told to ask again
+        yield from read(self, name)
+
+    def take():
+        list(snapshot_calls.take(durable.servers, job, OPEN))
+        taken.set()
+
+    def at_step(step):
+        if step == 3:
+            threading.Thread(target=take, daemon=True).start()
+        if step > 3:
+            taken.wait(0.02)
+
+    def at_end_of_epoch():
+        assert taken.wait(LIMIT_S)
+        if not died:
+            died.append(how)
+            getattr(durable, how)(0)
+            threading.Thread(target=durable.start_again, args=(0,), daemon=True).start()
+
+    died = []
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        ask = worker._link._membership.calls._ask
+
+        def watched(call):
+            def noted():
+                try:
+                    return call()
+                except (ServerNotReady, ServerUnreachable):
+                    asked.set()
+                    raise
+
+            return ask(noted)
+
+        worker._link._membership.calls._ask = watched
+        monkeypatch.setattr(SavedJobs, "saved", saved)
+        assert len(train(worker, at_step, at_end_of_epoch)) == (how == "kill")

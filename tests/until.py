@@ -1,0 +1,18 @@
+"""The one bounded wait for what tells nobody that it happened: state of another thread or process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+LIMIT_S = 40.0  # for whatever takes well under a second on an idle machine
+PAUSE_S = 0.01
+
+
+def until(condition: Callable[[], object], what: str = "it is so", *, pause_s: float = PAUSE_S) -> None:
+    """Looks again and again, at most `LIMIT_S`. Where something tells, wait for that instead."""
+    deadline_s, pause = time.monotonic() + LIMIT_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        pause.wait(pause_s)
