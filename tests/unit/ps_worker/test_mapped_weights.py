@@ -18,9 +18,9 @@ import ps_worker as ps
 from ps_wire import frame as wire
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import can_overlay
+from tests.until import until
 
 from .mapped import SMALL, Wide, adam, mapped, momentum, script, sgd
-from .readers import wait_until
 from .reference import alone, assert_same, batch, check, seeded
 from .service import Cluster, fresh_name, run_workers, together
 
@@ -167,7 +167,7 @@ def test_after_the_end_shards_hold_no_memory_of_a_worker_and_it_none_of_theirs(c
         worker.finish()
         for server in cluster.shards:
             session = server.shard._jobs.by_name[job].sessions[0]
-            wait_until(lambda regions=session._regions: not regions._tables)
+            until(lambda regions=session._regions: not regions._tables, "the shard has let go")
         assert not exchange.memory.mapped
 
     run_workers(cluster, body, job=job)
