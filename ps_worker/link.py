@@ -126,7 +126,7 @@ class Link(Rejoining):
             self._membership.make_table(spec)
             maps = pulls and all(value.is_cpu for value in values)
             exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
-            exchange.begins = self.capture.begin
+            exchange.begins = partial(self.capture.begin, (spec.number,))
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
@@ -292,6 +292,7 @@ class Link(Rejoining):
         """
         alone = self._settings.num_workers == 1  # then nobody trains on, and writes what is mapped here
         while True:
+            self.announce()  # there is more to train
             try:
                 for exchange in self.exchanges:
                     exchange.wait_acked()
@@ -303,7 +304,6 @@ class Link(Rejoining):
                 break
             except Evicted as error:
                 self._refused(error)
-                self.announce()  # there is more to train
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
             exchange.own(ended=True)

@@ -59,6 +59,7 @@ class Weights:
         self._looked = False  # `check` has, since the last `refresh`
         self._pending: set[int] = set()  # that do not show the weights that were asked for
         self._expecting = False
+        self._others = False  # than were expected have arrived
         self._trusted = True  # version counters are as they were noted: no Ctrl-C came between
         self._touched: str | None = None  # what the script wrote while weights arrived
         self._window = torch.empty(0, device="cpu")
@@ -106,8 +107,9 @@ class Weights:
         else:
             self._memory.stagings.reads_end()
         self._trusted = False
-        if self._memory.weights is not self._flat:
+        if self._others or self._memory.weights is not self._flat:
             self._show(self._memory.weights, places)
+        self._others = False
         self._fill([place for place in self._copied if not self._expecting or place in self._pending])
         torch.autograd.graph.increment_version([self._parameters[index] for index in places])
         self._versions = list(map(_version_of, self._parameters))
@@ -128,6 +130,12 @@ class Weights:
         self._pending.update(range(len(self._parameters)))
         self._next_window()
         self._expecting = True
+
+    def replace(self) -> None:
+        """Other weights have come than were expected: `refresh` shows all, past what `arrive` has shown."""
+        if self._expecting:
+            self._pending.update(range(len(self._parameters)))
+            self._others = True
 
     @torch.inference_mode(False)
     @torch.no_grad()
