@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ps_server.durability import Durability
-from ps_server.snapshot_policy import policy_of
+from ps_server.snapshot_policy import SnapshotPolicy, policy_of
 from ps_wire import kernels, trace
 from ps_wire.access import read
 from ps_wire.address import is_loopback, parse_address, parse_servers
@@ -143,6 +143,8 @@ def serve(
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards)
+    for gap in gaps(index, options.durability, options.snapshots, options.state_dir):
+        log.logger.warning(gap)
     log.logger.info("arithmetic: %s", kernels.FOUND)
     trace.start(f"server {index}")
     optimizers.warm_up()
@@ -216,6 +218,25 @@ def parse_durability(text: str | None, snapshot_dir: str | None) -> Durability:
             "--durability snapshot needs --snapshot-dir, and --snapshot-every or snapshots on demand"
         )
     return durability
+
+
+def gaps(shard: int, durability: Durability, policy: SnapshotPolicy, state_dir: Path | None) -> list[str]:
+    """What `--durability snapshot` does not protect from, as these options are; shard 0 says it."""
+    if shard > 0 or durability is not Durability.SNAPSHOT:
+        return []
+    found = []
+    if not policy.every_steps and not policy.every_s:
+        found.append(
+            "no snapshot is taken but on demand: a job of which nobody takes one is lost with any server, "
+            "and others go back to their last one, however old; add --snapshot-every, such as 5m"
+        )
+    if state_dir is None:
+        found.append(
+            "without --state-dir this server knows nothing of a process before it: if it dies, jobs do not "
+            "go on from their snapshots by themselves, and if it is stopped, it hands nothing on; add "
+            "--state-dir, a local folder that its next process finds again"
+        )
+    return found
 
 
 def parse_coordinator(index: int, coordinator: str | None, servers: str | None) -> str | None:

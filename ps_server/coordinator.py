@@ -15,13 +15,14 @@ import torch
 
 from ps_server import coordinator_state
 from ps_server.coordinator_service import CoordinatorService
+from ps_server.events import Event
 from ps_server.generations import Generations
 from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
-from ps_server.room import Room
+from ps_server.room import MAX_JOBS, Room
 from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
@@ -30,7 +31,6 @@ from ps_wire.errors import Fenced, JobFull, ServerNotReady
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import spec_pb2
 
-MAX_JOBS = 1024
 DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 
@@ -76,8 +76,9 @@ class Coordinator:
         )
         self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
         self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
-        self._recovery.on_back = self._takings.goes_back
+        self._recovery.takings = self._takings
         self._members.recovery = self._recovery
+        self._readers.on_join = self._recovery.check
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
         self.service = CoordinatorService(
@@ -145,6 +146,8 @@ class Coordinator:
         coordinator_state.restore(facts, tensors, room_of=self._room, states=self._states)
         tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
         self._shards.take_over(facts["shards"], tables)
+        for room in self._rooms.values():
+            room.events.say(Event.RESTORE, hand_off="yes")
         self._members.look()
 
     def halt(self) -> None:

@@ -14,10 +14,10 @@ from contextlib import aclosing
 import grpc.aio
 
 from ps_server import gatekeeper, share_messages
+from ps_server import member as members
 from ps_server.choices import attendance_from_proto
 from ps_server.decisions import norm_from_proto
 from ps_server.log import logger
-from ps_server.member import Member
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.orders import Shards
 from ps_server.readers import Readers
@@ -26,15 +26,14 @@ from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire.address import check_job_name
-from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, MemoryLimitExceeded, PsError, TokenRefused
-from ps_wire.messages import epoch_use_to_proto
+from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError, TokenRefused
+from ps_wire.messages import epoch_use_to_proto, state_parts
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
-STATE_CHUNK_BYTES = 1 << 20
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -132,22 +131,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.StateChunk], context: grpc.aio.ServicerContext
     ) -> pb.PutStateReply:
         """A member puts state, in chunks; kept once it is whole."""
-        key: pb.StateKey | None = None
-        blob = bytearray()
-        room_bytes = 0
-        async for chunk in request_iterator:
-            if key is None:
-                key = chunk.key
-                self._check_member(key)
-                room_bytes = self._states.room(key.job, key.name[:64])
-            if len(blob) + len(chunk.data) > room_bytes:
-                raise MemoryLimitExceeded(
-                    f"state {key.name[:64]!r} of job {key.job} is over {room_bytes} bytes"
-                )
-            blob += chunk.data
-        if key is None:
+        chunks = aiter(request_iterator)
+        first = await anext(chunks, None)
+        if first is None:
             raise FrameMalformed("a state without chunks")
-        self._states.put(key.job, key.name[:64], bytes(blob))
+        key = first.key
+        self._check_member(key)
+        with self._states.arriving(key.job, key.name[:64], key.worker) as take:
+            take(first.data)
+            async for chunk in chunks:
+                take(chunk.data)
         return pb.PutStateReply()
 
     async def GetState(
@@ -164,24 +157,24 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await self._states.change(key.job)
             self._check_member(key)
         blob = self._states.get(key.job, key.name)
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
+        for part in state_parts(blob):
+            yield pb.StateChunk(data=part)
 
     async def _live_state(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
         room = self._rooms[key.job]
         joiner = room.job.roster.member(key.worker, key.incarnation)
         blob = await self._readers.live.for_joiner(room, joiner)
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
+        for part in state_parts(blob):
+            yield pb.StateChunk(data=part)
 
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)
 
-    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, Member]:
+    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
         gatekeeper.check_job(job)
         room = self._rooms.get(job)
         if room is None:
-            self._recovery.check()
+            self._recovery.check(job)
             raise JobUnknown(f"no job {job[:64]!r} here")
         if (over := room.job.over(worker, incarnation)) is not None:
             raise over

@@ -1,29 +1,24 @@
 """What a coordinator that is stopped hands to its successor: jobs, members, what they have not heard.
 
 Taken when nothing is on its way to members or shards. Leases are not: who takes over grants full terms. A
-friend of `Job`, `Room` and `Mailbox`. `LEFT_OUT` and the lists of names are checked against the classes by a
-test, so that whoever adds a field is asked here.
+friend of `Job`; others hand on what they hold by themselves. `LEFT_OUT` and the lists of names are checked
+against the classes by a test, so that whoever adds a field is asked here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from ps_server.dealt import Dealt, Mark
 from ps_server.job_life import JobLife
 from ps_server.mailbox import Mailbox
 from ps_server.member import JobState, Member, MemberState, TableRecord
 from ps_server.room import Room
-from ps_server.shares import Epoch, Shares
 from ps_server.state_store import StateStore
-from ps_wire.epoch_use import EpochUse
 from ps_wire.messages import table_from_proto, table_to_proto
-from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 Facts = dict[str, Any]  # JSON
@@ -31,14 +26,11 @@ Facts = dict[str, Any]  # JSON
 PLAIN = ("epoch", "has_final_state", "_any_finished", "_restored")  # fields of a job
 PAIRS = ("clocks", "_first_steps")  # of a job, as pairs: their keys are no texts
 MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late", "lease_s", "steps")
-EPOCH = ("samples", "used", "handed_on")
 TABLE = ("opened", "loaded", "starting", "started")
 LEFT_OUT = {
     JobLife: {"name", "consistency", "num_workers", "nonfinite", "min_workers"}  # in its spec
     | {"state", "shares", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
     | {"_broken"},  # those who were told have to be gone
-    Shares: {"_epochs", "_dealt", "_training", "_live", "_ended"},
-    Epoch: {"owners", "starts", "begun", "left"},
     Member: {"state"},
     TableRecord: {"spec", "asked"},
 }
@@ -46,16 +38,11 @@ LEFT_OUT = {
 
 def capture(rooms: Mapping[str, Room], states: StateStore) -> tuple[Facts, dict[str, torch.Tensor]]:
     """All of it, as facts and as bytes in tensors."""
-    tensors = {}
-    for job, blobs in states._blobs.items():
-        for name, blob in blobs.items():
-            tensors[f"{job}/{name}"] = (
-                torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else _EMPTY
-            )
-    facts = {
-        "rooms": [_room_facts(room) for room in rooms.values()],
+    tensors = {
+        f"{job}/{name}": torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else _EMPTY
+        for job, name, blob in states.all()
     }
-    return facts, tensors
+    return {"rooms": [_room_facts(room) for room in rooms.values()]}, tensors
 
 
 def restore(
@@ -83,7 +70,7 @@ def _room_facts(room: Room) -> Facts:
         "state": job.state.value,
         "plain": {name: getattr(job, name) for name in PLAIN},
         "pairs": {name: _pairs(getattr(job, name)) for name in PAIRS},
-        "shares": _shares_facts(job.shares),
+        "shares": job.shares.hand_off(),
         "awaited": sorted(job._awaited),
         "uploaders": [
             asked.worker for asked in job._uploaders if asked is job.roster.members.get(asked.worker)
@@ -101,7 +88,10 @@ def _room_facts(room: Room) -> Facts:
             }
             for record in job._tables.records
         ],
-        "mailboxes": [_mailbox_facts(*key, mailbox) for key, mailbox in room.mailboxes.items()],
+        "mailboxes": [
+            {"worker": worker, "incarnation": incarnation} | mailbox.hand_off()
+            for (worker, incarnation), mailbox in room.mailboxes.items()
+        ],
         "events": dict(room.events.counts),
     }
 
@@ -113,7 +103,7 @@ def _restore_room(facts: Facts, room: Room) -> None:
         setattr(job, name, value)
     job.clocks = dict(facts["pairs"]["clocks"])
     job._first_steps = {(table, worker): step for (table, worker), step in facts["pairs"]["_first_steps"]}
-    _restore_shares(facts["shares"], job.shares)
+    job.shares.take_over(facts["shares"])
     job._awaited = set(facts["awaited"])
     job.roster.floor = facts["floor"]
     for known in facts["members"]:
@@ -129,61 +119,11 @@ def _restore_room(facts: Facts, room: Room) -> None:
     now_s = time.monotonic()
     for box in facts["mailboxes"]:
         key = box["worker"], box["incarnation"]
-        mailbox = room.mailboxes[key] = Mailbox(
-            session=bytes.fromhex(box["session"]), number=box["number"], taken=box["taken"]
-        )
-        mailbox._kept.extend(pb.MemberReply.FromString(bytes.fromhex(reply)) for reply in box["kept"])
+        room.mailboxes[key] = Mailbox.taken_over(box)
         holder = job.roster.members.get(key[0])
         if holder is not None and holder.incarnation == key[1] and holder.present:
             room.leases.grant(*key, holder.lease_s, now_s)
             room.heard_s[key[0]] = now_s
-
-
-def _shares_facts(shares: Shares) -> Facts:
-    return {
-        "epochs": [
-            [
-                *key,
-                _pairs(epoch.owners),
-                _pairs(epoch.starts),
-                sorted(epoch.begun),
-                epoch.left,
-                {name: getattr(epoch, name) for name in EPOCH},
-            ]
-            for key, epoch in shares._epochs.items()
-        ],
-        "dealt": [
-            [*key, incarnation, [asdict(piece) for piece in pieces]]
-            for key, (incarnation, pieces) in shares._dealt.items()
-        ],
-        "training": sorted(shares._training),
-        "live": [list(key) for key in shares._live],
-        "ended": [asdict(use) for use in shares._ended],
-    }
-
-
-def _restore_shares(facts: Facts, shares: Shares) -> None:
-    for loader, number, owners, starts, begun, left, plain in facts["epochs"]:
-        shares._epochs[loader, number] = Epoch(
-            dict(owners), starts=dict(starts), begun=set(begun), left=[(a, b) for a, b in left], **plain
-        )
-    for loader, worker, incarnation, pieces in facts["dealt"]:
-        marked = [Dealt(**piece | {"marks": [Mark(**mark) for mark in piece["marks"]]}) for piece in pieces]
-        shares._dealt[loader, worker] = incarnation, marked
-    shares._training.update(facts["training"])
-    shares._live.update(dict.fromkeys(facts["live"]))
-    shares._ended.extend(EpochUse(**use) for use in facts["ended"])
-
-
-def _mailbox_facts(worker: int, incarnation: int, mailbox: Mailbox) -> Facts:
-    return {
-        "worker": worker,
-        "incarnation": incarnation,
-        "session": mailbox.session.hex(),
-        "number": mailbox._number,
-        "taken": mailbox.taken,
-        "kept": [reply.SerializeToString().hex() for reply in mailbox._kept],
-    }
 
 
 def _pairs(values: Mapping[Any, Any]) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from ps_server.snapshot_cut import workers_beyond
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import CutAborted, PsError
 
-CUT_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
+HOLD_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
 
 
 class CutCell:
@@ -141,7 +141,7 @@ class CutTable(Generic[AnyCell]):
 
     def hold(self, key: CutKey) -> dict[int, int]:
         """Keeps every push back; returns worker -> the largest clock over partitions."""
-        self._set_limit(key, CUT_LIMIT_S)
+        self._set_limit(key, HOLD_LIMIT_S)
         newest: dict[int, int] = {}
         for cell in self._cells:
             with cell.lock:

@@ -3,7 +3,8 @@
 No protobuf touches the payload: the stream's messages are the frames themselves. The event loop only moves
 bytes; every connection has a thread that takes its frames, so that sums and optimizers (which release the
 GIL) run beside each other and never hold up a heartbeat. At most `INBOX_FRAMES` received frames wait for
-that thread; then the stream is no longer read and HTTP/2 flow control stops the sender.
+that thread; then the stream is no longer read and HTTP/2 flow control stops the sender. A reply is copied
+when its turn has come.
 """
 
 from __future__ import annotations
@@ -11,73 +12,58 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 
 import grpc
 import grpc.aio
 
-from ps_server.session import HELLO_LIMIT_S, MAX_OUTBOX_FRAMES, MAX_STRANGERS, Session
+from ps_server.outbox import Outbox
+from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
-from ps_wire.carrier import Carrier, Message, Receiver, deliver
+from ps_server.strangers import HELLO_LIMIT_S, Strangers
+from ps_wire.carrier import Carrier, Receiver, deliver
 
 METHOD_SERVICE = "ps_wire.v1.Shard"
 METHOD_NAME = "Data"
 INBOX_FRAMES = 2
 
 
-class _Outbox:
-    """Frames on their way out; an `Outlet`. `send` may be called on any thread."""
+class _Signal:
+    """Wakes a coroutine from any thread, with one call of its loop for all who signal meanwhile."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._frames: deque[bytes] = deque()
-        self._signalled = False
-        self._closed = False
-        self._wake = asyncio.Event()
+        self._event = asyncio.Event()
+        self._is_set = False
 
-    def send(self, message: Message) -> None:
-        """See `Outlet.send`."""
-        if self._closed:
-            return
-        self._frames.append(message.encoded())
-        if not self._signalled:
-            self._signalled = True
-            self._call(self._wake.set)
+    def set(self) -> None:
+        """Any thread."""
+        if not self._is_set:
+            self._is_set = True
+            _call(self._loop, self._event.set)
 
-    def close(self) -> None:
-        """No more frames; `drain` ends once those queued are out. Any thread."""
-        self._closed = True
-        self._call(self._wake.set)
+    async def wait(self) -> None:
+        """Until somebody has signalled since the last time."""
+        await self._event.wait()
+        self._event.clear()
+        self._is_set = False
 
-    def _call(self, function: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the loop is closed: the process ends
-            self._closed = True
 
-    async def drain(self, context: grpc.aio.ServicerContext) -> None:
-        """Writes frames until closed."""
-        while True:
-            self._signalled = False
-            self._wake.clear()
-            if len(self._frames) > MAX_OUTBOX_FRAMES:
-                return
-            while self._frames:
-                await context.write(self._frames.popleft())
-            if self._closed:
-                return
-            if not self._frames:
-                await self._wake.wait()
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        if not loop.is_closed():  # else the process ends
+            raise
 
 
 class DataStreams:
-    """Makes the handler of the stream and bounds the number of strangers."""
+    """Makes the handler of the stream."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._strangers = 0
-        self._open: set[_Outbox] = set()
+        self._strangers = Strangers(shard.count_refused)
+        self._open: set[Outbox] = set()
 
     def close(self) -> None:
         """Ends every stream once what is queued is out."""
@@ -90,29 +76,28 @@ class DataStreams:
         return grpc.method_handlers_generic_handler(METHOD_SERVICE, {METHOD_NAME: method})
 
     async def _stream(self, _messages: object, context: grpc.aio.ServicerContext) -> None:
-        if self._strangers >= MAX_STRANGERS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections without HELLO")
         loop = asyncio.get_running_loop()
-        outbox = _Outbox(loop)
-        session = Session(
-            self._shard,
-            outbox,
-            token_bytes=TOKEN_BYTES,
-            carrier=Carrier.GRPC,
-        )
+        signal = _Signal(loop)
+        outbox = Outbox(on_change=signal.set, on_broken=lambda: _call(loop, writing.cancel))
+        writing = loop.create_task(_write(outbox, signal, context))
+        session = Session(self._shard, outbox, token_bytes=TOKEN_BYTES, carrier=Carrier.GRPC)
         inbox = _Inbox(session, outbox, loop)
-        reading = loop.create_task(self._read(context, inbox))
+        reading = loop.create_task(self._read(context, inbox, outbox))
         self._open.add(outbox)
         try:
-            await outbox.drain(context)
+            await writing
+        except asyncio.CancelledError:
+            if not outbox.broken:
+                raise
+            await context.abort(grpc.StatusCode.ABORTED, "this connection was cut off")
         finally:
             self._open.discard(outbox)
             reading.cancel()
-            outbox.close()
+            outbox.cut()
             inbox.close()
 
-    async def _read(self, context: grpc.aio.ServicerContext, inbox: _Inbox) -> None:
-        self._strangers += 1
+    async def _read(self, context: grpc.aio.ServicerContext, inbox: _Inbox, outbox: Outbox) -> None:
+        self._strangers.enter(outbox, outbox.cut)
         try:
             async with asyncio.timeout(HELLO_LIMIT_S):
                 message = await context.read()
@@ -124,7 +109,7 @@ class DataStreams:
             inbox.close()
             return
         finally:
-            self._strangers -= 1
+            self._strangers.leave(outbox)
         while message is not grpc.aio.EOF:
             message = await context.read()
             if message is not grpc.aio.EOF:
@@ -132,10 +117,25 @@ class DataStreams:
         inbox.close()
 
 
+async def _write(outbox: Outbox, signal: _Signal, context: grpc.aio.ServicerContext) -> None:
+    """Writes what is queued, until nothing is any more."""
+    while True:
+        closed = outbox.closed
+        while messages := outbox.take():
+            try:
+                for message in messages:
+                    await context.write(message.encoded())
+            finally:
+                outbox.done(messages)
+        if closed:
+            return
+        await signal.wait()
+
+
 class _Inbox:
     """Received frames and the thread that takes them."""
 
-    def __init__(self, receiver: Receiver, outbox: _Outbox, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, receiver: Receiver, outbox: Outbox, loop: asyncio.AbstractEventLoop) -> None:
         self._receiver = receiver
         self._outbox = outbox
         self._loop = loop
@@ -165,12 +165,9 @@ class _Inbox:
             while (message := self._frames.get()) is not None:
                 goes_on = deliver(message, self._receiver)
                 del message  # a frame may be all that keeps 8 MiB alive
-                self._loop.call_soon_threadsafe(self._taken)
+                _call(self._loop, self._taken)
                 if not goes_on:
                     break
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
         finally:
             self._receiver.closed()
             self._outbox.close()

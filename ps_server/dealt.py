@@ -7,7 +7,9 @@ exactly, whenever and however it goes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 KEPT_MARKS = 256  # of a piece; who goes has at most the last few of its steps uncommitted
 
@@ -58,6 +60,11 @@ class Dealt:
     left_over: bool = False
     open: bool = True
     marks: list[Mark] = field(default_factory=list)
+
+    @classmethod
+    def taken_over(cls, facts: Mapping[str, Any]) -> Dealt:
+        """What was handed off, as `asdict` says it."""
+        return cls(**{**facts, "marks": [Mark(**mark) for mark in facts["marks"]]})
 
     def mark(self, mark: Mark) -> None:
         """The worker says how far it has come; of what it says of one step the last counts."""

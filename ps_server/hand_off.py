@@ -31,14 +31,14 @@ from ps_server.shard_table import ShardTable
 from ps_server.table_state import capture, restore, resume
 from ps_server.table_state_codec import TableReader, encode
 from ps_wire import consistency, snapshot_tensors
-from ps_wire.errors import PsError, SnapshotCorrupt
+from ps_wire.errors import SnapshotCorrupt
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.snapshot_writing import write_durably
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 2
+FORMAT = 3
 FACTS = "hand-off"
 OTHER = "other"  # of a tensor's name: the half that holds the version before
 KEPT = "kept"  # likewise: weights of an older version, which a late worker works on
@@ -103,7 +103,7 @@ def take(folder: Path, shard: Shard) -> Inherited | None:
         return None
     try:
         return _take(TensorFile(used, str(path)), shard)
-    except (PsError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is: the file is used up, there is no second try
         logger.exception("the hand-off %s cannot be used: %s", path, error)
         for entry in shard.jobs():
             shard.drop(entry.name)
@@ -138,7 +138,7 @@ def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
     for number, table in sorted(job.tables.items()):
         with table._deciding:  # what is decided at this moment is on all partitions, or on none
             own, facts = _table_facts(number, table)
-        tensors |= {f"{job.name}/{name}": tensor for name, tensor in own.items()}
+        tensors |= {f"job/{job.name}/{name}": tensor for name, tensor in own.items()}
         tables.append(facts)
     return {
         "name": job.name,
@@ -172,7 +172,8 @@ def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
         floor_step=facts["floor_step"],
     )
     shard.put(entry)
-    own = {key.removeprefix(f"{name}/"): file[key] for key in file if key.startswith(f"{name}/")}
+    prefix = f"job/{name}/"
+    own = {key.removeprefix(prefix): file[key] for key in file if key.startswith(prefix)}
     for table in facts["tables"]:
         _take_table(shard, name, table, own)
     entry.members.update(

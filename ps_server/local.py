@@ -1,7 +1,7 @@
 """A server of one shard inside the process of its only worker, without a socket.
 
 The entry point `ps.local_server`. The coordinator and the shard are those of `ps-server`; calls run on an
-event loop in a thread of its own, and frames go through `ps_wire.memory`. The process's settings stay as they
+event loop in a thread of its own, and frames go through `memory_stream`. The process's settings stay as they
 are: torch's threads, signals, logging.
 
 Invariant: leaving starts no thread, so that a worker can still leave while Python shuts down.
@@ -18,13 +18,13 @@ from typing import Any, Self
 
 from ps_server.coordinator import Coordinator
 from ps_server.log import logger
+from ps_server.memory_stream import MemoryStream
 from ps_server.orders import Shards
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_server.shard_service import ShardService
 from ps_wire.carrier import MEMORY, Outlet, Receiver
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreachable
-from ps_wire.memory import MemoryStream
 from ps_wire.service import FramesOut, Landing
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 

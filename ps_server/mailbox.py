@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -33,6 +34,23 @@ class Mailbox:
         self._number = number
         self._kept: deque[pb.MemberReply] = deque()
         self._stream: Stream | None = None
+
+    def hand_off(self) -> dict[str, Any]:
+        """All of it but the stream, for JSON; see `taken_over`."""
+        return {
+            "session": self.session.hex(),
+            "number": self._number,
+            "taken": self.taken,
+            "kept": [reply.SerializeToString().hex() for reply in self._kept],
+        }
+
+    @classmethod
+    def taken_over(cls, facts: Mapping[str, Any]) -> Mailbox:
+        """What a coordinator before this one has handed off."""
+        session = bytes.fromhex(facts["session"])
+        mailbox = cls(session=session, number=facts["number"], taken=facts["taken"])
+        mailbox._kept.extend(pb.MemberReply.FromString(bytes.fromhex(reply)) for reply in facts["kept"])
+        return mailbox
 
     @property
     def over(self) -> bool:

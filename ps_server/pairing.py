@@ -1,8 +1,8 @@
 """TLS on the data port, server end: shakes hands with who connects, and joins the halves of a connection.
 
 A half is a stranger's until its other half is there and HELLO has come: it costs a thread and a TLS state for
-at most `HELLO_LIMIT_S`, and is one of at most `MAX_STRANGERS` (`ps_server.socket_server` counts). A handshake
-never runs on the thread that accepts. `_changed` guards what waits and what is still shaking hands.
+at most `HELLO_LIMIT_S`. A handshake never runs on the thread that accepts. `_changed` guards what waits and
+what is still shaking hands; who is cut off is not among those any more.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 from ps_server.log import logger
-from ps_server.session import HELLO_LIMIT_S
 from ps_server.shard import Shard
+from ps_server.strangers import HELLO_LIMIT_S, Strangers
 from ps_wire import frame as wire
 from ps_wire import tls_socket
 from ps_wire.certificates import TlsFolder
@@ -35,22 +35,22 @@ class Pairing:
         self,
         tls: TlsFolder,
         shard: Shard,
+        strangers: Strangers,
         *,
         on_pair: Callable[[TlsSocket], None],
-        on_gone: Callable[[], None],
     ) -> None:
         """Takes what `take` needs.
 
         Args:
             tls: certificates; the newest for each handshake.
             shard: counts who is refused.
-            on_pair: takes a connection over; of its two strangers, one is still to be taken off.
-            on_gone: takes one stranger off; called once for each of the others.
+            strangers: where each half is one.
+            on_pair: takes a connection over.
         """
         self._tls = tls
         self._shard = shard
+        self._strangers = strangers
         self._on_pair = on_pair
-        self._on_gone = on_gone
         self._changed = threading.Condition()
         self._shaking: set[ssl.SSLSocket] = set()
         self._waiting: dict[tuple[bytes, bool], Half] = {}
@@ -64,6 +64,7 @@ class Pairing:
         with self._changed:
             self._shaking.add(connection)
             self._threads.add(thread)
+        self._strangers.enter(connection, lambda: self._cut(connection))
         try:
             thread.start()
         except RuntimeError:
@@ -96,10 +97,15 @@ class Pairing:
             if not joined:
                 connection.close()
             self._forget(connection, threading.current_thread())
-            if not joined:
-                self._on_gone()
+
+    def _cut(self, connection: ssl.SSLSocket) -> None:
+        with self._changed:
+            self._shaking.discard(connection)
+            tls_socket.cut(connection)
+            self._changed.notify_all()
 
     def _forget(self, connection: ssl.SSLSocket, thread: threading.Thread) -> None:
+        self._strangers.leave(connection)
         with self._changed:
             self._shaking.discard(connection)
             self._threads.discard(thread)
@@ -114,7 +120,11 @@ class Pairing:
                     raise FrameMalformed("this half of a connection is there already")
                 self._waiting[key] = half
                 self._changed.wait_for(
-                    lambda: self._closed or self._waiting.get(key) is not half,
+                    lambda: (
+                        self._closed
+                        or half.connection not in self._shaking
+                        or self._waiting.get(key) is not half
+                    ),
                     max(until_s - time.monotonic(), 0.0),
                 )
                 if self._waiting.get(key) is half:
@@ -123,7 +133,6 @@ class Pairing:
                 return True
             self._changed.notify_all()
         up, down = (half, other) if half.up else (other, half)
-        self._on_gone()
         self._on_pair(TlsSocket(down.connection, up.connection))
         return True
 

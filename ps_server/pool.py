@@ -6,7 +6,6 @@ know what a job does.
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import threading
@@ -50,22 +49,19 @@ class Pool:
 
     def _batch(self) -> bool:
         """Does some jobs; False: there will be none any more."""
-        job = self._jobs.get()
         with corked():
-            for count in itertools.count(1):
+            for place in range(BATCH):
+                try:
+                    job = self._jobs.get(block=place == 0)
+                except queue.Empty:
+                    break
                 if job is None:
                     return False
                 try:
                     job()
                 except Exception:  # noqa: BLE001 - the threads serve all jobs; this one's workers are told
                     logger.exception("bug while closing a step")
-                if count == BATCH:
-                    return True
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    return True
-        raise AssertionError("counting ends")
+        return True
 
 
 def _cores() -> int:

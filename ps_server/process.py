@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ class Server:
         if options.snapshot_dir is not None:
             self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
             self._saved = SavedJobs(self._store)
-            self._shard.read_part = partial(self._saved.read_part, shard=options.shard)
+            self._saved.give(self._shard)
         self._inherited = Inherited(boot=secrets.token_bytes(16))
         self._coordinator: Coordinator | None = None
         self._follower: Follower | None = None
@@ -252,24 +251,41 @@ class Server:
         server.add_generic_rpc_handlers((streams.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._options.shard == 0:
-            generations = Generations(self._options.state_dir)
-            shards = Shards(self._shard, advertised, asyncio.get_running_loop(), generations)
-            durable = self._options.durability is Durability.SNAPSHOT
-            coordinator = Coordinator(
-                shards,
-                self._saved if durable else None,
-                store=self._store,
-                policy=self._options.snapshots,
-                on_fenced=self._fence,
-            )
-            if self._inherited.more:
-                coordinator.take_over(self._inherited.more, self._inherited.tensors)
+            coordinator = self._take_over(advertised)
             coordinator.begin()
             self._coordinator = coordinator
             self._stops.append(coordinator.stop)
             coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator.service, server)
             names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
         reflection.enable_server_reflection(names, server)
+
+    def _take_over(self, advertised: str) -> Coordinator:
+        """A coordinator with what its predecessor has handed off, if that can be used."""
+        generations = Generations(self._options.state_dir)
+        coordinator = self._make_coordinator(advertised, generations)
+        if self._inherited.more:
+            try:
+                coordinator.take_over(self._inherited.more, self._inherited.tensors)
+            except Exception:  # noqa: BLE001 - whatever it is: the file is used up
+                logger.exception(
+                    "WHAT THE COORDINATOR BEFORE HAS HANDED OFF CANNOT BE USED: as if it had been killed, "
+                    "jobs go back to their snapshots, and are lost where there are none"
+                )
+                coordinator.halt()
+                for entry in self._shard.jobs():
+                    self._shard.end(entry.name)
+                self._inherited = Inherited(boot=secrets.token_bytes(16))
+                coordinator = self._make_coordinator(advertised, generations)
+        return coordinator
+
+    def _make_coordinator(self, advertised: str, generations: Generations) -> Coordinator:
+        return Coordinator(
+            Shards(self._shard, advertised, asyncio.get_running_loop(), generations),
+            self._saved if self._options.durability is Durability.SNAPSHOT else None,
+            store=self._store,
+            policy=self._options.snapshots,
+            on_fenced=self._fence,
+        )
 
     def _start_following(self, advertised: str) -> asyncio.Task[None] | None:
         if self._options.coordinator is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ from ps_server.state_store import StateStore
 from ps_wire import consistency
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
 from ps_wire.frame import FIRST_READER, check_protocol
-from ps_wire.messages import refused_to_proto, table_to_proto
+from ps_wire.messages import refused_to_proto, state_parts, table_to_proto
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -36,7 +36,6 @@ MAX_REQUESTS = 4  # of one reader that wait; then its stream is not read
 JOIN_LIMIT_S = 10.0
 CUT_LIMIT_S = 10.0
 LIVE_LIMIT_S = 10.0  # for a worker's next step
-STATE_CHUNK_BYTES = 1 << 20
 
 
 class Readers:
@@ -49,6 +48,7 @@ class Readers:
         self._numbers = itertools.count(FIRST_READER)
         self._talking: set[asyncio.Task[None]] = set()
         self._cuts: WeakKeyDictionary[Room, asyncio.Lock] = WeakKeyDictionary()
+        self.on_join: Callable[[str], None] = lambda _: None  # to a job that is not here
 
     def lock_of(self, room: Room) -> asyncio.Lock:
         """What is held while a job is cut."""
@@ -68,7 +68,8 @@ class Readers:
             error = ConfigurationRefused(f"this service has {MAX_READERS} readers already")
             yield pb.ReadReply(refused=refused_to_proto(error))
             return
-        reader = _Reader(self._shards, self._rooms, self.live, self._cuts, next(self._numbers))
+        number = next(self._numbers)
+        reader = _Reader(self._shards, self._rooms, self.live, self._cuts, number, self.on_join)
         talking = asyncio.create_task(reader.talk(messages))
         self._talking.add(talking)
         talking.add_done_callback(self._talking.discard)
@@ -92,6 +93,7 @@ class _Reader:
         live: LiveState,
         cuts: WeakKeyDictionary[Room, asyncio.Lock],
         number: int,
+        on_join: Callable[[str], None],
     ) -> None:
         self.replies: asyncio.Queue[pb.ReadReply | None] = asyncio.Queue(1)
         self._shards = shards
@@ -99,6 +101,7 @@ class _Reader:
         self._live = live
         self._cuts = cuts
         self._number = number
+        self._on_join = on_join
         self._job = ""
         self._request = 0
         self._over = False
@@ -168,6 +171,8 @@ class _Reader:
         check_protocol(join.protocol)
         self._shards.check_ready()
         gatekeeper.check_job(join.job)
+        if join.job not in self._rooms:
+            self._on_join(join.job)
         job = self._room(join.job).job
         self._job = job.name
         admit = pb.AdmitMember(job=job.spec, worker=self._number, incarnation=1, reader=True)
@@ -248,10 +253,10 @@ class _Reader:
         except TimeoutError:
             await self._reply(later=pb.Later())
             return
-        blob = outside.blob
-        for start in range(0, max(len(blob), 1), STATE_CHUNK_BYTES):
-            end = start + STATE_CHUNK_BYTES
-            chunk = pb.OutsideState(data=blob[start:end], last=end >= len(blob), step=outside.step)
+        said = 0
+        for part in state_parts(outside.blob):
+            said += len(part)
+            chunk = pb.OutsideState(data=part, last=said == len(outside.blob), step=outside.step)
             chunk.origin = outside.origin
             await self._reply(state=chunk)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ps_server import table_state
 from ps_server.log import logger
-from ps_server.member import rolled_back
 from ps_server.shard import Shard
 from ps_server.shard_job import ShardJob
 from ps_wire import consistency
@@ -39,12 +38,14 @@ def restore(
         opening: number of the order.
 
     Raises:
-        PsError: it cannot be read, is not of these tables or does not fit: the job has none then.
+        PsError: it cannot be read, or is not of these tables: what there was is still there. Or it does not
+            fit, or was damaged while it was read: the job has none then.
     """
+    shard.check_part(job.name, snapshot, tables)
     before = shard.drop(job.name)
     for session in before.connections() if before is not None else ():
         session.retire()
-        session.expel(rolled_back(job.name, step))
+        session.cut()  # it hears why when it connects again
     shard.generation = generation
     shard.put(
         ShardJob(

@@ -6,14 +6,17 @@ Blocks, as storage does. It must not know what becomes of jobs: that is `recover
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ps_server.log import logger
 from ps_server.saved_job import SavedJob
+from ps_server.shard import Shard
 from ps_server.snapshot_saving import FACTS
+from ps_server.state_store import SAVED
 from ps_server.table_state import TableState
 from ps_server.table_state_codec import TableReader
 from ps_wire.errors import SnapshotCorrupt, SnapshotMismatch, SnapshotUnusable, TableMismatch
@@ -23,7 +26,7 @@ from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.table import TableSpec, check_same
 
-SAVED = "snapshot"  # a worker's own state is kept under this name and its number
+LEASE_S = 10.0  # of workers in snapshots that do not say it
 
 
 class SavedJobs:
@@ -31,7 +34,11 @@ class SavedJobs:
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
-        self._found_whole: set[tuple[str, str, str]] = set()  # files that were compared: job, snapshot, name
+
+    def give(self, shard: Shard) -> None:
+        """A shard restores its parts from here."""
+        shard.check_part = partial(self.check_part, shard=shard.index, num_shards=shard.num_shards)
+        shard.read_part = partial(self.read_part, shard=shard.index)
 
     def jobs(self) -> list[str]:
         """See `Snapshots.jobs`."""
@@ -67,43 +74,56 @@ class SavedJobs:
             job=job_from_json(manifest.job),
             tables=tuple(map(table_from_json, manifest.tables)),
             clocks=manifest.clocks,
-            workers=frozenset(manifest.workers),
+            workers={it: known.get("lease_s", LEASE_S) for it, known in manifest.workers.items()},
             shares=manifest.shares,
             states=states,
             ended=manifest.ended,
         )
 
+    def check_part(
+        self, job: str, snapshot: str, tables: Sequence[TableSpec], *, shard: int, num_shards: int
+    ) -> None:
+        """Compares all that a shard of so many reads with what was written, each time: disks forget.
+
+        Raises:
+            SnapshotUnusable, SnapshotMismatch: as for `read_part`.
+        """
+        manifest = self._store.manifest(job, snapshot)
+        for spec in tables:
+            _check_table(manifest, spec)
+        for name in _files(manifest, shard, num_shards):
+            self._check(job, snapshot, manifest, name)
+
     def read_part(self, job: str, snapshot: str, plan: Plan, spec: TableSpec, shard: int) -> TableState:
         """What a shard of this plan holds of a table, whatever number of shards has written it.
+
+        Files are as `check_part` has found them.
 
         Raises:
             SnapshotUnusable, SnapshotMismatch: it cannot be read, or is of another table.
         """
         manifest = self._store.manifest(job, snapshot)
         _check_table(manifest, spec)
-        shards = range(manifest.num_shards)
-        if (
-            manifest.num_shards == plan.num_shards
-        ):  # each has kept its own part, where the others may not see it
-            shards = range(shard, shard + 1)
         with ExitStack() as opened:
             sources = []
-            for number in shards:
-                name = shard_file(number, manifest.num_shards)
-                self._check(job, snapshot, manifest, name)
+            for name in _files(manifest, shard, plan.num_shards):
                 path = opened.enter_context(self._store.local(job, snapshot, name))
                 sources.append(_source(path, self._store.where(job, snapshot, name), spec.number))
             return TableState(cells=dict(TableReader(spec, sources).shard(plan, shard)))
 
     def _check(self, job: str, snapshot: str, manifest: Manifest, name: str) -> None:
-        """Compares a file with what was written, once."""
-        key = job, snapshot, name
-        if key not in self._found_whole:
-            records = [record for record in manifest.files if record.name == name]
-            if not records:
-                raise SnapshotCorrupt(f"{self._store.where(job, snapshot)} names no file {name}", file=name)
-            self._store.check(job, snapshot, records[0])
-            self._found_whole.add(key)
+        """Compares a file with what was written."""
+        records = [record for record in manifest.files if record.name == name]
+        if not records:
+            raise SnapshotCorrupt(f"{self._store.where(job, snapshot)} names no file {name}", file=name)
+        self._store.check(job, snapshot, records[0])
+
+
+def _files(manifest: Manifest, shard: int, num_shards: int) -> list[str]:
+    """Those that a shard of so many reads: its own, which others may not see; all, if parts were others."""
+    own = range(shard, shard + 1)
+    shards = own if manifest.num_shards == num_shards else range(manifest.num_shards)
+    return [shard_file(number, manifest.num_shards) for number in shards]
 
 
 def _source(path: Path, where: str, table: int) -> tuple[TensorFile, Mapping[str, Any]]:

@@ -4,22 +4,25 @@ A worker has one live connection to a shard: a new HELLO retires the session bef
 was still on its way on a broken connection never takes the place of what the new one asked for.
 
 It knows frames and the shard, not the carrier underneath. `_lock` is held while a frame is taken and guards
-`_retired`: once `retire` returns, no frame of that connection is taken any more.
+`_retired`: once `retire` returns, no frame of that connection is taken any more. It is not held while a peer
+has too much to read, so nobody waits for such a peer.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.shard_table import ShardTable
 from ps_server.shared_regions import SharedRegions
 from ps_wire import frame as wire
-from ps_wire import trace
+from ps_wire import meta, trace
 from ps_wire.carrier import MEMORY, Carrier, Message, Outlet
 from ps_wire.errors import (
+    FrameMalformed,
     FrameRefused,
     InternalError,
     JobUnknown,
@@ -30,9 +33,7 @@ from ps_wire.errors import (
 from ps_wire.frame_socket import close_all
 from ps_wire.messages import refused_to_proto
 
-HELLO_LIMIT_S = 10.0
-MAX_STRANGERS = 256  # connections of a carrier that have not said HELLO yet
-MAX_OUTBOX_FRAMES = 200_000  # a peer that never reads is cut off; honest ones have one reply a partition
+PULLED_TOGETHER = 8  # partitions of a list, before it is looked again whether the peer reads
 
 
 class Session:
@@ -66,12 +67,15 @@ class Session:
         """Whether HELLO was accepted."""
         return self._job is not None
 
-    @trace.traced("take a frame")
     def receive(self, frame: wire.Frame) -> bool:
         """See `Receiver.receive`."""
         try:
-            with self._lock:
-                return not self._retired and self._receive(frame)
+            for part in _parts(frame):
+                self._outlet.wait_room()
+                with self._lock:
+                    if self._retired or not self._receive(part):
+                        return False
+            return True
         finally:
             close_all(frame.descriptors)
 
@@ -86,13 +90,11 @@ class Session:
         with self._lock:
             self._retired = True
 
-    def expel(self, error: PsError) -> None:
-        """Tells the worker, once retired, why."""
-        if self._job is not None:
-            logger.debug("job %s worker %d: %s", self._job, self._worker, error)
-            meta = refused_to_proto(error).SerializeToString()
-            self._outlet.send(Message(wire.Frame(kind=wire.Kind.REFUSE, worker=self._worker, meta=meta)))
+    def cut(self) -> None:
+        """Ends the connection at once, and lets go of what the worker shared. Never blocks."""
+        self._outlet.cut()
 
+    @trace.traced("take a frame")
     def _receive(self, frame: wire.Frame) -> bool:
         try:
             if self._job is None:
@@ -102,10 +104,10 @@ class Session:
         except PsError as error:
             self._refuse(frame, error)
             return self.authenticated
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the worker is told
             logger.exception("job %s worker %d: bug while taking a frame", self._job, self._worker)
             self._refuse(frame, InternalError(f"{type(error).__name__}: {error}"))
-            raise
+            return False
         return True
 
     def closed(self) -> None:
@@ -116,8 +118,8 @@ class Session:
     def _hello(self, frame: wire.Frame) -> None:
         if frame.kind is not wire.Kind.HELLO:
             raise StrangerRefused(f"a connection starts with HELLO, not {frame.kind.name}")
-        meta = bytes(frame.meta)
-        token, name = meta[: self._token_bytes], meta[self._token_bytes :]
+        said = bytes(frame.meta)
+        token, name = said[: self._token_bytes], said[self._token_bytes :]
         job = name.decode("ascii", errors="replace")
         self._shard.check_generation(frame.generation)
         self._shard.use_token(job, frame.worker, frame.incarnation, token)
@@ -188,3 +190,18 @@ class Session:
             meta=refused_to_proto(error).SerializeToString(),
         )
         self._outlet.send(Message(refusal))
+
+
+def _parts(frame: wire.Frame) -> Iterable[wire.Frame]:
+    """The frame, or where it asks for many partitions at once, frames that ask for a few each.
+
+    At a cut all answers come at one time: it stays one frame, and is acknowledged once.
+    """
+    if frame.kind is not wire.Kind.PULL or frame.flags & wire.CUT:
+        return (frame,)
+    try:
+        wanted = meta.read_listed(frame)
+    except FrameMalformed:
+        return (frame,)  # which is refused
+    starts = range(0, len(wanted), PULLED_TOGETHER)
+    return (meta.part(frame, wanted[start : start + PULLED_TOGETHER]) for start in starts)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -39,7 +38,6 @@ from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 
 TOKEN_BYTES = 16
-ReadPart: TypeAlias = Callable[[str, str, Plan, TableSpec], TableState]
 MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
 
 
@@ -50,7 +48,8 @@ class Shard:
         members: of its jobs.
         snapshots: of its jobs.
         generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
-        read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, shard) -> state.
+        read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, table) -> state.
+        check_part: raises where that cannot be done for these tables: (job, its name, tables).
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
         on_attendance: takes a report of backup workers there, in the order of calls; likewise.
     """
@@ -83,7 +82,8 @@ class Shard:
         self.on_norm: Callable[[Norm], None] = _lose
         self.on_attendance: Callable[[TableAttendance], None] = _lose
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
-        self.read_part: ReadPart = _no_snapshots
+        self.read_part: Callable[[str, str, Plan, TableSpec], TableState] = _no_snapshots
+        self.check_part: Callable[[str, str, Sequence[TableSpec]], None] = lambda *_: None
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
 

@@ -12,7 +12,7 @@ from ps_server.log import logger
 from ps_server.member import evicted, rolled_back
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
-from ps_wire.errors import PsError, ServerNotReady, StrangerRefused
+from ps_wire.errors import ServerNotReady, StrangerRefused
 from ps_wire.nonfinite import NonFinite
 
 
@@ -29,8 +29,8 @@ class Retirable(Protocol):
         """Takes no more frames; waits for the one that is being taken."""
         ...
 
-    def expel(self, error: PsError) -> None:
-        """Tells the worker, once retired, why."""
+    def cut(self) -> None:
+        """Ends the connection at once, once it is retired, and frees what it holds. Never blocks."""
         ...
 
 

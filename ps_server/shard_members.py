@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ps_server.events import Event
-from ps_server.member import evicted
 from ps_server.shard_job import ShardJob
 from ps_server.shard_jobs import ShardJobs
 from ps_wire import consistency
@@ -123,7 +122,7 @@ class ShardMembers:
                 entry.say(Event.DROP, worker=worker, incarnation=incarnation, pushes=dropped)
             session = entry.expelled.pop(worker, None)
         if session is not None:
-            session.expel(evicted(job, worker, incarnation))
+            session.cut()  # it hears why when it connects again
         return newest
 
     def enter(self, *, job: str, table: int, worker: int, incarnation: int, step: int) -> None:

@@ -21,6 +21,8 @@ from ps_wire.snapshot import FILE, MANIFEST, NAME, FileRecord, parse
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import shard_pb2 as pb
 
+MAX_MANIFEST_BYTES = 64 << 20
+
 
 class ShardSnapshots:
     """See the module's docstring. Thread-safe.
@@ -37,7 +39,6 @@ class ShardSnapshots:
         self._table_of = table_of
         self._lock = threading.Lock()
         self._savings: dict[str, Saving] = {}
-        self._found_whole = ("", "")  # job, snapshot: the last one whose files were compared
 
     def save(self, job: str, snapshot: str, number: int, clocks: Mapping[int, Mapping[int, int]]) -> None:
         """Begins to save a job; an earlier snapshot of it that is under way is given up.
@@ -80,7 +81,7 @@ class ShardSnapshots:
         try:
             self.store.manifest(job, snapshot)
         except SnapshotMissing:
-            self.store.complete(job, snapshot, parse(manifest, MANIFEST))
+            self.store.complete(job, snapshot, parse(manifest, MANIFEST, job))
             for name in self.store.keep_last(job, keep):
                 logger.info("job %s: snapshot %s deleted", job, name)
 
@@ -107,18 +108,33 @@ class Arriving:
 
     def __init__(self, store: SnapshotStore, file: pb.SnapshotFile) -> None:
         self._file = file
+        self._store = store
+        self._manifest = bytearray() if file.name == MANIFEST else None
         self._writing = store.begin(file.job, file.snapshot, file.name)
 
     def take(self, data: bytes) -> None:
-        """More of it."""
+        """More of it.
+
+        Raises:
+            SnapshotFailed: it cannot be written, or the disk is nearly full; `abandon` must follow, as after
+                what `end` raises.
+            FrameMalformed: no manifest is so long.
+        """
+        if self._manifest is not None:
+            self._manifest += data
+            if len(self._manifest) > MAX_MANIFEST_BYTES:
+                raise FrameMalformed(f"{MANIFEST} is over {MAX_MANIFEST_BYTES} bytes")
+        self._store.check_room()
         self._writing.write(data)
 
     def end(self) -> None:
         """All of it is here.
 
         Raises:
-            SnapshotCorrupt: it is not what it is said to be; `abandon` must follow.
+            SnapshotUnusable: it is not what it is said to be, or the manifest of another job.
         """
+        if self._manifest is not None:
+            parse(bytes(self._manifest), MANIFEST, self._file.job)
         if self._writing.sha256 != self._file.sha256:
             raise SnapshotCorrupt(f"{self._file.name} has changed on its way", file=self._file.name)
         self._writing.finish()

@@ -9,17 +9,18 @@ such as one to validate on, nothing is left over.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ps_server.dealt import Dealt, Mark
+from ps_server.epoch import Epoch
 from ps_wire.epoch_use import EpochUse
 
 MAX_EPOCHS = 10_000  # that are remembered, over all loaders; the oldest are forgotten
 KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
 MAX_LOADERS = 1000  # of a job
 ANY = 0  # instead of an incarnation: whoever comes first under that number
-NOBODY = -1  # its share was handed out before a rollback
+NOBODY = -1  # its share was handed out before a rollback, or is left over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,23 +31,6 @@ class Piece:
     place: int
     count: int
     first: int
-
-
-@dataclass(slots=True)
-class Epoch:
-    """An epoch of a loader that was dealt; see the module's docstring."""
-
-    owners: dict[int, int]  # worker -> incarnation, or ANY
-    samples: int = 0
-    used: int = 0  # in pieces that are closed
-    handed_on: int = 0
-    starts: dict[int, int] = field(default_factory=dict)  # worker -> batches of its share used before
-    begun: set[int] = field(default_factory=set)  # workers
-    left: list[tuple[int, int]] = field(default_factory=list)  # place, first batch
-
-    def place(self, worker: int) -> int:
-        """Of a worker's share, in the order of numbers."""
-        return sorted(self.owners).index(worker)
 
 
 @dataclass(slots=True)
@@ -92,6 +76,8 @@ class Shares:
         dealt = self._epochs.get((loader, epoch)) or self._begin(loader, epoch, sharing, samples)
         if dealt.owners.get(worker) == ANY:
             dealt.owners[worker] = incarnation
+        if not begins and worker not in dealt.begun and not self._training:
+            begins = True  # it comes again to a job of which all were gone before its first step
         if not begins or dealt.owners.get(worker) != incarnation:
             return self._left_over(loader, epoch, worker, incarnation, mark)
         again = worker in dealt.begun
@@ -154,7 +140,8 @@ class Shares:
                         self._epochs[key].left.append((piece.place, piece.first + used.batches))
             self._dealt.pop((loader, worker), None)
         for epoch in self._epochs.values():  # the shares that it has not asked for
-            if epoch.owners.get(worker) == incarnation and worker not in epoch.begun:
+            if epoch.owners.get(worker) in (incarnation, ANY) and worker not in epoch.begun:
+                epoch.owners[worker] = NOBODY
                 epoch.begun.add(worker)
                 if left_over:
                     epoch.left.append((epoch.place(worker), epoch.starts.get(worker, 0)))
@@ -164,8 +151,18 @@ class Shares:
         for key in list(self._live):
             self._settle(key)
 
+    def suspend(self) -> None:
+        """All workers are gone: what they left over is for who goes on with the job.
+
+        Other epochs are forgotten, and dealt anew where they are asked for.
+        """
+        for key in list(self._live):
+            if key[0] not in self._training or self._is_over(key):
+                self._settle(key)
+        self._epochs = {key: epoch for key, epoch in self._epochs.items() if key in self._live}
+
     def clear(self) -> None:
-        """All workers are gone: who goes on with the job begins its epochs anew."""
+        """The job's state is given up: who comes begins its epochs anew."""
         self.end()
         self._epochs.clear()
         self._dealt.clear()
@@ -230,6 +227,29 @@ class Shares:
                 self._training.add(key[0])
             if starts or entry["left"]:
                 self._live[key] = None
+
+    def hand_off(self) -> dict[str, Any]:
+        """All of it, as it is now, for JSON: what a coordinator that is stopped hands to its successor."""
+        return {
+            "epochs": [[*key, epoch.hand_off()] for key, epoch in self._epochs.items()],
+            "dealt": [
+                [*key, incarnation, [asdict(piece) for piece in pieces]]
+                for key, (incarnation, pieces) in self._dealt.items()
+            ],
+            "training": sorted(self._training),
+            "live": list(self._live),
+            "ended": [asdict(use) for use in self._ended],
+        }
+
+    def take_over(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was handed off."""
+        for loader, number, epoch in facts["epochs"]:
+            self._epochs[loader, number] = Epoch.taken_over(epoch)
+        for loader, worker, incarnation, pieces in facts["dealt"]:
+            self._dealt[loader, worker] = incarnation, [Dealt.taken_over(piece) for piece in pieces]
+        self._training.update(facts["training"])
+        self._live.update(dict.fromkeys(map(tuple, facts["live"])))
+        self._ended.extend(EpochUse(**use) for use in facts["ended"])
 
     # -- accounts --------------------------------------------------------------------------------------
 

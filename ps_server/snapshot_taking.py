@@ -7,7 +7,7 @@
               the cut's step; who goes meanwhile is left out
     write     shards write on threads of their own, and training goes on; the manifest comes last
 
-The first three take at most `CUT_LIMIT_S`, or the cut is given up. Used on the event loop only.
+The first three take at most `CAPTURE_LIMIT_S`, or the cut is given up. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
-from ps_server.state_store import StateStore
+from ps_server.state_store import CAPTURED, StateStore
 from ps_wire import consistency
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
 from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, job_to_json, table_to_json, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
-CUT_LIMIT_S = 60.0
+CAPTURE_LIMIT_S = 60.0
 LOOK_S = 0.05  # between two looks at the shards
-STATE = "cut"  # name under which a worker puts what it has captured
 
 
 class Taking:
@@ -86,7 +85,7 @@ class Taking:
         """A worker has put its state. Of a cut that is over that is no news: another one's may be there."""
         if message.number == self._number and self._members.get(member.worker) is member:
             try:
-                blob = self._states.take(self._job.name, f"{STATE}/{member.worker}")
+                blob = self._states.take(self._job.name, f"{CAPTURED}/{member.worker}")
             except JobUnknown:  # the cut has just been given up, and with it what was put
                 return
             write = asyncio.to_thread(
@@ -105,8 +104,14 @@ class Taking:
 
     def disturb(self, error: PsError) -> None:
         """Something else has to happen first: the cut is given up, if it is not over."""
-        self._aborted = self._aborted or error
+        if self._aborted is None or isinstance(self._aborted, CutAborted):
+            self._aborted = error
         self._changed.set()
+
+    def check_again(self) -> None:
+        """Raises why another try after this one would be of no use."""
+        if not isinstance(self._aborted, CutAborted):
+            self._check()
 
     # -- from the question to the manifest -------------------------------------------------------------
 
@@ -133,7 +138,7 @@ class Taking:
 
     async def _cut(self) -> None:
         try:
-            async with asyncio.timeout(CUT_LIMIT_S):
+            async with asyncio.timeout(CAPTURE_LIMIT_S):
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
                 if self._job.state is JobState.ENDED:
@@ -156,7 +161,7 @@ class Taking:
         except TimeoutError:
             late = [f"worker {worker}" for worker in sorted(self._members) if worker not in self._writes]
             raise CutAborted(
-                f"job {self._job.name}: the cut did not come about in {CUT_LIMIT_S:g} s: "
+                f"job {self._job.name}: the cut did not come about in {CAPTURE_LIMIT_S:g} s: "
                 + (", ".join(late) + " took no step" if late else self.progress.phase)
             ) from None
 
@@ -207,7 +212,10 @@ class Taking:
             )
         counters = [json.loads(item.counters) for item in saved]
         manifest = self._describe(records, workers, counters, ended=ended)
+        await asyncio.to_thread(self._shards.standings.generations.check)  # nothing of one that is fenced
+        self._check()
         await asyncio.to_thread(self._store.complete, self._job.name, self._name, manifest)
+        self._check()  # else it is deleted: its history was undone meanwhile
         self.progress = pb.SnapshotProgress(
             phase="done",
             bytes=manifest.total_bytes,
@@ -247,6 +255,7 @@ class Taking:
             workers={
                 worker: {
                     "incarnation": self._members[worker].incarnation,
+                    "lease_s": self._members[worker].lease_s,
                     "samples": self._room.progress.get(worker, pb.Progress()).samples,
                 }
                 for worker in workers
@@ -289,7 +298,7 @@ class Taking:
             await self._shards.order(pb.Order(end_save=end), absent_ok=True)
         for worker in list(self._members):
             with suppress(JobUnknown):
-                self._states.take(self._job.name, f"{STATE}/{worker}")
+                self._states.take(self._job.name, f"{CAPTURED}/{worker}")
         if self.manifest is None and self._name:
             with suppress(PsError):
                 await asyncio.to_thread(self._store.delete, self._job.name, self._name)

@@ -1,8 +1,7 @@
 """The socket carriers, server end: listens on `uds` and `tcp`, and lets in who has said HELLO in time.
 
-It must not know what frames mean. With certificates, `tcp` speaks TLS (`ps_server.pairing`). A stranger costs
-a thread and a few hundred bytes, for at most `HELLO_LIMIT_S`, and there are at most `MAX_STRANGERS` of them.
-A Unix socket takes peers of this user and of root only.
+It must not know what frames mean. With certificates, `tcp` speaks TLS (`ps_server.pairing`). Each listener
+has strangers of its own. A Unix socket takes peers of this user and of root only.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import secrets
 import selectors
 import shutil
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -22,28 +20,29 @@ from pathlib import Path
 
 from ps_server.log import logger
 from ps_server.pairing import Pairing
-from ps_server.session import MAX_STRANGERS
 from ps_server.shard import Shard
 from ps_server.socket_connection import CLOSE_LIMIT_S, SocketConnection
+from ps_server.strangers import Strangers
 from ps_wire.carrier import Carrier
 from ps_wire.certificates import TlsFolder
 from ps_wire.errors import StrangerRefused, Unavailable
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.shared_memory import AVAILABLE
 from ps_wire.tls_socket import TlsSocket
+from ps_wire.unix_peer import other_user
 from ps_wire.v1 import shard_pb2
 
 BACKLOG = 128
 PAUSE_S = 0.1  # when the system has no descriptor left for who wants to connect
-_CREDENTIALS = struct.Struct("iII")  # SO_PEERCRED: pid, uid, gid
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class SocketServer:
-    """See the module's docstring. One thread accepts; `_lock` guards the connections and strangers.
+    """See the module's docstring. One thread accepts; `_lock` guards the connections.
 
     Attributes:
         offers: of a shard's `Open`: carriers with their addresses, best first.
+        strangers: of each listener, by its carrier.
     """
 
     def __init__(self, shard: Shard, *, host: str, port: int, tls: TlsFolder | None = None) -> None:
@@ -61,12 +60,14 @@ class SocketServer:
         self._shard = shard
         self._lock = threading.Lock()
         self._connections: set[SocketConnection] = set()
-        self._strangers = 0
+        self.strangers = {name: Strangers(shard.count_refused) for name in (Carrier.UDS, Carrier.TCP)}
         self._exhausted = False
         self._folder: Path | None = None
         self._stopping = threading.Event()
         self._pairing = (
-            Pairing(tls, shard, on_pair=self._paired, on_gone=self._greeted) if tls is not None else None
+            Pairing(tls, shard, self.strangers[Carrier.TCP], on_pair=self._paired)
+            if tls is not None
+            else None
         )
         self.offers: list[shard_pb2.Carrier] = []
         self._listeners: dict[socket.socket, Carrier] = {}
@@ -151,13 +152,6 @@ class SocketServer:
                 self._stopping.wait(PAUSE_S)
             return
         self._exhausted = False
-        with self._lock:
-            welcome = self._strangers < MAX_STRANGERS
-            self._strangers += welcome
-        if not welcome:
-            self._shard.count_refused()
-            peer.close()
-            return
         try:
             carrier = self._listeners[listener]
             if self._pairing is not None and carrier is Carrier.TCP:
@@ -165,44 +159,42 @@ class SocketServer:
             else:
                 self._begin(peer, carrier)
         except (OSError, RuntimeError) as error:  # it has gone already; or there can be no more threads
-            self._failed(error)
-            peer.close()
+            _failed(peer, error)
 
     def _paired(self, peer: TlsSocket) -> None:
         try:
             self._begin(peer.as_socket(), Carrier.TCP)
         except (OSError, RuntimeError) as error:
-            self._failed(error)
-            peer.close()
-
-    def _failed(self, error: Exception) -> None:
-        logger.error("cannot take a data connection: %s", error)
-        self._greeted()
+            _failed(peer, error)
 
     def _begin(self, peer: socket.socket, carrier: Carrier) -> None:
+        strangers = self.strangers[carrier]
         connection = SocketConnection(
             self._shard,
             FrameSocket(peer),
             carrier=carrier,
             refusal=_stranger(peer) if carrier is Carrier.UDS else None,
-            on_greeted=self._greeted,
+            on_greeted=strangers.leave,
             on_closed=self._closed,
         )
         with self._lock:
             self._connections.add(connection)
+        strangers.enter(connection, connection.cut)
         try:
             connection.start()
         except RuntimeError:
+            strangers.leave(connection)
             self._closed(connection)
             raise
-
-    def _greeted(self) -> None:
-        with self._lock:
-            self._strangers -= 1
 
     def _closed(self, connection: SocketConnection) -> None:
         with self._lock:
             self._connections.discard(connection)
+
+
+def _failed(peer: socket.socket | TlsSocket, error: Exception) -> None:
+    logger.error("cannot take a data connection: %s", error)
+    peer.close()
 
 
 def _listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
@@ -223,10 +215,7 @@ def _listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
 
 def _stranger(peer: socket.socket) -> StrangerRefused | None:
     """Why the process at the other end of a Unix socket may not connect."""
-    if not hasattr(socket, "SO_PEERCRED"):  # the folder of the socket is this user's alone
-        return None
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(credentials)
-    if user in (0, os.geteuid()):
+    user = other_user(peer)
+    if user is None:
         return None
     return StrangerRefused(f"a process of user {user} may not connect: this server is user {os.geteuid()}'s")

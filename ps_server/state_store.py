@@ -6,11 +6,16 @@ Opaque bytes by job and name, on the coordinator. They are never looked into her
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from ps_wire.errors import JobUnknown, MemoryLimitExceeded
+from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded
 
 MAX_JOB_BYTES = 2 << 30
-MAX_NAMES = 256
+MAX_NAMES = 256  # beside those of single workers
+SAVED = "snapshot"  # a worker's own state, as a snapshot has it, is kept under this name and its number
+CAPTURED = "cut"  # likewise what a worker captures for one, until it is written
 
 
 class StateStore:
@@ -19,17 +24,50 @@ class StateStore:
     def __init__(self) -> None:
         self._blobs: dict[str, dict[str, bytes]] = {}
         self._changes: dict[str, asyncio.Event] = {}
+        self._arriving: Counter[str] = Counter()  # bytes of states that are not whole yet, by job
 
-    def room(self, job: str, name: str) -> int:
-        """How many bytes may still be put under this name.
+    @contextmanager
+    def arriving(self, job: str, name: str, worker: int) -> Iterator[Callable[[bytes], None]]:
+        """A state that a worker puts in parts: gives what takes one. It is kept if the block ends in order.
+
+        Limits are the job's, over all that it keeps and all that is under way. What a snapshot had of workers
+        does not count: it was within them when it was captured.
 
         Raises:
-            MemoryLimitExceeded: the job has too many names.
+            MemoryLimitExceeded: the job has too many names, or too many bytes.
+            FrameMalformed: only the coordinator, or another worker, may put this name.
         """
-        blobs = self._blobs.get(job, {})
-        if name not in blobs and len(blobs) >= MAX_NAMES:
+        kind, _, number = name.partition("/")
+        if kind == SAVED or (kind == CAPTURED and number != str(worker)):
+            raise FrameMalformed(f"worker {worker} may put no state {name!r}")
+        parts = bytearray()
+
+        def take(part: bytes) -> None:
+            if self._kept_bytes(job, name) + self._arriving[job] + len(part) > MAX_JOB_BYTES:
+                raise MemoryLimitExceeded(
+                    f"state {name!r} of job {job} is too large: its states, and those under way, are over "
+                    f"{MAX_JOB_BYTES} bytes"
+                )
+            self._arriving[job] += len(part)
+            parts.extend(part)
+
+        try:
+            self._check_names(job, name)
+            yield take
+            self._check_names(job, name)  # others may have been put meanwhile
+            self.put(job, name, bytes(parts))
+        finally:
+            self._arriving[job] -= len(parts)
+            self._arriving += Counter()  # without jobs that have none
+
+    def _kept_bytes(self, job: str, but: str) -> int:
+        blobs = self._blobs.get(job, {}).items()
+        return sum(len(blob) for name, blob in blobs if name != but and _kind(name) != SAVED)
+
+    def _check_names(self, job: str, name: str) -> None:
+        kept = {other for other in self._blobs.get(job, {}) if _kind(other) not in (SAVED, CAPTURED)}
+        if name not in kept and _kind(name) != CAPTURED and len(kept) >= MAX_NAMES:
             raise MemoryLimitExceeded(f"job {job} keeps {MAX_NAMES} states already")
-        return MAX_JOB_BYTES - sum(len(blob) for other, blob in blobs.items() if other != name)
 
     def put(self, job: str, name: str, blob: bytes) -> None:
         """Keeps `blob`, in place of what was there."""
@@ -57,6 +95,12 @@ class StateStore:
         del self._blobs[job][name]
         return blob
 
+    def all(self) -> Iterator[tuple[str, str, bytes]]:
+        """Everything: job, name, bytes."""
+        for job, blobs in self._blobs.items():
+            for name, blob in blobs.items():
+                yield job, name, blob
+
     def drop(self, job: str, *, but: str = "") -> None:
         """Forgets a job; `but`: not what lies under names that begin so."""
         blobs = self._blobs.pop(job, {})
@@ -78,3 +122,7 @@ class StateStore:
         event = self._changes.pop(job, None)
         if event is not None:
             event.set()
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]

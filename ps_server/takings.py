@@ -100,8 +100,14 @@ class Takings:
 
     def goes_back(self, job: str) -> None:
         """The job goes back to an older snapshot: one of what it was is not taken any more."""
+        self._last.pop(job, None)
         if job in self._takings:
             self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
+
+    async def over(self, job: str) -> None:
+        """Returns once none is under way: one that was given up is gone, and its manifest with it."""
+        if job in self._takings:
+            await asyncio.wait([self._tasks[job]])
 
     # -- taking ----------------------------------------------------------------------------------------
 
@@ -172,6 +178,7 @@ class Takings:
                         raise
                     logger.info("%s; trying again", error)
                     await asyncio.sleep(LOOK_S)
+                    taking.check_again()
                     taking = self._takings[name] = self._make(room)
             room.events.counts["snapshot"] += 1
             logger.info(
@@ -219,17 +226,20 @@ class Takings:
             self._training.discard(name)
             return ends
         now_s, step = time.monotonic(), self._step_of(room)
-        last_step, last_s = self._last.setdefault(room.job.name, (step, now_s))
+        last_step, last_s = self._last.setdefault(name, (step, now_s))
+        if step < last_step:  # the fastest has gone: the others have it as far to the next one as before
+            last_step, _ = self._last[name] = step, last_s
         every_steps, every_s = self._policy.every_steps, self._policy.every_s
         if every_steps:
             return step // every_steps > last_step // every_steps
         return now_s - last_s >= every_s and step > last_step
 
     def _step_of(self, room: Room) -> int:
-        """The largest step that anybody has begun, as this process sees it."""
-        steps = [progress.step for progress in room.progress.values()]
+        """The largest step that anybody who is here has begun, as this process sees it."""
+        here = {member.worker for member in room.job.roster.here()}
+        steps = [progress.step for worker, progress in room.progress.items() if worker in here]
         for entry in self._shards.own.jobs():
             if entry.name == room.job.name:
                 cells = [table.cells()[:1] for table in tuple(entry.tables.values())]
-                steps += [cell.machine.newest_clock for few in cells for cell in few]
+                steps += [clock for few in cells for cell in few for _, clock in cell.machine.clocks]
         return max(steps, default=0)

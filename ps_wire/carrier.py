@@ -37,8 +37,8 @@ def parse(text: str) -> Carrier | None:
 class Message:
     """A frame on its way to one or more peers, encoded at most once.
 
-    The payload may be memory that changes later. An outlet takes `encoded()` at once, or holds the message
-    until the frame has left; its owner leaves the memory alone while it is held. Thread-safe.
+    The payload may be memory that changes later. An outlet holds the message until the frame has left, or was
+    copied (`encoded`); its owner leaves the memory alone while it is held. Thread-safe.
 
     Attributes:
         frame: what is sent.
@@ -102,6 +102,18 @@ class Outlet(Protocol):
 
         When it returns, the outlet has a copy of the payload, or holds the message.
         """
+        ...
+
+    def wait_room(self) -> None:
+        """Waits while the peer has too much to read, before a frame of it is taken.
+
+        It returns once the peer has read, or the connection is closed. Under no lock that others need: a peer
+        may stop reading for ever.
+        """
+        ...
+
+    def cut(self) -> None:
+        """Ends the connection at once, whatever is still queued. Never blocks; thread-safe."""
         ...
 
 

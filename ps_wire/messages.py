@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -20,7 +21,14 @@ from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import spec_pb2 as spec
 
 MAX_COUNT = (1 << 64) - 1
+STATE_PART_BYTES = 1 << 20
 AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+def state_parts(blob: bytes) -> Iterator[bytes]:
+    """State outside tables in parts that a message each carries: at least one, which may be empty."""
+    for start in range(0, max(len(blob), 1), STATE_PART_BYTES):
+        yield blob[start : start + STATE_PART_BYTES]
 
 
 def parse_message(cls: type[AnyMessage], data: bytes) -> AnyMessage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ps_wire.errors import FrameMalformed
 from ps_wire.frame import Frame
@@ -39,14 +40,22 @@ def listed(indices: Sequence[int]) -> bytes:
 
 
 def read_listed(frame: Frame) -> tuple[int, ...]:
-    """Numbers of partitions in a frame's meta, at least one.
+    """Numbers of partitions in a frame's meta, at least one, each once.
 
     Raises:
-        FrameMalformed: it is cut short, or empty.
+        FrameMalformed: it is cut short, or empty, or one is there twice.
     """
     if len(frame.meta) % 4 or not frame.meta:
         raise FrameMalformed(f"a {frame.kind.name} frame lists partitions, 4 bytes each")
-    return struct.unpack(f"<{len(frame.meta) // 4}I", frame.meta)
+    indices = struct.unpack(f"<{len(frame.meta) // 4}I", frame.meta)
+    if len(set(indices)) < len(indices):
+        raise FrameMalformed(f"a {frame.kind.name} frame lists each partition once")
+    return indices
+
+
+def part(pull: Frame, indices: Sequence[int]) -> Frame:
+    """A PULL that asks for some partitions of its list, in their order."""
+    return replace(pull, partition=indices[0], meta=listed(indices))
 
 
 def clocks(members: Iterable[tuple[int, int]]) -> bytes:

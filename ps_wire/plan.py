@@ -18,7 +18,6 @@ partitions are computed when asked for, so a plan of 10^12 elements is as cheap 
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -137,11 +136,6 @@ class Plan:
         numel = min(bucket.partition_numel, end - offset)
         return Partition(index=index, bucket=bucket.index, shard=shard, offset=offset, numel=numel)
 
-    def partitions_of_bucket(self, bucket: Bucket) -> Iterator[Partition]:
-        """All partitions of a bucket, shard after shard."""
-        last = bucket.first_partition + bucket.num_partitions
-        return map(self.partition, range(bucket.first_partition, last))
-
     def partitions_of_shard(self, shard: int) -> Iterator[Partition]:
         """All partitions that a shard holds, in backward order."""
         for bucket in self.buckets:
@@ -187,15 +181,6 @@ class Plan:
                 if placement.numel and placement.offset + placement.numel > partition.offset
             ]
         )
-
-    def fingerprint(self) -> str:
-        """SHA-256 over everything that two ends must agree on to exchange partitions, in hex."""
-        digest = hashlib.sha256(f"plan 1 over {self.num_shards}\n".encode())
-        for parameter in self.parameters:
-            digest.update(repr(parameter).encode())
-        for bucket in self.buckets:
-            digest.update(repr(bucket).encode())
-        return digest.hexdigest()
 
 
 def _buckets(table: TableSpec, num_shards: int) -> Iterator[Bucket]:

@@ -56,10 +56,10 @@ class Manifest:
         tables: by number: `ps_wire.v1.Table` as JSON, with names, shapes and hyper-parameters of the start.
         clocks: table -> worker -> the first step that is not in the snapshot.
         files: of shards and workers.
-        workers: worker -> what is known of it: `incarnation`, `samples`.
+        workers: worker -> what is known of it: `incarnation`, `samples`, `lease_s`.
         shares: who shares which epochs of loaders.
-        counters: table -> counts over all partitions; `unequal` are partitions that differ from the first in
-            what was applied: something was dropped, skipped or mixed in some of them only.
+        counters: table -> counts over all partitions; `unequal` are partitions with another history than most
+            have: something was dropped, skipped or mixed in some of them only.
         ended: the job had finished.
     """
 
@@ -125,16 +125,17 @@ def worker_file(worker: int) -> str:
 FINAL_FILE = "final.safetensors"  # what lies outside tables, of a job that has ended
 
 
-def parse(text: bytes, where: str) -> Manifest:
+def parse(text: bytes, where: str, job: str) -> Manifest:
     """A manifest that was written.
 
     Args:
         text: the file.
         where: it lies, for people.
+        job: whose it has to be: a folder that was renamed, or sent, is not to become another job's state.
 
     Raises:
         SnapshotFormatUnsupported: another release has written it.
-        SnapshotCorrupt: it is not what was written.
+        SnapshotCorrupt: it is not what was written, or of another job.
     """
     try:
         whole = json.loads(text)
@@ -151,9 +152,17 @@ def parse(text: bytes, where: str) -> Manifest:
         body = whole["manifest"]
         if _digest(body) != whole["sha256"]:
             raise SnapshotCorrupt(f"{where} is not what was written: its checksum differs", file=where)
-        return _manifest(body)
+        manifest = _manifest(body)
+        whose = manifest.job["name"]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise SnapshotCorrupt(f"{where} is no manifest of a snapshot", file=where) from None
+    if whose != job:
+        raise SnapshotCorrupt(
+            f"{where} is of job {str(whose)[:64]!r}, and lies with those of job {job}: put it into the "
+            "folder of its own job, and start that one",
+            file=where,
+        )
+    return manifest
 
 
 def _manifest(body: Json) -> Manifest:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ from ps_wire.errors import (
 from ps_wire.snapshot import MANIFEST, NAME, FileRecord, Manifest, parse
 from ps_wire.snapshot_writing import UNFINISHED, Writing, why
 
+KEPT_FREE = 0.1  # of a disk, that peers cannot fill
 READ_BYTES = 4 << 20  # at once; also what one message carries
 
 
@@ -84,6 +86,20 @@ class SnapshotStore:
         return "/".join(part for part in (self.url, job, name, file) if part)
 
     # -- writing ---------------------------------------------------------------------------------------
+
+    def check_room(self) -> None:
+        """To be asked before a peer's bytes are written: the last of a local disk is for the servers' own.
+
+        Raises:
+            SnapshotFailed: it is nearly full.
+        """
+        if self._local:
+            disk = shutil.disk_usage(self._root)
+            if disk.free < KEPT_FREE * disk.total:
+                raise SnapshotFailed(
+                    f"{self.url} has {disk.free} bytes free; where less than {KEPT_FREE:.0%} of the disk is, "
+                    "no snapshot is brought there: make room"
+                )
 
     def write(self, job: str, name: str, file: str, parts: Iterable[bytes | memoryview]) -> FileRecord:
         """Writes one file of a snapshot, durable on return.
@@ -158,7 +174,7 @@ class SnapshotStore:
 
         Raises:
             SnapshotMissing: it does not exist, or never became complete.
-            SnapshotFormatUnsupported, SnapshotCorrupt: see `snapshot.parse`.
+            SnapshotFormatUnsupported, SnapshotCorrupt: see `snapshot.parse`; it may be another job's.
         """
         where = self.where(job, name, MANIFEST)
         try:
@@ -167,7 +183,7 @@ class SnapshotStore:
             raise SnapshotMissing(f"there is no snapshot {self.where(job, name)}") from None
         except Exception as error:
             raise SnapshotFailed(f"cannot read {where}: {why(error)}") from error
-        return parse(text, where)
+        return parse(text, where, job)
 
     def newest_first(self, job: str) -> Iterator[tuple[str, Manifest | SnapshotUnusable]]:
         """Snapshots of a job by name, each with its manifest, or why it has none that can be used."""

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import torch
 
 from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable
+from ps_wire.messages import state_parts
 from ps_wire.service import Service
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
 from ps_worker.settings import Settings
 from ps_worker.waiting import waits
 
-STATE_CHUNK_BYTES = 1 << 20
 CALL_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 MAX_NAMED = 4  # in one line, of those who are waited for
@@ -68,8 +68,8 @@ class CoordinatorCalls:
 
         def chunks() -> Iterator[pb.StateChunk]:
             yield pb.StateChunk(key=key)
-            for start in range(0, len(blob), STATE_CHUNK_BYTES):
-                yield pb.StateChunk(data=blob[start : start + STATE_CHUNK_BYTES])
+            for part in state_parts(blob):
+                yield pb.StateChunk(data=part)
 
         self._service.coordinator.PutState(chunks(), timeout=CALL_LIMIT_S)
 
@@ -91,7 +91,7 @@ class CoordinatorCalls:
         return self._ask(get)
 
     def _ask(self, call: Callable[[], Result]) -> Result:
-        """Makes a call; again while the coordinator is on its way back, for as long as streams are made again.
+        """Makes a call; again while the coordinator is on its way back, as long as streams are made again.
 
         Raises:
             PsError: as the call; or this worker's failure that came meanwhile.

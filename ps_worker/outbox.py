@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
@@ -65,27 +64,27 @@ class Outbox:
 
 
 def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Frame]:
-    """The pushes in order, and parts of the PULL as early as each may be."""
+    """The pushes in order, and parts of the PULL as early as each may be.
+
+    A push may be there twice, where it was sent again: what is asked for is asked once, behind the last one.
+    """
     wanted = meta.read_listed(pull)
-    mine = {push.partition for push in pushes if push.table == pull.table}.intersection(wanted)
+    last = {push.partition: place for place, push in enumerate(pushes) if push.table == pull.table}
+    mine = last.keys() & set(wanted)
     if not mine:
         yield pull
         yield from pushes
         return
     if ready := [index for index in wanted if index not in mine]:
-        yield _part(pull, ready)
+        yield meta.part(pull, ready)
     ready, between = [], 0
-    for push in pushes:
+    for place, push in enumerate(pushes):
         if ready and between >= PULL_BYTES:
-            yield _part(pull, ready)
+            yield meta.part(pull, ready)
             ready, between = [], 0
         yield push
         between += len(push.payload)
-        if push.table == pull.table and push.partition in mine:
+        if push.partition in mine and last[push.partition] == place:
             ready.append(push.partition)
     if ready:
-        yield _part(pull, ready)
-
-
-def _part(pull: wire.Frame, indices: Sequence[int]) -> wire.Frame:
-    return replace(pull, partition=indices[0], meta=meta.listed(indices))
+        yield meta.part(pull, ready)

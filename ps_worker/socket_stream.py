@@ -9,6 +9,8 @@ It must not know what frames mean beyond HELLO.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import socket
 import threading
 import time
@@ -20,12 +22,15 @@ from ps_wire import frame as wire
 from ps_wire import tls_socket
 from ps_wire.carrier import Carrier
 from ps_wire.certificates import TlsFolder
-from ps_wire.errors import ConnectionLost, ServerUnreachable
+from ps_wire.errors import ConnectionLost, InternalError, ServerUnreachable
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.service import FramesOut, Landing
+from ps_wire.unix_peer import other_user
 from ps_wire.v1 import shard_pb2
 from ps_worker import forked
 from ps_worker.connection import refusal
+
+logger = logging.getLogger("ps_worker")
 
 JOIN_LIMIT_S = 5.0  # for a sending thread that was told to end; it waits for nobody then
 
@@ -51,6 +56,7 @@ class SocketStream:
         self._tables: set[int] = set()  # whose memory the shard maps
         self._landing = landing
         self._hello: wire.Frame | None = None
+        self._bug: Exception | None = None  # that has ended the sending thread
         self._sender = threading.Thread(target=self._send, name="ps-send", daemon=True)
 
     def greet(self, until_s: float) -> None:
@@ -81,11 +87,22 @@ class SocketStream:
         if self._hello is not None:
             frame, self._hello = self._hello, None
         else:
-            received = self._peer.receive(self._landing)
+            received = self._receive()
             if received is None:
                 raise StopIteration
             frame = received
         return frame
+
+    def _receive(self) -> wire.Frame | None:
+        received = None
+        try:
+            received = self._peer.receive(self._landing)
+        except ConnectionLost:
+            if self._bug is None:
+                raise
+        if received is None and self._bug is not None:  # another connection would meet it again
+            raise InternalError(f"sending: {type(self._bug).__name__}: {self._bug}")
+        return received
 
     def cancel(self) -> None:
         """See `DataStream.cancel`."""
@@ -99,25 +116,31 @@ class SocketStream:
         self._peer.close()
 
     def _send(self) -> None:
-        with contextlib.suppress(ConnectionLost):  # whoever receives finds out, too
+        try:
             while frames := self._frames.batch(self._travelling):
                 if self._shares:
                     frames = list(map(self._shared, frames))
                 else:
                     frames = [frame for frame in frames if frame.kind is not wire.Kind.SHARE]
                 self._peer.send(frames)
+        except ConnectionLost:
+            pass  # whoever receives finds out, too
+        except Exception as error:
+            logger.exception("bug while sending to a shard")
+            self._bug = error
+            self._peer.cut()
         self._peer.end_sending()
 
     def _travelling(self, frame: wire.Frame) -> int:
         """Bytes of a frame's payload that travel."""
-        return 0 if self._shares and frame.table in self._tables else len(frame.payload)
+        return 0 if frame.table in self._tables else len(frame.payload)
 
     def _shared(self, frame: wire.Frame) -> wire.Frame:
         """What is left of a frame where its payload lies in shared memory."""
         if frame.kind is wire.Kind.SHARE:
             (self._tables.add if frame.descriptors else self._tables.discard)(frame.table)
-        shared = frame.table in self._tables and len(frame.payload) > 0
-        if self._shares and (frame.kind is wire.Kind.HELLO or shared):
+        shares = self._shares and frame.kind is wire.Kind.HELLO
+        if shares or self._travelling(frame) < len(frame.payload):
             return replace(frame, payload=b"", flags=frame.flags | wire.SHARED)
         return frame
 
@@ -171,10 +194,17 @@ def _unix(name: str, _control: str, limit_s: float) -> socket.socket:
     try:
         made.settimeout(limit_s)
         made.connect(address)
+        _check_user(made)
     except BaseException:
         made.close()
         raise
     return made
+
+
+def _check_user(made: socket.socket) -> None:
+    """Another user's process would get the token, and memory to map."""
+    if (user := other_user(made)) is not None:
+        raise OSError(f"what listens there is a process of user {user}, not of {os.geteuid()} or root")
 
 
 def _tcp(port: str, control: str, limit_s: float) -> socket.socket:

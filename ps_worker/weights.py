@@ -226,15 +226,15 @@ class Weights:
     def _check(self) -> None:
         touched, self._touched = self._touched, None
         if touched is not None:
-            raise _changed(touched)
+            raise changed(touched)
         versions = list(map(_version_of, self._parameters))
         if versions != self._versions:
             pairs = zip(versions, self._versions, self._names, strict=True)
-            raise _changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
+            raise changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
         if self._moved():
             self._follow(arrived=False)
         if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
-            raise _changed("a parameter")
+            raise changed("a parameter")
 
     def _moved(self) -> bool:
         return (
@@ -260,7 +260,7 @@ class Weights:
                     f"{parameter.dtype} now: convert the model before wrap"
                 )
             if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
-                raise _changed(f"parameter {name!r}")
+                raise changed(f"parameter {name!r}")
             self._copied.add(index)
         self._note_pointers()
 
@@ -287,7 +287,8 @@ class Weights:
             self._kept = self._window.clone()
 
 
-def _changed(what: str) -> WeightsChanged:
+def changed(what: str) -> WeightsChanged:
+    """The error where the script has written into `what`."""
     return WeightsChanged(
         f"{what} was written by the script after wrap. The servers hold the weights, and what is written "
         "here would be lost: load weights before wrap; to evaluate others, use a copy of the model"

@@ -271,7 +271,7 @@ class Worker(WorkerData, WorkerState):
         Raises:
             RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
-            PsError: the job cannot go on.
+            PsError: the job cannot go on, or `WeightsChanged`: the script has written into a parameter.
         """
         if self._finished:
             return
@@ -295,14 +295,13 @@ class Worker(WorkerData, WorkerState):
 
     def is_in(self, settings: Settings) -> bool:
         """Whether this is a member, or finished and not gone, of the job that `settings` name."""
-        same = (self._settings.servers, self._settings.job) == (settings.servers, settings.job)
-        return same and not self._left
+        mine = self._settings
+        return not self._left and (mine.servers, mine.job) == (settings.servers, settings.job)
 
     def leave(self, reason: str = "") -> None:
-        """Leaves the job; the others go on without this worker. Safe to call twice.
+        """Leaves the job; the others go on. Called again, it does what Ctrl-C left undone.
 
-        Does nothing in a forked child: the worker is its parent. After a Ctrl-C inside it the worker has left
-        nonetheless; a second call does the rest.
+        Does nothing in a forked child. Raises `WeightsChanged`, when it has left, where `finish` would.
         """
         if self._left or os.getpid() != self._pid:
             return
@@ -317,6 +316,8 @@ class Worker(WorkerData, WorkerState):
                 last_first.callback(self._let_go, optimizer)
         self._left = True
         atexit.unregister(self.leave)
+        if self._link.written is not None and not reason:
+            raise self._link.written
 
     def __enter__(self) -> Self:
         return self
@@ -342,15 +343,6 @@ class Worker(WorkerData, WorkerState):
             if other < number:
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
-
-    def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
-        if not self._data.inside:
-            self._link.capture.begin(optimizer.clocks)
-
-    def _begin_batch(self) -> None:
-        if not self._link.undone:  # else none counts before the script has heard of it
-            self._renew()
-        self._link.capture.begin()
 
     def _say(self, text: str) -> None:
         terminal.show(logger)

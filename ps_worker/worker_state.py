@@ -101,6 +101,15 @@ class WorkerState:
         for table in self._tables:
             table.reenter(steps[table.number])
 
+    def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
+        if not self._data.inside:
+            self._link.capture.begin(optimizer.clocks)
+
+    def _begin_batch(self) -> None:
+        if not self._link.undone:  # else none counts before the script has heard of it
+            self._renew()
+        self._link.capture.begin()
+
     def _steps(self, step: int) -> None:
         """The pushes of a table's step are about to leave, which will be its `step`-th."""
         self._data.take_step(max(step, self.step))

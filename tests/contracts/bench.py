@@ -14,6 +14,7 @@ import grpc
 import torch
 
 import ps_worker as ps
+from ps_server.memory_stream import MessageStream
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_wire import frame as wire
@@ -21,7 +22,7 @@ from ps_wire import tls_socket
 from ps_wire.certificates import TlsFolder
 from ps_wire.channel import CLIENT
 from ps_wire.errors import PsError
-from ps_wire.memory import MessageStream
+from ps_wire.shared_memory import AVAILABLE
 from ps_worker.connection import refusal
 from ps_worker.socket_stream import DOORS
 
@@ -57,7 +58,10 @@ class GrpcClient:
         self._outbox.put(message)
 
     def receive(self) -> bytes | None:
-        return next(self._call, None)
+        try:
+            return next(self._call, None)
+        except grpc.RpcError:
+            return None
 
     def close(self) -> None:
         self._outbox.put(None)
@@ -89,6 +93,7 @@ class SocketClient:
     """Of a carrier that is a stream of bytes; `receive` cuts it into messages."""
 
     carrier = ""
+    hello_flags = 0
 
     def __init__(self, server: Cluster) -> None:
         offers = server.shards[0]._service.carriers
@@ -120,6 +125,13 @@ class SocketClient:
 
 class UnixClient(SocketClient):
     carrier = "uds"
+
+
+class SharedClient(SocketClient):
+    """`shm`, of which no table's memory is shared yet: payloads travel."""
+
+    carrier = "shm"
+    hello_flags = wire.SHARED
 
 
 class TcpClient(SocketClient):
@@ -158,6 +170,8 @@ TLS = "tls"  # no carrier of its own: `tcp` of another server
 PLAIN: dict[str, type[SocketClient]] = {"uds": UnixClient, "tcp": TcpClient}
 SOCKETS: dict[str, type[SocketClient]] = {**PLAIN, TLS: TlsClient}
 CARRIERS: dict[str, Callable[[Cluster], Client]] = {"grpc": GrpcClient, "memory": MemoryClient, **SOCKETS}
+if AVAILABLE:
+    CARRIERS["shm"] = SharedClient
 
 
 class Bench:
@@ -177,12 +191,13 @@ class Bench:
         carrier: str,
         test: Callable[[Bench], None],
         *others: Callable[[ps.Worker, ps.Table], None],
+        num_partitions: int = 1,
     ) -> None:
         """Runs a test while a worker holds the job open; each of the others is a further worker's script."""
         job = fresh_name()
 
         def body(worker: ps.Worker) -> None:
-            options = ps.BucketOptions(partition_bytes=wire.MAX_PAYLOAD_BYTES)
+            options = ps.BucketOptions(partition_bytes=wire.MAX_PAYLOAD_BYTES // num_partitions)
             table = worker.table({"w": torch.zeros(BIG)}, optimizer=ps.SGD(lr=1.0), buckets=options)
             if worker.rank:
                 others[worker.rank - 1](worker, table)
@@ -203,7 +218,13 @@ class Bench:
 
     def hello(self, token: bytes | None = None) -> bytes:
         token = token or self.shard.make_token(self.job, 0, 1)
-        frame = wire.Frame(kind=wire.Kind.HELLO, worker=0, incarnation=1, meta=token + self.job.encode())
+        frame = wire.Frame(
+            kind=wire.Kind.HELLO,
+            flags=getattr(self._opens, "hello_flags", 0),
+            worker=0,
+            incarnation=1,
+            meta=token + self.job.encode(),
+        )
         return wire.encode(frame)
 
     def ready(self) -> Any:
@@ -232,6 +253,6 @@ def push(step: int, value: float) -> bytes:
     return wire.encode(frame)
 
 
-def pull(step: int) -> bytes:
-    meta = struct.pack("<I", 0)
+def pull(step: int, *partitions: int) -> bytes:
+    meta = struct.pack(f"<{len(partitions) or 1}I", *(partitions or (0,)))
     return wire.encode(wire.Frame(kind=wire.Kind.PULL, step=step, worker=0, incarnation=1, meta=meta))

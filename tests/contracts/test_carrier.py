@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 import pytest
 import torch
 
+import ps_worker as ps
+from ps_server import outbox, strangers
+from ps_server.session import PULLED_TOGETHER
 from ps_wire import frame as wire
 from ps_wire.errors import FrameMalformed, StrangerRefused
+from tests.until import until
 
-from .bench import BIG, CARRIERS, Bench, pull, push
+from ..unit.ps_worker.service import Cluster  # noqa: TID252
+from .bench import BIG, CARRIERS, LIMIT_S, Bench, Client, pull, push
+
+STREAMS = ("uds", "shm", "tcp", "tls")  # which cut bytes into frames themselves
 
 
 @pytest.fixture(params=CARRIERS)
@@ -113,5 +122,137 @@ def test_a_second_hello_is_refused_and_the_connection_goes_on(in_job: Any):
         assert isinstance(bench.refusal(client), FrameMalformed)
         client.send(pull(0))
         assert bench.next(client).kind is wire.Kind.PULLED
+
+    in_job(test)
+
+
+def sending(client: Client, messages: list[bytes]) -> None:
+    """Sends on a thread: the other end may not take them yet."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):  # it is cut off, or the test is over
+            for message in messages:
+                client.send(message)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(
+    carrier: str, its_server: Cluster
+):
+    """Others go on, the memory that waits for it is bounded, and no reply is torn: each is of its version."""
+    stalled, read = threading.Event(), threading.Event()
+    rounds = 20
+
+    def other(worker: ps.Worker, table: ps.Table) -> None:
+        assert stalled.wait(LIMIT_S)
+        for _ in range(5):
+            table.push({"w": torch.full((BIG,), -1.0)})
+            table.pull().result(LIMIT_S)
+        read.set()
+
+    def test(bench: Bench) -> None:
+        client = bench.ready()
+        sending(client, [message for step in range(rounds) for message in (push(step, -1.0), pull(step + 1))])
+        (cell,) = bench.shard.table(bench.job, 0).cells()
+        bound = outbox.MAX_OUTBOX_BYTES // wire.MAX_PAYLOAD_BYTES + 2
+        until(lambda: len(cell.values._weights._left) >= bound - 3)
+        stalled.set()
+        assert read.wait(LIMIT_S)
+        assert len(cell.values._weights._left) <= bound
+        acked = []
+        for _ in range(2 * rounds):
+            answer = bench.next(client)
+            if answer.kind is wire.Kind.ACK:
+                acked.append(answer.step)
+            else:
+                values = torch.frombuffer(bytearray(answer.payload), dtype=torch.float32)
+                assert torch.equal(values, torch.full((BIG,), float(answer.version)))
+        assert acked == list(range(rounds))
+
+    Bench.run(its_server, carrier, test, other)
+
+
+@pytest.mark.parametrize("together", [1, 64], ids=["frames", "one list"])
+def test_answers_of_one_list_and_of_frames_that_come_together_are_bounded_too(
+    carrier: str, its_server: Cluster, monkeypatch: pytest.MonkeyPatch, together: int
+):
+    num_partitions, bound = 64, 1 << 20
+    monkeypatch.setattr(outbox, "MAX_OUTBOX_BYTES", bound)
+    part = wire.MAX_PAYLOAD_BYTES // num_partitions
+    buffers = 2 << 20  # of the system, or of gRPC
+    most = bound + (PULLED_TOGETHER + 1) * part + buffers
+    assert most < wire.MAX_PAYLOAD_BYTES * 3 // 4
+
+    def test(bench: Bench) -> None:
+        cells = bench.shard.table(bench.job, 0).cells()
+        assert len(cells) == num_partitions
+        client = bench.ready()
+        before = sum(cell.bytes_out for cell in cells)
+
+        def answered() -> int:
+            return sum(cell.bytes_out for cell in cells) - before
+
+        wanted = range(num_partitions)
+        lists = [wanted[start : start + together] for start in range(0, num_partitions, together)]
+        sending(
+            client,
+            [b"".join(pull(0, *some) for some in lists)]
+            if carrier in STREAMS
+            else [pull(0, *some) for some in lists],
+        )
+        until(lambda: answered() >= bound)
+        pulled = set()
+        while len(pulled) < num_partitions:
+            assert answered() - len(pulled) * part <= most
+            frame = bench.next(client)
+            assert frame.kind is wire.Kind.PULLED
+            pulled.add(frame.partition)
+
+    Bench.run(its_server, carrier, test, num_partitions=num_partitions)
+
+
+def test_a_list_has_each_partition_once(in_job: Any):
+    def test(bench: Bench) -> None:
+        client = bench.ready()
+        client.send(pull(0, 0, 0))
+        assert isinstance(bench.refusal(client), FrameMalformed)
+        client.send(pull(0))
+        assert bench.next(client).kind is wire.Kind.PULLED
+
+    in_job(test)
+
+
+def test_a_peer_that_never_reads_is_cut_off(in_job: Any, monkeypatch: pytest.MonkeyPatch):
+    """It gets no more than what had left already; the connection is ended, and nothing of it is kept."""
+    monkeypatch.setattr(outbox, "MAX_OUTBOX_BYTES", 1 << 40)
+    monkeypatch.setattr(outbox, "MAX_OUTBOX_FRAMES", 4)
+
+    def test(bench: Bench) -> None:
+        sockets = bench.server.shards[0].sockets
+        connections = sockets._connections.copy()
+        (cell,) = bench.shard.table(bench.job, 0).cells()
+        client, before = bench.ready(), cell.bytes_out
+        sending(client, [pull(0)] * 10)
+        until(lambda: cell.bytes_out - before > 4 * wire.MAX_PAYLOAD_BYTES)
+        until(lambda: sockets._connections <= connections and not cell.values._weights._held())
+        answers = 0
+        while client.receive() is not None:
+            answers += 1
+        assert answers < 4
+
+    in_job(test)
+
+
+@pytest.mark.parametrize("carrier", sorted(CARRIERS.keys() - {"memory"}), indirect=True)
+def test_idle_strangers_shut_nobody_out(in_job: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 3)
+
+    def test(bench: Bench) -> None:
+        first, *_ = [bench.connection() for _ in range(5)]
+        client = bench.ready()
+        client.send(pull(0))
+        assert bench.next(client).kind is wire.Kind.PULLED
+        assert first.receive() is None
 
     in_job(test)

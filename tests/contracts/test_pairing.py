@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_server import pairing, socket_server
+from ps_server import pairing, strangers
 from ps_server.shard import Shard
 from ps_server.socket_server import SocketServer
 from ps_wire import frame as wire
@@ -50,7 +50,7 @@ class Door:
 
     @property
     def strangers(self) -> int:
-        return self.server._strangers
+        return len(self.server.strangers["tcp"])
 
     def leave(self) -> None:
         for end in self._open:
@@ -112,14 +112,23 @@ def test_a_half_without_its_other_half_is_ended_in_time_and_counted(
     door.close()
 
 
-def test_halves_are_strangers_and_these_are_few(door: Door, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(socket_server, "MAX_STRANGERS", 3)
-    held = [door.plain(), door.half(UP, bytes(PAIR_BYTES)), door.half(UP, bytes([1]) * PAIR_BYTES)]
-    until(lambda: door.strangers == 3)
-    assert is_ended(door.plain())
-    held[0].close()
-    until(lambda: door.strangers == 2)
-    assert answered(held[1], door.half(DOWN, bytes(PAIR_BYTES)))
+def test_halves_are_strangers_and_the_oldest_goes_for_a_newcomer(door: Door, monkeypatch: pytest.MonkeyPatch):
+    """Also one that waits for its other half."""
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 3)
+    half, silent, other = (
+        door.half(UP, bytes(PAIR_BYTES)),
+        door.plain(),
+        door.half(UP, bytes([1]) * PAIR_BYTES),
+    )
+    until(lambda: door.strangers == 3 and len(door.server._pairing._waiting) == 2)
+    newcomer = door.plain()
+    assert is_ended(half)
+    until(lambda: len(door.server._pairing._waiting) == 1)
+    assert door.strangers == 3
+    silent.close()
+    newcomer.close()
+    until(lambda: door.strangers == 1)
+    assert answered(other, door.half(DOWN, bytes([1]) * PAIR_BYTES))
 
 
 def test_who_speaks_frames_without_tls_is_told_so_in_frames(door: Door):

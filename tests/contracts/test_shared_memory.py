@@ -16,7 +16,9 @@ import pytest
 
 from ps_wire import frame as wire
 from ps_wire import shared_memory
+from ps_wire.errors import Evicted
 from ps_wire.frame_socket import FrameSocket, close_all
+from tests.until import until
 
 from ..unit.ps_worker.service import Cluster  # noqa: TID252
 from .bench import BIG, Bench, UnixClient, pull
@@ -26,19 +28,20 @@ NBYTES = 4 * BIG
 
 
 class Sharing:
-    """A connection of worker 0 that shares memory, and the worker's side of that memory."""
+    """A connection of a worker that shares memory, and the worker's side of that memory."""
 
-    def __init__(self, bench: Bench, *, flags: int = wire.SHARED) -> None:
+    def __init__(self, bench: Bench, *, flags: int = wire.SHARED, worker: int = 0) -> None:
+        self._worker = worker
         client: UnixClient = bench.connection()
         self._socket = FrameSocket(client.socket)
         self.gradients = Region()
         self.weights = Region()
-        hello = wire.decode(bench.hello())
+        hello = wire.decode(bench.hello(bench.shard.make_token(bench.job, worker, 1)))
         self.send(wire.Kind.HELLO, flags=flags, meta=bytes(hello.meta))
         assert self.next().kind is wire.Kind.HELLO
 
     def send(self, kind: wire.Kind, **fields: Any) -> None:
-        self._socket.send([wire.Frame(kind=kind, worker=0, incarnation=1, **fields)])
+        self._socket.send([wire.Frame(kind=kind, worker=self._worker, incarnation=1, **fields)])
 
     def next(self) -> wire.Frame:
         frame = self._socket.receive()
@@ -222,5 +225,36 @@ def test_a_peer_that_shares_and_vanishes_leaves_others_alone(in_job: Any):
         client = bench.ready()
         client.send(pull(1))
         assert bench.next(client).kind is wire.Kind.PULLED
+
+    in_job(test)
+
+
+def _mappings(descriptor: int) -> int:
+    """How often this process maps such memory."""
+    inode = str(os.fstat(descriptor).st_ino)
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sum(inode in line.split() for line in lines)
+
+
+def test_nothing_is_left_of_a_worker_that_was_stopped_and_is_evicted(in_job: Any):
+    """It reads nothing, so that its replies are stuck: not its connection stays, and not its memory."""
+
+    def test(bench: Bench) -> None:
+        name = {"job": bench.job, "worker": 1, "incarnation": 1}
+        bench.shard.members.admit(consistency_text="asp", num_workers=2, clocks={}, reader=False, **name)
+        sockets = bench.server.shards[0].sockets
+        before = sockets._connections.copy()
+        peer = Sharing(bench, worker=1)
+        for _ in range(3):
+            peer.send(wire.Kind.PULL, meta=bytes(4))
+        peer.share()
+        until(lambda: _mappings(peer.gradients.descriptor) == 2)
+        bench.shard.members.fence(**name)
+        bench.shard.members.evict(limits={0: 0}, epoch=1, **name)
+        until(lambda: sockets._connections <= before)
+        gc.collect()
+        assert _mappings(peer.gradients.descriptor) == _mappings(peer.weights.descriptor) == 1
+        with pytest.raises(Evicted):
+            bench.shard.make_token(bench.job, 1, 1)
 
     in_job(test)

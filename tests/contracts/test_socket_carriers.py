@@ -20,15 +20,16 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server import outbox, socket_connection, socket_server
+from ps_server import socket_connection, socket_server, strangers
 from ps_server.shard import Shard
 from ps_wire import frame as wire
+from ps_wire.carrier import Message
 from ps_wire.errors import FrameTooLarge, StrangerRefused
 from ps_worker.socket_stream import DOORS
 from tests.until import until
 
 from ..unit.ps_worker.service import Cluster, run_workers  # noqa: TID252
-from .bench import BIG, LIMIT_S, PLAIN, SOCKETS, TLS, Bench, pull, push
+from .bench import BIG, LIMIT_S, PLAIN, SOCKETS, TLS, Bench, TcpClient, pull, push
 
 FUZZ_CASES = 150
 
@@ -105,60 +106,87 @@ def test_a_stranger_who_is_slow_is_closed_and_counted(in_job: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize("carrier", PLAIN, indirect=True)
-def test_strangers_are_few_and_members_do_not_count(in_job: Any, monkeypatch: Any):
-    monkeypatch.setattr(socket_server, "MAX_STRANGERS", 2)
+def test_strangers_are_few_and_the_oldest_goes_for_a_newcomer(
+    in_job: Any, carrier: str, monkeypatch: pytest.MonkeyPatch
+):
+    """So that who is idle shuts nobody out. Members do not count."""
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 2)
 
     def test(bench: Bench) -> None:
         members = [bench.ready() for _ in range(3)]
-        strangers = [bench.connection() for _ in range(2)]
-        for stranger in strangers:
-            stranger.send(b"P")
-        sockets = bench.server.shards[0].sockets
-        until(lambda: sockets._strangers == 2)
-        assert bench.connection().receive() is None
-        strangers[0].close()
-        until(lambda: sockets._strangers == 1)
-        assert bench.ready() is not members[0]
+        refused, those = bench.shard.refused_frames, bench.server.shards[0].sockets.strangers[carrier]
+        first, second = (bench.connection() for _ in range(2))
+        until(lambda: len(those) == 2)
+        third = bench.connection()
+        assert first.receive() is None
+        assert bench.shard.refused_frames == refused + 1
+        assert bench.ready() not in members
+        assert second.receive() is None
+        until(lambda: len(those) == 1)
+        third.close()
+        until(lambda: not those)
 
     in_job(test)
 
 
-def test_a_peer_that_stops_reading_holds_up_nobody_and_gets_what_it_asked_for(
-    carrier: str, its_server: Cluster
-):
-    """Others go on, the memory that waits for it is bounded, and no reply is torn: each is of its version."""
-    stalled, read = threading.Event(), threading.Event()
-    rounds = 40
-
-    def other(worker: ps.Worker, table: ps.Table) -> None:
-        assert stalled.wait(LIMIT_S)
-        for _ in range(5):
-            table.push({"w": torch.full((BIG,), -1.0)})
-            table.pull().result(LIMIT_S)
-        read.set()
+@pytest.mark.parametrize("carrier", ["uds"], indirect=True)
+def test_strangers_of_one_listener_shut_nobody_out_of_another(in_job: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 2)
 
     def test(bench: Bench) -> None:
-        client = bench.ready()
-        messages = b"".join(push(step, -1.0) + pull(step + 1) for step in range(rounds))
-        with contextlib.suppress(OSError):
-            threading.Thread(target=client.send, args=(messages,), daemon=True).start()
-        (cell,) = bench.shard.table(bench.job, 0).cells()
-        bound = outbox.MAX_OUTBOX_BYTES // wire.MAX_PAYLOAD_BYTES + 2
-        until(lambda: len(cell.values._weights._left) >= bound - 3)
-        stalled.set()
-        assert read.wait(LIMIT_S)
-        assert len(cell.values._weights._left) <= bound
-        acked = []
-        for _ in range(2 * rounds):
-            answer = bench.next(client)
-            if answer.kind is wire.Kind.ACK:
-                acked.append(answer.step)
-            else:
-                values = torch.frombuffer(bytearray(answer.payload), dtype=torch.float32)
-                assert torch.equal(values, torch.full((BIG,), float(answer.version)))
-        assert acked == list(range(rounds))
+        elsewhere = [TcpClient(bench.server) for _ in range(2)]
+        until(lambda: len(bench.server.shards[0].sockets.strangers["tcp"]) == 2)
+        idle = bench.connection()
+        bench.ready()
+        idle.send(bench.hello())
+        assert bench.next(idle).kind is wire.Kind.HELLO
+        for stranger in elsewhere:
+            stranger.close()
 
-    Bench.run(its_server, carrier, test, other)
+    in_job(test)
+
+
+@pytest.mark.parametrize("carrier", ["tcp"], indirect=True)
+def test_without_a_thread_for_who_connects_it_is_cut_off_and_nothing_is_left_of_it(
+    in_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+):
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "ps-send":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def test(bench: Bench) -> None:
+        sockets = bench.server.shards[0].sockets
+        before = sockets._connections.copy()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for said in (bytes(wire.HEADER_BYTES), bench.hello()):
+                client = bench.connection()
+                client.send(said)
+                assert client.receive() is None
+        until(lambda: sockets._connections == before and not sockets.strangers["tcp"])
+        assert "can't start new thread" in caplog.text
+        bench.ready()
+
+    in_job(test)
+
+
+def test_a_bug_while_sending_is_logged_and_ends_the_connection(in_job: Any, caplog: Any):
+    """Else the peer would wait for its answer for ever."""
+
+    def test(bench: Bench) -> None:
+        sockets = bench.server.shards[0].sockets
+        before = sockets._connections.copy()
+        client = bench.ready()
+        (mine,) = sockets._connections - before
+        mine._outbox.send(Message(wire.Frame(kind=wire.Kind.ACK, step=-1)))  # cannot be encoded
+        assert client.receive() is None
+        until(lambda: mine not in sockets._connections)
+        assert "bug while sending" in caplog.text
+
+    in_job(test)
 
 
 def test_mutated_frames_are_refused_or_taken_and_the_port_lives_on(in_job: Any, carrier: str):
@@ -283,7 +311,7 @@ def test_a_server_that_stops_frees_everything(carrier: str):
     (address,) = [offer.address for offer in sockets.offers if offer.name == carrier]
     with DOORS[carrier](address, "127.0.0.1:1", LIMIT_S) as client:
         client.sendall(b"P")
-        until(lambda: sockets._strangers == 1)
+        until(lambda: len(sockets.strangers[carrier]) == 1)
         started_s = time.monotonic()
         sockets.close()
         assert time.monotonic() - started_s < socket_connection.CLOSE_LIMIT_S

@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_wire.access import OPEN
+from ps_wire.channel import CLIENT
 from tests.integration.processes import LIMIT_S, Process, Zygote
-from tests.integration.servers import SERVING, Servers, free_ports, fresh_job, until, wait_health
+from tests.integration.servers import NOT_SERVING, SERVING, Servers, free_ports, fresh_job, until, wait_health
 from tests.integration.team import join, together
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
@@ -245,6 +248,55 @@ def test_a_rolling_restart_loses_nothing(restarting: Restarting) -> None:
     run = Run(restarting, at_step)
     assert all(map(torch.equal, run.train(), undisturbed))
     assert run.undone == [[], []]
+
+
+def test_a_model_and_its_loader_go_on_to_the_bit_when_the_coordinator_is_restarted_in_an_epoch(
+    restarting: Restarting,
+) -> None:
+    """It hands on the epoch that is under way: every sample is used once, and accounted for."""
+
+    def train(restarts: bool) -> tuple[list[float], torch.Tensor]:
+        model, used = torch.nn.Linear(1, 1), []
+        for parameter in model.parameters():
+            torch.nn.init.ones_(parameter)
+        with join(restarting, fresh_job(), num_workers=1, worker=0) as worker:
+            optimizer = worker.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model)
+            samples = torch.arange(40.0).reshape(40, 1)
+            loader = worker.loader(torch.utils.data.TensorDataset(samples), batch_size=4)
+            for _ in worker.epochs(2):
+                for (x,) in loader:
+                    model(x).square().mean().backward()
+                    if restarts and worker.step == 3:
+                        restarting.processes[0].signal(signal.SIGTERM)
+                        assert restarting.processes[0].wait_end() == 0
+                        restarting.again(0)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    used += x.flatten().tolist()
+            worker.finish()
+            assert [(use.samples, use.used) for use in worker.stats().epochs if use.over] == [(40, 40)] * 2
+        return used, model.weight.detach()
+
+    (used, weight), (expected, whole) = train(restarts=True), train(restarts=False)
+    assert used == expected
+    assert sorted(used) == sorted(2 * list(map(float, range(40))))
+    assert torch.equal(weight, whole)
+
+
+def test_a_second_sigterm_ends_a_server_at_once(zygote: Zygote) -> None:
+    """It does not wait for calls that are under way, here for whoever watches its health."""
+    servers = Servers(zygote.start, 1)
+    (process,) = servers.processes
+    with grpc.insecure_channel(servers.addresses[0], options=CLIENT) as channel:
+        request = health_pb2.HealthCheckRequest(service="")
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=LIMIT_S)
+        assert next(watch).status == SERVING
+        process.signal(signal.SIGTERM)
+        assert next(watch).status == NOT_SERVING  # it has heard the first one
+        process.signal(signal.SIGTERM)
+        assert process.wait_end() == -signal.SIGTERM
+    assert "stopping" in process.text
+    assert "stopped" not in process.text
 
 
 def test_of_two_processes_of_one_shard_the_older_is_fenced(restarting: Restarting, zygote: Zygote) -> None:

@@ -7,7 +7,6 @@ import struct
 import pytest
 
 from ps_server import (
-    coordinator,
     cut_table,
     data_stream,
     gatekeeper,
@@ -17,10 +16,11 @@ from ps_server import (
     member_streams,
     outbox,
     readers,
-    session,
+    room,
     shard,
     socket_connection,
     state_store,
+    strangers,
 )
 from ps_wire import (
     address,
@@ -133,13 +133,13 @@ def test_the_readme_has_every_exit_code():
         ("received frames that wait per connection (`grpc`)", [data_stream.INBOX_FRAMES]),
         ("meta and payload of a stranger's frame (sockets)", [socket_connection.MAX_HELLO_BYTES]),
         (
-            "replies to read, above which nothing is taken (sockets)",
+            "replies to read, above which nothing is taken",
             [outbox.MAX_OUTBOX_BYTES >> 20],
         ),
-        ("frames that wait to be sent to one peer", [session.MAX_OUTBOX_FRAMES]),
+        ("frames that wait to be sent to one peer", [outbox.MAX_OUTBOX_FRAMES]),
         (
-            "connections of a carrier that have not said HELLO",
-            [session.MAX_STRANGERS, int(session.HELLO_LIMIT_S)],
+            "connections to a port or socket that have not said HELLO",
+            [strangers.MAX_STRANGERS, int(strangers.HELLO_LIMIT_S)],
         ),
         (
             "handshake on the control port",
@@ -154,7 +154,7 @@ def test_the_readme_has_every_exit_code():
         ("tables of a job", [job_tables.MAX_TABLES]),
         (
             "workers of a job, jobs, shards",
-            [member_streams.MAX_WORKERS, coordinator.MAX_JOBS, address.MAX_SERVERS],
+            [member_streams.MAX_WORKERS, room.MAX_JOBS, address.MAX_SERVERS],
         ),
         ("state outside tables, per job", [state_store.MAX_JOB_BYTES >> 30, state_store.MAX_NAMES]),
         ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
@@ -207,5 +207,5 @@ def test_other_numbers_in_the_text():
     assert f"at most {shard.MAX_TOKENS} unused tokens" in text
     assert f"a number of {frame.FIRST_READER} or more" in text
     assert f"It did not come about within {readers.CUT_LIMIT_S:g} seconds".lower() in text
-    assert f"gives a hold up after {cut_table.CUT_LIMIT_S:g}" in text
+    assert f"gives a hold up after {cut_table.HOLD_LIMIT_S:g}" in text
     assert f"a worker's last {kept_hyperparameters.KEPT_HYPERPARAMETERS} per table" in text

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ps_server.cli import check_host, parse_durability
+from ps_server.cli import check_host, gaps, parse_durability
 from ps_server.durability import Durability
 from ps_server.process import ServerOptions
+from ps_server.snapshot_policy import policy_of
 from ps_wire.access import Access
 from ps_wire.errors import ConfigurationRefused, UsageError
 
@@ -38,6 +41,25 @@ def test_options_do_not_show_the_token():
         access=Access(token="not-to-be-seen"),
     )
     assert "not-to-be-seen" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("every", "state_dir", "said"),
+    [
+        (None, Path("state"), ["add --snapshot-every"]),
+        ("5m", None, ["add --state-dir"]),
+        (None, None, ["add --snapshot-every", "add --state-dir"]),
+        ("500steps", Path("state"), []),
+    ],
+)
+def test_what_durability_does_not_protect_from_is_said_with_its_remedy(every, state_dir, said):
+    """By shard 0, and only where jobs are to go back to snapshots at all."""
+    policy = policy_of(every, 3)
+    found = gaps(0, Durability.SNAPSHOT, policy, state_dir)
+    assert len(found) == len(said)
+    assert all(remedy in line for remedy, line in zip(said, found, strict=True))
+    assert gaps(1, Durability.SNAPSHOT, policy, state_dir) == []
+    assert gaps(0, Durability.NONE, policy, state_dir) == []
 
 
 def test_durability_follows_from_where_snapshots_go_unless_it_is_said():

@@ -77,7 +77,7 @@ def await_cut(table: ShardTable, outlet: Outlet, partitions: int = 1) -> None:
 
 
 def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ps_server.cut_table, "CUT_LIMIT_S", 0.1)
+    monkeypatch.setattr(ps_server.cut_table, "HOLD_LIMIT_S", 0.1)
     table, outlet = table_of(ASP()), Outlet()
     assert table.cut.hold(KEY) == {0: 0}
     table.receive(push(), outlet, member=True)
@@ -88,7 +88,7 @@ def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any
 
 def test_the_end_of_an_old_cut_leaves_the_limit_of_the_next_one(monkeypatch: Any) -> None:
     """It comes late, from a coordinator that was slow to give the old one up."""
-    monkeypatch.setattr(ps_server.cut_table, "CUT_LIMIT_S", 0.1)
+    monkeypatch.setattr(ps_server.cut_table, "HOLD_LIMIT_S", 0.1)
     table, outlet = table_of(ASP()), Outlet()
     table.cut.hold(KEY)
     table.cut.hold((KEY[0], 2))

@@ -218,12 +218,15 @@ class Session:
     def retire(self) -> None:
         self.said.append("retired")
 
-    def expel(self, error: Exception) -> None:
-        self.said.append(type(error))
+    def cut(self) -> None:
+        self.said.append("cut")
 
 
 def test_an_evicted_incarnation_may_do_nothing_any_more_and_learns_why():
-    """Its connection ends at the fence, its tokens are void; it hears of it at the verdict."""
+    """At the fence its frames are no longer taken and its tokens void; the verdict ends its connection.
+
+    It hears of it when it connects again, whatever it had left unread.
+    """
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
     _, one = admitted(shard, 0, 1)
     shard.open_table("j", table(), 1)
@@ -236,7 +239,7 @@ def test_an_evicted_incarnation_may_do_nothing_any_more_and_learns_why():
     with pytest.raises(ServerNotReady, match="is being evicted"):
         shard.make_token("j", 1, 1)
     carry_out(shard, change.second({0: 0}))
-    assert session.said == ["retired", Evicted]
+    assert session.said == ["retired", "cut"]
     for refused in (lambda: shard.use_token("j", 1, 1, token), lambda: shard.make_token("j", 1, 1)):
         with pytest.raises(Evicted):
             refused()

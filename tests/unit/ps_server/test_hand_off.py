@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 
 from ps_server import hand_off
 from ps_server.hand_off import Inherited
+from ps_server.membership import Job
+from ps_server.restoring import restore
 from ps_server.shard import Shard
 from ps_wire import frame as wire
+from ps_wire.errors import SnapshotCorrupt
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 
@@ -30,13 +34,14 @@ INHERITED = Inherited(boot=b"boot", coordinator=3, more={"done": [[7, "x"]]})
 class Held:
     """A shard with a job of two workers, and what they are answered."""
 
-    def __init__(self, shard: Shard | None = None) -> None:
+    def __init__(self, shard: Shard | None = None, job: str = "j") -> None:
+        self.job = job
         self.outlet = Kept()
         self.shard = shard or Shard(index=0, num_shards=1, memory_limit_bytes=None)
         if shard is None:
             for worker in (0, 1):
                 self.shard.members.admit(
-                    job="j",
+                    job=self.job,
                     consistency_text="bsp",
                     num_workers=2,
                     worker=worker,
@@ -44,14 +49,14 @@ class Held:
                     clocks={},
                     reader=False,
                 )
-            self.shard.open_table("j", SPEC, 5)
+            self.shard.open_table(self.job, SPEC, 5)
             for partition in map(PLAN.partition, range(PLAN.num_partitions)):
                 self.send(wire.Kind.LOAD, partition=partition.index, payload=bytes(partition.numel * 4))
-            self.shard.start_table("j", 0)
+            self.shard.start_table(self.job, 0)
 
     def send(self, kind: wire.Kind, **fields) -> None:
         frame = wire.Frame(kind=kind, **{"incarnation": 1, **fields})
-        self.shard.table("j", 0).receive(frame, self.outlet, member=True)
+        self.shard.table(self.job, 0).receive(frame, self.outlet, member=True)
 
     def push(self, worker: int, step: int, partitions=range(PLAN.num_partitions)) -> None:
         for index in partitions:
@@ -61,7 +66,7 @@ class Held:
             )
 
     def weights(self) -> list[torch.Tensor]:
-        return [cell.values.now.clone() for cell in self.shard.table("j", 0).cells()]
+        return [cell.values.now.clone() for cell in self.shard.table(self.job, 0).cells()]
 
     def pulled(self, worker: int, step: int) -> set[int]:
         """Versions that a pull is answered with, by now."""
@@ -108,6 +113,19 @@ def test_the_successor_goes_on_to_the_bit(tmp_path, mapped):
     assert ledger.duplicates == PLAN.num_partitions
 
 
+@pytest.mark.parametrize("name", ["more", "job"])
+def test_jobs_of_any_name_are_handed_off_beside_what_is_passed_on(tmp_path, name):
+    """Tensors of the one are not taken for the other's."""
+    held = Held(job=name)
+    passed_on = {"other/0": torch.ones(3), f"{name}/0": torch.zeros(2)}
+    hand_off.write(tmp_path, held.shard, dataclasses.replace(INHERITED, tensors=passed_on))
+    shard, inherited = successor(tmp_path)
+    assert inherited.tensors.keys() == passed_on.keys()
+    assert all(torch.equal(inherited.tensors[key], it) for key, it in passed_on.items())
+    cells = shard.table(name, 0).cells(), held.shard.table(name, 0).cells()
+    assert all(torch.equal(ours.values.now, theirs.values.now) for ours, theirs in zip(*cells, strict=True))
+
+
 def test_a_hand_off_is_used_once(tmp_path):
     """Who comes later begins with nothing."""
     hand_off.write(tmp_path, Held().shard, INHERITED)
@@ -125,6 +143,32 @@ def test_a_hand_off_is_for_one_shard_only(tmp_path, index, num_shards):
     shard, inherited = successor(tmp_path, index, num_shards)
     assert inherited is None
     assert not shard.jobs()
+
+
+def test_a_snapshot_that_cannot_be_read_leaves_what_there_is(tmp_path):
+    """It is looked at before anything is removed."""
+    held = Held()
+    held.push(0, 0)
+    held.push(1, 0)
+    before, generation = held.weights(), held.shard.generation
+
+    def damaged(_job, _snapshot, tables):
+        assert tables == [SPEC]
+        raise SnapshotCorrupt("it is not what was written")
+
+    held.shard.check_part = damaged
+    with pytest.raises(SnapshotCorrupt):
+        restore(
+            held.shard,
+            job=Job("j", "bsp", 2).spec,
+            tables=[SPEC],
+            snapshot="s",
+            generation=9,
+            incarnation=9 << 16,
+            step=3,
+        )
+    assert held.shard.generation == generation
+    assert all(map(torch.equal, held.weights(), before))
 
 
 def test_a_hand_off_that_was_cut_off_is_none(tmp_path):

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from ps_server import coordinator_state
+from ps_server.dealt import Mark
 from ps_server.job_life import JobLife
 from ps_server.member import Member, TableRecord
 from ps_server.member_streams import MemberStreams
@@ -17,6 +18,7 @@ from ps_server.readers import Readers
 from ps_server.room import Room
 from ps_server.saved_job import SavedJob
 from ps_server.shard import Shard
+from ps_server.shares import Shares
 from ps_server.snapshot_policy import NO_SNAPSHOTS
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
@@ -26,17 +28,20 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from .desk import Desk, table
 
 FLOOR = 5 << 16
+LEASE_S = 60.0
 
 
 def saved(*workers: int, num_workers: int = 2, step: int = 7, tables: int = 1) -> SavedJob:
     job = Job("j", "bsp", num_workers).spec
     specs = tuple(table(number) for number in range(tables))
     clocks = {number: dict.fromkeys(workers, step) for number in range(tables)}
-    return SavedJob(snapshot="s", job=job, tables=specs, clocks=clocks, workers=frozenset(workers))
+    return SavedJob(
+        snapshot="s", job=job, tables=specs, clocks=clocks, workers=dict.fromkeys(workers, LEASE_S)
+    )
 
 
 def roll_back(desk: Desk, to: SavedJob) -> None:
-    actions = desk.job.roll_back(to, floor=FLOOR, lease_s=10.0)
+    actions = desk.job.roll_back(to, floor=FLOOR)
     for member in desk.job.roster.returning():
         desk.told.setdefault((member.worker, member.incarnation), [])
     desk.do(actions)
@@ -111,6 +116,7 @@ def test_a_new_coordinator_waits_for_those_of_the_cut_and_takes_whoever_has_thei
     """It knows no incarnation of theirs: new processes are as good as those that lived on."""
     desk = Desk(2)
     roll_back(desk, saved(0, 1))
+    assert [it.lease_s for it in desk.job.roster.returning()] == [LEASE_S, LEASE_S]  # as the snapshot has it
     zero = desk.join(0)
     desk.make(zero)
     assert first_step(desk, zero) is None
@@ -159,7 +165,7 @@ def test_every_incarnation_of_before_is_told_to_come_back_whoever_has_its_number
     desk = Desk(3, min_workers=1)
     roll_back(desk, saved(0, 1, num_workers=3))
     come_back(desk, desk.job.roster.members[0])
-    desk.lose(desk.job.roster.members[1])
+    desk.job.roster.members[1].incarnation = FLOOR  # it is told to come back, and has not
     for worker in range(3):
         over = desk.job.over(worker, FLOOR)
         assert isinstance(over, RolledBack)
@@ -199,6 +205,24 @@ def test_all_tables_start_again_in_their_order():
     replies = desk.told[0, again.incarnation]
     assert [it.table_started.step for it in replies if it.HasField("table_started")] == [7, 7]
     assert not any(it.table_made.upload for it in replies)
+
+
+def test_who_does_not_come_back_leaves_its_share_to_the_others():
+    """It is evicted while it returns, under the incarnation that it had before."""
+    shares, two = Shares(), {0: 1, 1: 1}
+    for worker in two:
+        shares.ask(0, 0, worker, 1, two, samples=40, mark=Mark(pace_batches=1, pace_samples=4))
+        shares.mark(0, worker, 1, Mark(step=1, batches=1, samples=4, pace_batches=1, pace_samples=4))
+    to = dataclasses.replace(saved(0, 1, step=2), shares=tuple(shares.capture({0: 2, 1: 2})))
+    desk = Desk(2)
+    zero, one = desk.start()
+    roll_back(desk, to)
+    again = come_back(desk, zero)
+    asks = (0, 0, 0, again.incarnation, desk.job.sharing())
+    ours = desk.job.shares.ask(*asks, mark=Mark(step=2))
+    desk.lose(one)
+    theirs = desk.job.shares.ask(*asks, begins=False, mark=Mark(step=5, batches=3, samples=12))
+    assert [(it.place, it.first) for it in (ours, theirs)] == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize(

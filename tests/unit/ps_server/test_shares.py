@@ -141,9 +141,49 @@ def test_what_nobody_takes_is_said_to_be_unused_when_the_job_ends():
     shares.gone(1, 1, 4)
     shares.finished(0, 1, 10)
     assert shares.over() == []
-    shares.clear()
+    shares.end()
     (use,) = shares.over()
     assert (use.used, use.unused, use.over) == (140, 60, True)
+
+
+def test_what_all_left_when_they_were_gone_is_for_who_comes_again():
+    """In the middle of its iteration, as one that was paused; what was over by then is dealt anew."""
+    shares = begun()
+    shares.ask(0, 1, 0, 1, TWO, samples=200, mark=at(10, 10))
+    shares.ask(0, 1, 1, 1, TWO, samples=200, mark=at(10, 10))
+    shares.mark(0, 0, 1, at(12, 2))
+    shares.gone(0, 1, 13)
+    shares.gone(1, 1, 10)
+    shares.suspend()
+    assert [(use.epoch, use.used) for use in shares.over()] == [(0, 200)]
+    assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(0, 0)) == piece(1, 0, first=3)
+    assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(7, 7)) == piece(1, 1)
+    assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(17, 10)) is None
+    assert [(use.epoch, use.used, use.unused) for use in shares.over()] == [(1, 200, 0)]
+    assert shares.ask(0, 0, 0, 2, {0: 2}) == piece(0, 0, 1)
+
+
+def test_a_share_of_which_no_step_was_made_is_dealt_again_when_all_are_gone():
+    """Nobody has made any step of anything yet: a first one that takes longer than a lease."""
+    shares = Shares()
+    shares.ask(0, 0, 0, 1, {0: 1}, samples=50, mark=at(0, 0))
+    shares.gone(0, 1, 0)
+    shares.suspend()
+    assert shares.ask(0, 0, 0, 2, {0: 2}, begins=False, mark=at(0, 0)) == piece(0, 0, 1)
+
+
+def test_who_does_not_come_back_after_a_rollback_leaves_its_share_over():
+    """It is evicted under the incarnation that it had; if it does come, it has what nobody has taken."""
+    shares = begun()
+    captured = json.loads(json.dumps(shares.capture({0: 2, 1: 2})))
+    restored = Shares()
+    restored.restore(captured)
+    assert restored.ask(0, 0, 0, 9, {0: 9}, samples=200, mark=at(2, 0)) == piece(0, 0, first=2)
+    restored.gone(1, 1, 2)
+    assert restored.ask(0, 0, 0, 9, {0: 9}, begins=False, mark=at(10, 8)) == piece(0, 1, first=2)
+    assert restored.ask(0, 0, 1, 10, {0: 9}, mark=at(2, 0)) is None
+    assert restored.ask(0, 0, 0, 9, {0: 9}, begins=False, mark=at(18, 8)) is None
+    assert [(use.used, use.handed_on, use.unused) for use in restored.over()] == [(200, 80, 0)]
 
 
 def test_the_clock_of_its_pushes_tells_what_a_worker_has_used():

@@ -74,6 +74,18 @@ def test_a_snapshot_without_a_manifest_does_not_exist(store):
         store.verify(JOB, name)
 
 
+def test_a_snapshot_in_the_folder_of_another_job_is_none(tmp_path):
+    """Copied or renamed: it would bring one job's state, and its name, to another."""
+    store = SnapshotStore(str(tmp_path))
+    name = write(store, 1, b"abc")
+    shutil.copytree(tmp_path / JOB, tmp_path / "other")
+    with pytest.raises(SnapshotCorrupt, match=r"is of job 'j', and lies with those of job other: put it"):
+        store.verify("other", name)
+    (found,) = store.newest_first("other")
+    assert isinstance(found[1], SnapshotCorrupt)
+    store.verify(JOB, name)
+
+
 def test_only_the_last_ones_are_kept_and_what_never_became_one_goes(store):
     lost = store.new_name(JOB)
     store.write(JOB, lost, "file-0", [b"abc"])
@@ -125,7 +137,7 @@ def test_another_format_is_named(store):
 @pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b'{"format": 1}', b'{"format": 1, "manifest": 3}'])
 def test_no_text_is_taken_for_a_manifest(text):
     with pytest.raises(SnapshotCorrupt):
-        parse(text, "here")
+        parse(text, "here", JOB)
 
 
 def test_no_manifest_with_foreign_fields_is_taken(tmp_path):
@@ -134,7 +146,7 @@ def test_no_manifest_with_foreign_fields_is_taken(tmp_path):
     whole = json.loads(Path(store._path(JOB, name, MANIFEST)).read_bytes())
     whole["manifest"]["more"] = 1
     with pytest.raises(SnapshotCorrupt):
-        parse(json.dumps(whole).encode(), "here")
+        parse(json.dumps(whole).encode(), "here", JOB)
 
 
 def test_a_full_disk_leaves_the_old_snapshot_and_nothing_of_the_new_file(tmp_path, monkeypatch):
@@ -171,8 +183,8 @@ def writes(number):
     name = store.new_name("j")
     parts = [bytes([number % 256]) * 500, b"x"]
     files = tuple(store.write("j", name, f"shard-{k}", parts) for k in range(2))
-    store.complete("j", name, Manifest(number=number, created="", generation=1, job={}, num_shards=2,
-                                       tables=(), clocks={}, files=files))
+    store.complete("j", name, Manifest(number=number, created="", generation=1, job={"name": "j"},
+                                       num_shards=2, tables=(), clocks={}, files=files))
     store.keep_last("j", 2)
 
 def dies_at(point):

@@ -16,6 +16,7 @@ import ps_worker.membership
 from ps_server.session import Session
 from ps_wire import frame as wire
 from ps_wire.carrier import Message
+from ps_wire.errors import InternalError
 from ps_worker.connection import refusal
 
 from .models import Mlp, loss_of
@@ -207,6 +208,18 @@ def test_a_bug_on_the_receiving_thread_ends_every_wait(cluster: Cluster):
     run_workers(cluster, body)
 
 
+@pytest.mark.parametrize("carrier", ["shm", "uds", "tcp"])
+def test_a_bug_on_the_sending_thread_ends_every_wait(one_shard: Cluster, carrier: str):
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
+        (connection,) = table._exchange._connections
+        connection.send(wire.Frame(kind=wire.Kind.PULL, step=-1, meta=bytes(4)))  # cannot be encoded
+        with pytest.raises(InternalError, match="sending"):
+            table.pull().result(10)
+
+    run_workers(one_shard, body, carrier=carrier)
+
+
 def test_the_retry_limit_ends_with_connection_lost(loop_thread: LoopThread, monkeypatch: Any):
     """A shard that is gone is named with its address; the limit is the one that was set, not longer."""
     monkeypatch.setattr(ps_server.process, "GRACE_S", 0.05)
@@ -260,6 +273,12 @@ class Outlet:
 
     def of(self, kind: wire.Kind) -> list[wire.Frame]:
         return [frame for frame in self.frames if frame.kind is kind]
+
+    def wait_room(self) -> None:
+        pass
+
+    def cut(self) -> None:
+        raise AssertionError
 
 
 def test_what_an_old_connection_still_holds_does_not_take_answers_away(one_shard: Cluster):

@@ -173,3 +173,22 @@ def test_only_what_the_pace_did_not_foretell_is_told_before_it_leaves(one_shard,
             list(validation)
         assert account(worker) == [(0, 9, 9, 0), (1, 9, 9, 0)]
     assert told == [(1, 2)]
+
+
+@pytest.mark.parametrize("at", [0, 3], ids=["in its first step", "later"])
+def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one_shard, at):
+    """One that was alone and was paused: it drops the batch that it had, and gets it again with the rest."""
+    job = fresh_name()
+    with ps.connect(servers=one_shard.servers, job=job, num_workers=1, worker=0) as worker:
+        table, loader, found = table_of(worker), worker.loader(range(40), batch_size=4), []
+        for epoch in worker.epochs(2):
+            found.append([])
+            for number, batch in enumerate(loader):
+                if epoch == 0 and number == at:
+                    one_shard.evict(job, 0)
+                before = table.step
+                table.push({"w": torch.ones(3)}).result(LIMIT_S)
+                table.pull().result(LIMIT_S)
+                found[-1] += batch.tolist() if table.step == before + 1 else []
+        assert [sorted(samples) for samples in found] == [list(range(40))] * 2
+        assert account(worker) == [(0, 40, 40, 0), (1, 40, 40, 0)]

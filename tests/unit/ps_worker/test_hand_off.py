@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -44,8 +45,9 @@ def body(cluster, job, rank, carrier, clip_grad_norm, at_step):
 
 
 @pytest.mark.parametrize(("carrier", "clip_grad_norm"), [("shm", None), ("tcp", 0.01)])
-def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm):
+def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm, caplog):
     """Each server in turn is stopped and started while workers train: same weights, same incarnations."""
+    caplog.set_level(logging.INFO, logger="ps_server")
     job = fresh_name()
     stopping = {2: 1, 4: 0, 6: 1}
     meet = threading.Barrier(2, timeout=LIMIT_S)
@@ -66,6 +68,37 @@ def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm):
     for (weights, joined), (whole, _) in zip(found, expected, strict=True):
         assert joined.incarnation == 1
         assert all(map(torch.equal, weights, whole))
+    assert caplog.text.count(f"job {job}: event=restore hand_off=yes") == 1  # of the coordinator's process
+
+
+def test_a_restart_of_the_coordinator_in_the_middle_of_an_epoch_hands_it_on(lasting):
+    """A loader goes on in its share: every sample is used once in each epoch, and accounted for."""
+    job, restarted = fresh_name(), []
+
+    def train(worker):
+        model = torch.nn.Linear(1, 1)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        samples = torch.arange(40.0).reshape(40, 1)
+        loader = worker.loader(torch.utils.data.TensorDataset(samples), batch_size=4, shuffle=False)
+        found = []
+        for epoch in worker.epochs(2):
+            found.append([])
+            for (x,) in loader:
+                model(x).sum().backward()
+                if epoch == 0 and len(found[0]) == 12:
+                    lasting.stop(0)
+                    lasting.start_again(0)
+                    restarted.append(epoch)
+                optimizer.step()
+                optimizer.zero_grad()
+                found[-1] += x.flatten().tolist()
+        worker.finish()
+        return found, [(use.samples, use.used) for use in worker.stats().epochs if use.over]
+
+    ((found, uses),) = run_workers(lasting, train, job=job)
+    assert restarted == [0]
+    assert [sorted(samples) for samples in found] == [list(range(40))] * 2
+    assert uses == [(40, 40)] * 2
 
 
 def test_a_rolling_restart_with_backup_workers_is_the_replay_of_whom_it_took(lasting):

@@ -43,6 +43,12 @@ def test_what_is_pushed_in_small_pieces_is_asked_for_together():
     assert left(push(0), push(1), push(2), pull(2, 1, 0))[-1] == (wire.Kind.PULL, (2, 1, 0))
 
 
+def test_what_is_pushed_twice_is_asked_for_once_behind_the_second():
+    """A push is sent again where it is not certain that it was queued."""
+    assert left(push(5), push(4), push(5), pull(5, 4))[-1] == (wire.Kind.PULL, (5, 4))
+    assert left(push(5, MIB), push(4, MIB), push(5, MIB), pull(9, 5))[0] == (wire.Kind.PULL, (9,))
+
+
 def test_a_pull_passes_nothing_but_pushes():
     share = wire.Frame(kind=wire.Kind.SHARE)
     kinds = [kind for kind, _ in left(push(0), share, push(1), pull(9))]

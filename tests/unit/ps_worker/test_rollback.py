@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import re
+import shutil
 import threading
+from pathlib import Path
 
+import grpc
 import pytest
 import torch
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
+from ps_server import hand_off
 from ps_server.durability import Durability
+from ps_wire import snapshot_store, snapshot_tensors
 from ps_wire.access import OPEN
+from ps_wire.channel import dial
 from ps_wire.errors import JobUnknown
+from ps_wire.snapshot import MANIFEST
+from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.snapshot_tensors import TensorFile
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import shard_pb2
+from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
+from ps_wire.v1.shard_pb2_grpc import ShardStub
 from ps_worker.model_spec import pack
 
 from .saving import save
@@ -172,6 +189,7 @@ def test_without_durability_a_lost_shard_ends_the_job_and_says_so(loop_thread):
 
 def test_a_snapshot_that_cannot_be_used_gives_way_to_the_one_before(durable, tmp_path, caplog):
     """It is said; no shard goes on from the one and another from the other."""
+    caplog.set_level(logging.INFO, logger="ps_server")
     job, folder = fresh_name(), tmp_path / "snapshots"
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         table = table_of(worker)
@@ -218,3 +236,95 @@ def test_a_reader_is_over_after_a_rollback_and_another_one_reads_what_the_job_ha
         with ps.connect(role="reader", servers=durable.servers, job=job) as reader:
             reader.read(read)
             assert torch.equal(read.weight, model.weight)
+
+    assert re.search(f"job {job}: event=restore snapshot=(?!{newest})[\\w-]+ step=1\n", caplog.text)
+
+
+def test_a_hand_off_of_the_coordinator_that_cannot_be_used_has_jobs_go_back(durable, tmp_path, caplog):
+    """It is said loudly, and is as if the coordinator had been killed: the file is used up."""
+    job = fresh_name()
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        step(table, 0)
+        durable.stop(0)
+        damage(hand_off.file_of(tmp_path / "state-0", 0))
+        durable.start_again(0)
+        with pytest.raises(ps.RolledBack) as error:
+            step(table, 0)
+        assert error.value.step == table.step == 1
+        step(table, 0)
+        assert table.step == 2
+    assert "CANNOT BE USED" in caplog.text
+
+
+def damage(path: Path) -> None:
+    """What the shard has handed off stays whole; what the coordinator has does not."""
+    file = TensorFile(path, str(path))
+    facts = json.loads(file.facts[hand_off.FACTS])
+    facts["more"]["rooms"][0]["shares"] = {"epochs": [[0]]}
+    tensors = {name: file[name].clone() for name in file}
+    path.write_bytes(b"".join(snapshot_tensors.encode(tensors, {hand_off.FACTS: json.dumps(facts)})))
+
+
+def test_a_snapshot_that_is_damaged_after_it_was_used_gives_way_to_the_one_before(durable, tmp_path, caplog):
+    """Files are compared each time: what was whole at the first death need not be at the second."""
+    job, folder = fresh_name(), tmp_path / "snapshots"
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        for _ in range(2):
+            step(table, 0)
+            newest = save(durable, str(folder), job, {0: pack({})})
+        for expected in (2, 1):
+            step(table, 0)
+            durable.kill(1)
+            durable.start_again(1)
+            with pytest.raises(ps.RolledBack) as error:
+                step(table, 0)
+            assert error.value.step == table.step == expected
+            file = folder / job / newest / "shard-0-of-2.safetensors"  # of a process that lives on
+            whole = file.read_bytes()
+            file.write_bytes(whole[:-4] + bytes(4 * [1]))
+        step(table, 0)
+        assert table.step == 2
+    assert f"snapshot {newest} cannot be used" in caplog.text
+    assert "its checksum differs" in caplog.text
+
+
+def test_no_snapshot_of_one_job_does_anything_to_another(durable, tmp_path):
+    """Sent with the name of another job in it, or copied to its folder: neither is taken."""
+    victim, evil, folder = fresh_name(), fresh_name(), tmp_path / "snapshots"
+    with ps.connect(servers=durable.servers, job=victim, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        name = save(durable, str(folder), victim, {0: pack({})})
+        step(table, 0)
+        text = SnapshotStore(str(folder)).manifest(victim, name).text().encode()
+        for address in durable.servers.split(","):
+            with dial(address, OPEN) as channel, pytest.raises(grpc.RpcError, match="is of job"):
+                put_snapshot(ShardStub(channel), evil, name, text)
+        shutil.copytree(folder / victim, folder / evil, dirs_exist_ok=True)
+        with dial(durable.servers.split(",")[0], OPEN) as channel, pytest.raises(grpc.RpcError, match=evil):
+            CoordinatorStub(channel).Restore(pb.RestoreRequest(job=evil, snapshot=name), timeout=LIMIT_S)
+        step(table, 0)
+        assert table.step == 3
+
+
+def test_nobody_fills_the_disk_with_snapshots_that_are_brought(durable, tmp_path, monkeypatch):
+    """The last part of it is for the servers' own; nothing stays of what was refused."""
+    monkeypatch.setattr(snapshot_store, "KEPT_FREE", 1.1)
+    folder = tmp_path / "snapshots"
+    with (
+        dial(durable.servers.split(",")[0], OPEN) as channel,
+        pytest.raises(grpc.RpcError, match="make room"),
+    ):
+        put_snapshot(ShardStub(channel), "j", "00000001-aaaaaaaa", b"x")
+    assert [path for path in folder.rglob("*") if path.is_file() and ".state" not in str(path)] == []
+
+
+def put_snapshot(stub: ShardStub, job: str, snapshot: str, manifest: bytes) -> None:
+    digest = hashlib.sha256(manifest).hexdigest()
+    file = shard_pb2.SnapshotFile(job=job, snapshot=snapshot, name=MANIFEST, sha256=digest)
+    chunks = [shard_pb2.SnapshotChunk(file=file), shard_pb2.SnapshotChunk(data=manifest)]
+    stub.PutSnapshot(iter(chunks), timeout=LIMIT_S)

@@ -159,6 +159,42 @@ def test_snapshots_are_taken_every_so_many_steps_and_the_last_ones_kept(alone):
     assert steps == sorted(steps)
 
 
+@pytest.mark.parametrize("when", [{"every_steps": 4}, {"every_s": 0.2}], ids=["steps", "time"])
+def test_snapshots_go_on_when_the_fastest_worker_has_left(loop_thread, tmp_path, when):
+    """What those who are left do counts, though they are far behind."""
+    options = {"snapshot_dir": str(tmp_path), "snapshots": SnapshotPolicy(keep=100, **when)}
+    cluster, job, gone = Cluster(loop_thread, 1, options=options), fresh_name(), threading.Event()
+    store = cluster.shards[0].shard.snapshots.store
+
+    def train(rank: int) -> int:
+        with ps.connect(
+            servers=cluster.servers, job=job, num_workers=2, worker=rank, consistency="asp"
+        ) as worker:
+            table = worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=0.1))
+
+            def step() -> bool:
+                table.push({"w": torch.ones(3)})
+                table.pull().result(WAIT_S)
+                return len(set(store.names(job)) - before) >= 2  # one may have been under way
+
+            before: set[str] = set()
+            for _ in range(1 + 300 * rank):
+                step()
+            if not rank:
+                assert gone.wait(WAIT_S)
+                before |= set(store.names(job))
+                until(step, "snapshots are taken")
+                assert table.step < 300
+        if rank:
+            gone.set()
+        return 0
+
+    try:
+        together([lambda: train(0), lambda: train(1)])
+    finally:
+        cluster.close()
+
+
 def test_a_full_disk_costs_the_snapshot_and_nothing_else(alone, monkeypatch, caplog):
     job = fresh_name()
     store = alone.shards[0].shard.snapshots.store

@@ -2,47 +2,19 @@
 
 The same bytes go to the same `Receiver` as over any carrier. One thread, `ps-data`, encodes the frames that a
 worker sends, one by one, and gives each to the receiver before it takes the next: one payload is under way.
-Replies are queued, for an `Outlet` never blocks; a worker that does not read `MAX_QUEUED` of them is cut off.
+Replies are encoded where the worker reads them.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from ps_server.outbox import Outbox
 from ps_wire import frame as wire
-from ps_wire.carrier import Message, Outlet, Receiver, deliver
-
-MAX_QUEUED = 200_000  # replies; an honest worker has one a partition
-
-
-class _Outbox:
-    """Replies on their way to the worker; an `Outlet`."""
-
-    def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._closed = False
-
-    def send(self, message: Message) -> None:
-        """See `Outlet.send`."""
-        if self._messages.qsize() >= MAX_QUEUED:
-            self.close()
-        if not self._closed:
-            self._messages.put(message.encoded())
-
-    def receive(self) -> bytes | None:
-        """Waits for the next reply; None at the end, and from then on."""
-        message = self._messages.get()
-        if message is None:
-            self._messages.put(None)
-        return message
-
-    def close(self) -> None:
-        """Ends the replies behind those that are queued. Any thread."""
-        self._closed = True
-        self._messages.put(None)
+from ps_wire.carrier import Outlet, Receiver, deliver
 
 
 class MessageStream:
@@ -56,7 +28,8 @@ class MessageStream:
             accept: makes the server's end of the connection, which answers through the outlet.
         """
         self._messages = messages
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
+        self._read: deque[bytes] = deque()  # replies that have left the outbox
         self._cancelled = False
         receiver = accept(self._outbox)  # the thread's alone: it goes with it
         threading.Thread(target=self._run, args=(receiver,), name="ps-data", daemon=True).start()
@@ -65,15 +38,18 @@ class MessageStream:
         return self
 
     def __next__(self) -> bytes:
-        message = None if self._cancelled else self._outbox.receive()
-        if message is None or self._cancelled:
+        if not self._read:
+            messages = self._outbox.next()
+            self._read += [message.encoded() for message in messages]
+            self._outbox.done(messages)
+        if self._cancelled or not self._read:
             raise StopIteration
-        return message
+        return self._read.popleft()
 
     def cancel(self) -> None:
         """Takes no further message and gives no further reply."""
         self._cancelled = True
-        self._outbox.close()
+        self._outbox.cut()
 
     def _run(self, receiver: Receiver) -> None:
         try:

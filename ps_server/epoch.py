@@ -1,0 +1,36 @@
+"""An epoch of a loader that was dealt to workers, and what is known of their shares. Values, for `shares`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Epoch:
+    """See the module's docstring."""
+
+    owners: dict[int, int]  # worker -> incarnation, or one of `shares`' words for it
+    samples: int = 0
+    used: int = 0  # in pieces that are closed
+    handed_on: int = 0
+    starts: dict[int, int] = field(default_factory=dict)  # worker -> batches of its share used before
+    begun: set[int] = field(default_factory=set)  # workers
+    left: list[tuple[int, int]] = field(default_factory=list)  # place, first batch
+
+    def place(self, worker: int) -> int:
+        """Of a worker's share, in the order of numbers."""
+        return sorted(self.owners).index(worker)
+
+    def hand_off(self) -> dict[str, Any]:
+        """All of it, for JSON; see `taken_over`."""
+        pairs = {name: list(getattr(self, name).items()) for name in ("owners", "starts")}
+        return asdict(self) | pairs | {"begun": sorted(self.begun)}
+
+    @classmethod
+    def taken_over(cls, facts: Mapping[str, Any]) -> Epoch:
+        """What was handed off."""
+        pairs = {name: dict(facts[name]) for name in ("owners", "starts")}
+        left = [(place, first) for place, first in facts["left"]]
+        return cls(**{**facts, **pairs, "begun": set(facts["begun"]), "left": left})

@@ -1,0 +1,82 @@
+"""What a coordinator that is stopped hands to its successor: all that it knew, through JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from ps_server import coordinator_state
+from ps_server.dealt import Mark
+from ps_server.membership import Job
+from ps_server.room import Room
+from ps_server.shares import Shares
+from ps_server.state_store import StateStore
+from ps_wire.v1 import coordinator_pb2 as pb
+
+from .desk import Desk
+
+
+def alone(job: Job) -> Room:
+    """A room without shards: nothing is ordered here."""
+    return Room(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]
+
+
+def dealt() -> Shares:
+    """One epoch has ended and nobody has said so, one is under way with a rest, one was just begun."""
+    shares, two = Shares(), {0: 1, 1: 1}
+    shares.ask(3, 0, 0, 1, two, samples=5)
+    shares.mark(3, 0, 1, Mark(step=1, batches=1, samples=1))
+    shares.end()
+    for epoch in (0, 1):
+        for worker in two:
+            mark = Mark(step=10 * epoch, batches=10 * epoch, samples=100 * epoch, pace_batches=1)
+            shares.ask(0, epoch, worker, 1, two, first=epoch, samples=200, mark=mark)
+            shares.mark(0, worker, 1, Mark(step=10 * epoch + 1, batches=1, samples=10, pace_batches=1))
+    shares.gone(1, 1, 14)
+    shares.ask(0, 1, 0, 1, two, begins=False, mark=Mark(step=20, batches=9, samples=90))
+    shares.ask(1, 0, 0, 1, {0: 1, 2: 0}, samples=7)
+    return shares
+
+
+def test_epochs_that_are_under_way_are_handed_on_through_json():
+    """Each field: a successor goes on as if it had dealt them itself."""
+    shares, successor = dealt(), Shares()
+    facts = json.loads(json.dumps(shares.hand_off()))
+    successor.take_over(facts)
+    assert shares._live
+    assert shares._ended
+    assert successor == shares
+    asked = [it.ask(0, 2, 0, 1, {0: 1}, mark=Mark(step=30, batches=9)) for it in (shares, successor)]
+    assert asked[0] == asked[1]
+
+
+def there_and_back(room: Room, states: StateStore) -> tuple[Room, StateStore]:
+    facts, tensors = coordinator_state.capture({room.job.name: room}, states)
+    again, kept = alone(Job("j", "bsp", 2)), StateStore()
+    coordinator_state.restore(json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=kept)
+    assert coordinator_state.capture({"j": again}, kept)[0] == facts
+    return again, kept
+
+
+def test_a_job_its_members_and_what_they_have_not_heard_are_handed_on_through_json():
+    desk = Desk(2)
+    members = desk.start()
+    desk.job.shares = dealt()
+    states = StateStore()
+    states.put("j", "start/0", b"weights")
+    states.put("j", "empty", b"")
+
+    async def run() -> None:
+        room = alone(desk.job)
+        for member in members:
+            room.admit(member, ())
+        box = room.mailboxes[0, 1]
+        box.put(pb.MemberReply(waiting=pb.Waiting(whom="worker 1")))
+        again, kept = there_and_back(room, states)
+        assert again.job.shares == desk.job.shares
+        assert again.job.roster.members == desk.job.roster.members
+        assert again.mailboxes[0, 1].session == box.session
+        assert again.mailboxes[0, 1].attach().get_nowait().waiting.whom == "worker 1"
+        assert sorted(kept.all()) == sorted(states.all())
+
+    asyncio.run(run())
