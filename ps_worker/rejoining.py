@@ -184,8 +184,8 @@ class Rejoining(Exchanges):
         self.on_reentry(steps)
         if restored or isinstance(evicted, RolledBack) or self.undone:
             step = max(steps.values(), default=0)
-            error = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
-            self._undone = error, live if restored else None
+            undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
+            self._undone = undone, live if restored else None
         self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
 
     def _set(self, live: Mapping[str, torch.Tensor], *, own: bool) -> None:

@@ -208,35 +208,6 @@ def test_a_snapshot_that_cannot_be_used_gives_way_to_the_one_before(durable, tmp
         ]
         assert versions == [{1}, {1}]
     assert f"snapshot {newest} cannot be used" in caplog.text
-
-
-def test_a_reader_is_over_after_a_rollback_and_another_one_reads_what_the_job_has_then(durable, tmp_path):
-    job = fresh_name()
-    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
-        model = torch.nn.Linear(20, 20)
-        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-
-        def train() -> None:
-            model(torch.ones(1, 20)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        train()
-        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
-        with ps.connect(role="reader", servers=durable.servers, job=job) as reader:
-            read = torch.nn.Linear(20, 20)
-            train()
-            reader.read(read)
-            durable.kill(1)
-            durable.start_again(1)
-            with pytest.raises(ps.RolledBack):
-                train()
-            with pytest.raises(ps.RolledBack):
-                reader.read(read)
-        with ps.connect(role="reader", servers=durable.servers, job=job) as reader:
-            reader.read(read)
-            assert torch.equal(read.weight, model.weight)
-
     assert re.search(f"job {job}: event=restore snapshot=(?!{newest})[\\w-]+ step=1\n", caplog.text)
 
 
@@ -328,3 +299,31 @@ def put_snapshot(stub: ShardStub, job: str, snapshot: str, manifest: bytes) -> N
     file = shard_pb2.SnapshotFile(job=job, snapshot=snapshot, name=MANIFEST, sha256=digest)
     chunks = [shard_pb2.SnapshotChunk(file=file), shard_pb2.SnapshotChunk(data=manifest)]
     stub.PutSnapshot(iter(chunks), timeout=LIMIT_S)
+
+
+def test_a_reader_is_over_after_a_rollback_and_another_one_reads_what_the_job_has_then(durable, tmp_path):
+    job = fresh_name()
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        model = torch.nn.Linear(20, 20)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+        def train() -> None:
+            model(torch.ones(1, 20)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train()
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        with ps.connect(role="reader", servers=durable.servers, job=job) as reader:
+            read = torch.nn.Linear(20, 20)
+            train()
+            reader.read(read)
+            durable.kill(1)
+            durable.start_again(1)
+            with pytest.raises(ps.RolledBack):
+                train()
+            with pytest.raises(ps.RolledBack):
+                reader.read(read)
+        with ps.connect(role="reader", servers=durable.servers, job=job) as reader:
+            reader.read(read)
+            assert torch.equal(read.weight, model.weight)
