@@ -8,7 +8,6 @@ It must not know what frames mean beyond HELLO.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
