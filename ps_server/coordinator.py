@@ -22,7 +22,7 @@ from ps_server.membership import Job
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
-from ps_server.room import Room
+from ps_server.room import MAX_JOBS, Room
 from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
@@ -31,7 +31,6 @@ from ps_wire.errors import Fenced, JobFull, ServerNotReady
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import spec_pb2
 
-MAX_JOBS = 1024
 DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 
@@ -77,8 +76,9 @@ class Coordinator:
         )
         self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
         self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
-        self._recovery.on_back = self._takings.goes_back
+        self._recovery.takings = self._takings
         self._members.recovery = self._recovery
+        self._readers.on_join = self._recovery.check
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
         self.service = CoordinatorService(

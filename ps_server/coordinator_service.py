@@ -14,10 +14,10 @@ from contextlib import aclosing
 import grpc.aio
 
 from ps_server import gatekeeper, share_messages
+from ps_server import member as members
 from ps_server.choices import attendance_from_proto
 from ps_server.decisions import norm_from_proto
 from ps_server.log import logger
-from ps_server.member import Member
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.orders import Shards
 from ps_server.readers import Readers
@@ -170,11 +170,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)
 
-    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, Member]:
+    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
         gatekeeper.check_job(job)
         room = self._rooms.get(job)
         if room is None:
-            self._recovery.check()
+            self._recovery.check(job)
             raise JobUnknown(f"no job {job[:64]!r} here")
         if (over := room.job.over(worker, incarnation)) is not None:
             raise over

@@ -125,9 +125,7 @@ class JobLife:
     def over(self, worker: int, incarnation: int) -> Evicted | None:
         """Why an incarnation takes no more steps, and its process comes as another; None: it does."""
         known = self.roster.members.get(worker)
-        if known is not None and known.incarnation == incarnation and known.present:
-            return None
-        if 0 < incarnation <= self.roster.floor:  # a new coordinator need not know it: it came after the snapshot
+        if 0 < incarnation <= self.roster.floor:  # a new coordinator need not know it
             return rolled_back(self.name, max(self.clocks.values(), default=0))
         if known is None or known.reader:
             return None

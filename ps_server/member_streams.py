@@ -127,8 +127,8 @@ class MemberStreams:
     async def _join(self, join: pb.Join) -> tuple[Room, Member, Mailbox, Stream]:
         check_protocol(join.protocol)
         gatekeeper.check_job(join.job.name)
-        self._check_recovered()
         self._shards.check_ready()
+        self._check_recovered(join.job.name)
         wanted = spec_pb2.Job(
             name=check_job_name(join.job.name),
             consistency=str(consistency.parse(join.job.consistency)),
@@ -193,7 +193,7 @@ class MemberStreams:
         gatekeeper.check_job(resume.job)
         room = self._rooms.get(resume.job)
         if room is None:
-            self._check_recovered()
+            self._check_recovered(resume.job)
             raise JobUnknown(
                 f"no job {resume.job[:64]!r} here: shard 0 was started again, and keeps nothing of it; start "
                 "it again, and servers with --snapshot-dir, --snapshot-every and --state-dir"
@@ -222,9 +222,9 @@ class MemberStreams:
         mailbox.ask(pb.MemberReply(resumed=pb.Resumed(taken=mailbox.taken)))
         return stream
 
-    def _check_recovered(self) -> None:
+    def _check_recovered(self, job: str) -> None:
         if self.recovery is not None:
-            self.recovery.check()
+            self.recovery.check(job)
 
     # -- what workers say ------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class Job(JobLife):
 
     # -- servers that lost what they held --------------------------------------------------------------
 
-    def roll_back(self, saved: SavedJob, *, floor: int, lease_s: float) -> list[Action]:
+    def roll_back(self, saved: SavedJob, *, floor: int) -> list[Action]:
         """All shards hold the snapshot's part of the job by now: it goes on from there.
 
         Who trains, or has finished and not gone, is told to come back, and waited for as long as its lease is
@@ -160,7 +160,6 @@ class Job(JobLife):
         Args:
             saved: the snapshot.
             floor: incarnations up to this one are over.
-            lease_s: of those whom the coordinator does not know.
         """
         self.epoch += 1
         self.state = JobState.ENDED if saved.ended else JobState.WAITING
@@ -193,7 +192,7 @@ class Job(JobLife):
                 member.state, member.num_tables = MemberState.RETURNING, 0
                 actions.append(self.go_back(member))
         for worker in sorted(saved.workers) if not known and not saved.ended else ():
-            self._await(worker, lease_s)
+            self._await(worker, saved.workers[worker])
         return actions + self._check_end()
 
     def _await(self, worker: int, lease_s: float) -> None:

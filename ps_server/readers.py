@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -48,6 +48,7 @@ class Readers:
         self._numbers = itertools.count(FIRST_READER)
         self._talking: set[asyncio.Task[None]] = set()
         self._cuts: WeakKeyDictionary[Room, asyncio.Lock] = WeakKeyDictionary()
+        self.on_join: Callable[[str], None] = lambda _: None  # to a job that is not here
 
     def lock_of(self, room: Room) -> asyncio.Lock:
         """What is held while a job is cut."""
@@ -67,7 +68,8 @@ class Readers:
             error = ConfigurationRefused(f"this service has {MAX_READERS} readers already")
             yield pb.ReadReply(refused=refused_to_proto(error))
             return
-        reader = _Reader(self._shards, self._rooms, self.live, self._cuts, next(self._numbers))
+        number = next(self._numbers)
+        reader = _Reader(self._shards, self._rooms, self.live, self._cuts, number, self.on_join)
         talking = asyncio.create_task(reader.talk(messages))
         self._talking.add(talking)
         talking.add_done_callback(self._talking.discard)
@@ -91,6 +93,7 @@ class _Reader:
         live: LiveState,
         cuts: WeakKeyDictionary[Room, asyncio.Lock],
         number: int,
+        on_join: Callable[[str], None],
     ) -> None:
         self.replies: asyncio.Queue[pb.ReadReply | None] = asyncio.Queue(1)
         self._shards = shards
@@ -98,6 +101,7 @@ class _Reader:
         self._live = live
         self._cuts = cuts
         self._number = number
+        self._on_join = on_join
         self._job = ""
         self._request = 0
         self._over = False
@@ -167,6 +171,8 @@ class _Reader:
         check_protocol(join.protocol)
         self._shards.check_ready()
         gatekeeper.check_job(join.job)
+        if join.job not in self._rooms:
+            self._on_join(join.job)
         job = self._room(join.job).job
         self._job = job.name
         admit = pb.AdmitMember(job=job.spec, worker=self._number, incarnation=1, reader=True)

@@ -4,21 +4,27 @@ A shard that comes back empty, or a coordinator that does, takes all shards back
 job, together: one that goes on with newer state beside one with older would be torn. A job without a snapshot
 is lost, and its members are told so.
 
-While it is under way nobody joins, and no order goes out but its own. Used on the event loop only.
+A coordinator that was started again leaves jobs that have snapshots asleep, ended ones too, until somebody
+comes to one. While a job goes back nobody joins it, and no order goes out but for that.
+
+Used on the event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from ps_server.log import logger
 from ps_server.orders import Shards
-from ps_server.room import Room
+from ps_server.room import MAX_JOBS, Room
 from ps_server.saved_job import SavedJob, Snapshots
 from ps_server.state_store import StateStore
+from ps_server.takings import Takings
 from ps_wire.errors import (
     ConfigurationRefused,
+    JobFull,
     JobUnknown,
     PsError,
     ServerNotReady,
@@ -30,6 +36,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 AGAIN_S = 0.2
+LIST_AGAIN_S = 2.0
 LOAD_LIMIT_S = 600.0  # for a shard to read its part
 
 
@@ -51,11 +58,13 @@ class Recovery:
         self._room_of = room_of
         self._snapshots = snapshots
         self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
-        self.on_back: Callable[[str], None] = lambda _: None  # a job is about to go back
+        self.takings: Takings | None = None  # of what a job is that is about to go back none is taken
         self._went_to: dict[str, str] = {}  # job -> snapshot
         self._lost: set[int] = set()
         self._pending: set[str] = set()
-        self._loading: set[str] = set()  # at most one, whose part shards read
+        self._current = ""  # the job that goes back now
+        self._asleep: set[str] = set()  # jobs with snapshots that nobody has come to
+        self._listed = True  # that they are known
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -63,18 +72,26 @@ class Recovery:
         """Whether nothing is under way."""
         return self._task is None
 
-    def check(self) -> None:
-        """Refuses who comes while jobs go back to their snapshots.
+    def check(self, job: str) -> None:
+        """Refuses who comes to a job that goes back to its snapshot; one that sleeps is woken.
 
         Raises:
             ServerNotReady: come again.
+            JobFull: there are too many jobs for another one.
         """
-        if self._task is not None:
-            raise ServerNotReady("servers have come back, and jobs are going back to their snapshots")
+        if job in self._asleep:
+            if len(self._rooms) >= MAX_JOBS:
+                raise JobFull(f"this service has {MAX_JOBS} jobs already")
+            self._asleep.discard(job)
+            self._pending.add(job)
+            self._start()
+        if not self._listed or job in self._pending or job == self._current:
+            raise ServerNotReady(f"servers have come back, and job {job} is going back to its snapshot")
 
     def begin(self) -> None:
-        """The coordinator has started: jobs go on from their snapshots, once all shards are there."""
+        """The coordinator has started: jobs go on from their snapshots when somebody comes to them."""
         if self._snapshots is not None:
+            self._listed = False
             self._start()
 
     def lost(self, shard: int) -> None:
@@ -82,7 +99,9 @@ class Recovery:
         self._lost.add(shard)
         for room in self._rooms.values():
             room.loses(shard)
-        self._pending |= {*self._rooms, *self._loading}
+        self._pending |= self._rooms.keys()
+        if self._current:
+            self._pending.add(self._current)
         self._start()
 
     async def go_back(self, job: str, snapshot: str) -> int:
@@ -106,10 +125,9 @@ class Recovery:
         if not saved or saved[0].snapshot != snapshot:
             raise SnapshotMissing(f"{snapshot} is not the newest snapshot of job {job} that can be used")
         self._went_to.pop(job, None)
+        self._asleep.discard(job)
         self._pending.add(job)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(first=False))
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._start()])
         if self._went_to.get(job) != snapshot:
             raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
         return saved[0].step
@@ -119,37 +137,47 @@ class Recovery:
         if self._task is not None:
             self._task.cancel()
 
-    def _start(self) -> None:
+    def _start(self) -> asyncio.Task[None]:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(first=not self._lost))
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return self._task
 
-    async def _run(self, *, first: bool) -> None:
+    async def _run(self) -> None:
         try:
-            if first:
-                self._pending |= set(await asyncio.to_thread(self._known)) - self._rooms.keys()
+            await self._list()
             while self._pending:
-                name = self._pending.pop()
+                name = self._current = self._pending.pop()
                 try:
                     await self._recover(name)
                 except Exception:  # noqa: BLE001 - the other jobs are not to wait for ever
                     logger.exception("job %s: bug while it goes back to its snapshot", name)
-                    if name in self._rooms:
-                        self._give_up(self._rooms[name])
+                    await self._give_up(name)
         finally:
             self._task = None
+            self._current = ""
             self._lost.clear()
 
-    def _known(self) -> list[str]:
-        return list(self._snapshots.jobs()) if self._snapshots is not None else []
+    async def _list(self) -> None:
+        """Finds the jobs to sleep on: none of them is to begin anew where storage does not answer."""
+        while not self._listed and self._snapshots is not None:
+            try:
+                self._asleep = set(await asyncio.to_thread(self._snapshots.jobs)) - self._rooms.keys()
+                self._listed = True
+            except PsError as error:
+                logger.error("nobody can join: %s; trying again", error)
+                await asyncio.sleep(LIST_AGAIN_S)
 
     async def _recover(self, name: str) -> None:
         room = self._rooms.get(name)
-        self.on_back(name)
+        if self.takings is not None:
+            self.takings.goes_back(name)
         if room is not None:
             await room.freeze()
         await self._shards.wait_complete(None)
+        if self.takings is not None:
+            await self.takings.over(name)
+        self._pending.discard(name)  # all that was lost until here it goes back for now
         for saved in await asyncio.to_thread(self._saved, name):
-            self._loading = {name}
             try:
                 floor = await self._restore(saved)
             except ServerNotReady as error:  # a shard has gone again: from the beginning
@@ -160,14 +188,11 @@ class Recovery:
             except PsError as error:
                 logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)
                 continue
-            finally:
-                self._loading.clear()
             if name in self._pending:  # a shard that had read its part has lost it while others still read
                 return
             self._go_on(room or self._room_of(saved.job), saved, floor)
             return
-        if room is not None:
-            self._give_up(room)
+        await self._give_up(name)
 
     def _saved(self, name: str) -> list[SavedJob]:
         return list(self._snapshots.saved(name)) if self._snapshots is not None else []
@@ -188,7 +213,12 @@ class Recovery:
         room.roll_back(saved, floor=floor)
         self.on_restored()
 
-    def _give_up(self, room: Room) -> None:
+    async def _give_up(self, name: str) -> None:
+        room = self._rooms.get(name)
+        if room is None:  # nobody is there; some shards may have read their parts
+            with suppress(PsError):
+                await self._shards.order(pb.Order(drop_job=pb.DropJob(job=name)))
+            return
         job = room.job
         shards = ", ".join(map(str, sorted(self._lost)))
         why = (

@@ -23,8 +23,8 @@ from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
 
 UNKNOWN_HOST = "?"  # a worker says it when it joins
+MAX_JOBS = 1024  # that have one
 ALL_TAKEN = 1 << 62  # more than anybody says
-RETURN_S = 10.0  # for workers whose lease is not known to come back
 
 
 class Room:
@@ -92,7 +92,7 @@ class Room:
 
     def roll_back(self, saved: SavedJob, *, floor: int) -> None:
         """The shards have the snapshot's part of the job: it goes on, with what follows for its members."""
-        actions = self.job.roll_back(saved, floor=floor, lease_s=RETURN_S)
+        actions = self.job.roll_back(saved, floor=floor)
         self.events.say(Event.RESTORE, snapshot=saved.snapshot, step=saved.step)
         now_s = time.monotonic()
         for member in self.job.roster.returning():  # each has a full term

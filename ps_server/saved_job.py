@@ -19,7 +19,7 @@ class SavedJob:
         job: what it is.
         tables: by number.
         clocks: table -> worker -> its first step after the cut.
-        workers: those who trained at the cut: the job waits for them.
+        workers: those who trained at the cut, with their leases in seconds: the job waits for them.
         shares: what epochs of loaders had come to, as `Shares.capture` gives it.
         states: what workers keep outside tables: name -> bytes, as in the `StateStore`.
         ended: all had finished.
@@ -29,7 +29,7 @@ class SavedJob:
     job: spec_pb2.Job
     tables: tuple[TableSpec, ...]
     clocks: Mapping[int, Mapping[int, int]]
-    workers: frozenset[int]
+    workers: Mapping[int, float]
     shares: tuple[Any, ...] = ()
     states: Mapping[str, bytes] = field(default_factory=dict)
     ended: bool = False

@@ -26,6 +26,8 @@ from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.table import TableSpec, check_same
 
+LEASE_S = 10.0  # of workers in snapshots that do not say it
+
 
 class SavedJobs:
     """What lies in a snapshot folder: `Snapshots`, and shards' parts."""
@@ -72,7 +74,7 @@ class SavedJobs:
             job=job_from_json(manifest.job),
             tables=tuple(map(table_from_json, manifest.tables)),
             clocks=manifest.clocks,
-            workers=frozenset(manifest.workers),
+            workers={it: known.get("lease_s", LEASE_S) for it, known in manifest.workers.items()},
             shares=manifest.shares,
             states=states,
             ended=manifest.ended,

@@ -104,8 +104,14 @@ class Taking:
 
     def disturb(self, error: PsError) -> None:
         """Something else has to happen first: the cut is given up, if it is not over."""
-        self._aborted = self._aborted or error
+        if self._aborted is None or isinstance(self._aborted, CutAborted):
+            self._aborted = error
         self._changed.set()
+
+    def check_again(self) -> None:
+        """Raises why another try after this one would be of no use."""
+        if not isinstance(self._aborted, CutAborted):
+            self._check()
 
     # -- from the question to the manifest -------------------------------------------------------------
 
@@ -206,7 +212,10 @@ class Taking:
             )
         counters = [json.loads(item.counters) for item in saved]
         manifest = self._describe(records, workers, counters, ended=ended)
+        await asyncio.to_thread(self._shards.standings.generations.check)  # nothing of one that is fenced
+        self._check()
         await asyncio.to_thread(self._store.complete, self._job.name, self._name, manifest)
+        self._check()  # else it is deleted: its history was undone meanwhile
         self.progress = pb.SnapshotProgress(
             phase="done",
             bytes=manifest.total_bytes,
@@ -246,6 +255,7 @@ class Taking:
             workers={
                 worker: {
                     "incarnation": self._members[worker].incarnation,
+                    "lease_s": self._members[worker].lease_s,
                     "samples": self._room.progress.get(worker, pb.Progress()).samples,
                 }
                 for worker in workers

@@ -1,9 +1,9 @@
 """Which process is the live one of each shard above 0: the last that the coordinator has let in. Pure.
 
-A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a process
-that follows again, or one that took up what its predecessor handed off. What it holds counts if it is of the
-generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with another boot
-holds nothing, and the one before it, if it lives, is fenced.
+A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a
+process that follows again, or one that took up what its predecessor handed off. What it holds counts if it is
+of the generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with
+another boot holds nothing, and the one before it, if it lives, is fenced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Standings:
         if self.generations.lasting and message.coordinator > self.generations.own:
             raise Fenced(
                 f"shard {message.shard} has followed a coordinator of generation {message.coordinator}; this "
-                f"one is of {self.generations.own}: another shard 0 was started after it",
+                f"one is of {self.generations.own}: another shard 0 was started after it, or its --state-dir "
+                "was lost. If this is the only shard 0: give it its --state-dir again (a volume that "
+                "outlives the process), or start all shards anew, with state directories that are empty",
                 coordinator=message.coordinator,
             )
         boot, generation = self.known.get(message.shard, (message.boot, 0))

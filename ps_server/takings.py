@@ -104,6 +104,11 @@ class Takings:
         if job in self._takings:
             self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
 
+    async def over(self, job: str) -> None:
+        """Returns once none is under way: one that was given up is gone, and its manifest with it."""
+        if job in self._takings:
+            await asyncio.wait([self._tasks[job]])
+
     # -- taking ----------------------------------------------------------------------------------------
 
     async def take(self, job: str) -> AsyncIterator[pb.SnapshotProgress]:
@@ -173,6 +178,7 @@ class Takings:
                         raise
                     logger.info("%s; trying again", error)
                     await asyncio.sleep(LOOK_S)
+                    taking.check_again()
                     taking = self._takings[name] = self._make(room)
             room.events.counts["snapshot"] += 1
             logger.info(

@@ -56,7 +56,7 @@ class Manifest:
         tables: by number: `ps_wire.v1.Table` as JSON, with names, shapes and hyper-parameters of the start.
         clocks: table -> worker -> the first step that is not in the snapshot.
         files: of shards and workers.
-        workers: worker -> what is known of it: `incarnation`, `samples`.
+        workers: worker -> what is known of it: `incarnation`, `samples`, `lease_s`.
         shares: who shares which epochs of loaders.
         counters: table -> counts over all partitions; `unequal` are partitions with another history than most
             have: something was dropped, skipped or mixed in some of them only.

@@ -91,7 +91,7 @@ class CoordinatorCalls:
         return self._ask(get)
 
     def _ask(self, call: Callable[[], Result]) -> Result:
-        """Makes a call; again while the coordinator is on its way back, for as long as streams are made again.
+        """Makes a call; again while the coordinator is on its way back, as long as streams are made again.
 
         Raises:
             PsError: as the call; or this worker's failure that came meanwhile.

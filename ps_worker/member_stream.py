@@ -24,6 +24,7 @@ HEARTBEAT_S = 1.0
 BEATS = 4  # at least so many come within a lease
 KEPT_REQUESTS = 256  # more than a worker says without an answer: those before have been taken
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+SOON = 2  # tries: who is told to come again does so after as long as after so many
 
 
 class MemberStream:
@@ -163,7 +164,7 @@ class MemberStream:
                 if self._joined is None or not error.to_resume:
                     self._fail(error.why)
                     return
-                error = error.why  # a coordinator that has just come back
+                error, attempt = error.why, min(attempt, SOON)  # a coordinator that has just come back
             now_s = time.monotonic()
             broken_s = now_s if broken_s is None else broken_s
             if self._joined is None or self._closed.is_set():

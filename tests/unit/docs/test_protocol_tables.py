@@ -7,7 +7,6 @@ import struct
 import pytest
 
 from ps_server import (
-    coordinator,
     cut_table,
     data_stream,
     gatekeeper,
@@ -17,6 +16,7 @@ from ps_server import (
     member_streams,
     outbox,
     readers,
+    room,
     shard,
     socket_connection,
     state_store,
@@ -154,7 +154,7 @@ def test_the_readme_has_every_exit_code():
         ("tables of a job", [job_tables.MAX_TABLES]),
         (
             "workers of a job, jobs, shards",
-            [member_streams.MAX_WORKERS, coordinator.MAX_JOBS, address.MAX_SERVERS],
+            [member_streams.MAX_WORKERS, room.MAX_JOBS, address.MAX_SERVERS],
         ),
         ("state outside tables, per job", [state_store.MAX_JOB_BYTES >> 30, state_store.MAX_NAMES]),
         ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),

@@ -127,12 +127,12 @@ class MemberVisit:
     def give(self, given: Input) -> None:
         name, *what = given
         # as `Recovery.check` looks at it
-        self.recovery._task = cast("asyncio.Task[None] | None", self.recovers or None)
+        self.recovery._current = JOB if self.recovers else ""
         getattr(self, f"_on_{name}")(*what)
 
     def join(self, worker: int, before: int) -> None:
         """As `MemberStreams._join`."""
-        self.members._check_recovered()
+        self.members._check_recovered(JOB)
         self.shards.check_ready()
         room = self.room = self.room_of(self.of.job.spec)
         member, actions = room.job.join(

@@ -17,7 +17,7 @@ from ps_server.table_state import capture
 from ps_wire.consistency import Consistency
 
 from .search_coordinator_nodes import Coordinators
-from .search_coordinators import CoordinatorNode, Jobs
+from .search_coordinators import LEASE_S, CoordinatorNode, Jobs
 from .search_shard_nodes import Shards, start
 from .search_shards import JOB, SPEC, Input, ShardNode
 
@@ -127,7 +127,7 @@ class Moves:
             job=self.coordinators.jobs.job.spec,
             tables=(SPEC,),
             clocks={0: clocks},
-            workers=workers,
+            workers=dict.fromkeys(workers, LEASE_S),
         )
         return name
 

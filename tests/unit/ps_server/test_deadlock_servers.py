@@ -51,7 +51,7 @@ def test_law_17_a_coordinator_that_dies_has_all_go_back_together(model, faults, 
     ("model", "faults", "states", "ends"),
     [
         (SSP(1), {}, 1567, 4),
-        (BSP(), {"breaks": 1}, 7466, 19),
+        (BSP(), {"breaks": 1}, 7462, 19),
         (BSP(), {"cuts": 1}, 6861, 16),
     ],
     ids=str,

@@ -206,7 +206,7 @@ def test_the_second_round_of_a_change_waits_for_a_shard_that_is_on_its_way_back(
     async def steps(service: Service) -> None:
         service.follower.lose_stream()
         evict = pb.EvictMember(job="j", worker=0, incarnation=1, limits={0: 0})
-        changing = asyncio.create_task(service.shards.order(pb.Order(evict=evict)))
+        changing = asyncio.create_task(service.shards.order(pb.Order(evict=evict), limit_s=None))
         await asyncio.sleep(0)
         assert not changing.done()
         await service.follower.follow()

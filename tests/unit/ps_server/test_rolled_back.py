@@ -28,17 +28,20 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from .desk import Desk, table
 
 FLOOR = 5 << 16
+LEASE_S = 60.0
 
 
 def saved(*workers: int, num_workers: int = 2, step: int = 7, tables: int = 1) -> SavedJob:
     job = Job("j", "bsp", num_workers).spec
     specs = tuple(table(number) for number in range(tables))
     clocks = {number: dict.fromkeys(workers, step) for number in range(tables)}
-    return SavedJob(snapshot="s", job=job, tables=specs, clocks=clocks, workers=frozenset(workers))
+    return SavedJob(
+        snapshot="s", job=job, tables=specs, clocks=clocks, workers=dict.fromkeys(workers, LEASE_S)
+    )
 
 
 def roll_back(desk: Desk, to: SavedJob) -> None:
-    actions = desk.job.roll_back(to, floor=FLOOR, lease_s=10.0)
+    actions = desk.job.roll_back(to, floor=FLOOR)
     for member in desk.job.roster.returning():
         desk.told.setdefault((member.worker, member.incarnation), [])
     desk.do(actions)
@@ -113,6 +116,7 @@ def test_a_new_coordinator_waits_for_those_of_the_cut_and_takes_whoever_has_thei
     """It knows no incarnation of theirs: new processes are as good as those that lived on."""
     desk = Desk(2)
     roll_back(desk, saved(0, 1))
+    assert [it.lease_s for it in desk.job.roster.returning()] == [LEASE_S, LEASE_S]  # as the snapshot has it
     zero = desk.join(0)
     desk.make(zero)
     assert first_step(desk, zero) is None
@@ -161,7 +165,7 @@ def test_every_incarnation_of_before_is_told_to_come_back_whoever_has_its_number
     desk = Desk(3, min_workers=1)
     roll_back(desk, saved(0, 1, num_workers=3))
     come_back(desk, desk.job.roster.members[0])
-    desk.lose(desk.job.roster.members[1])
+    desk.job.roster.members[1].incarnation = FLOOR  # it is told to come back, and has not
     for worker in range(3):
         over = desk.job.over(worker, FLOOR)
         assert isinstance(over, RolledBack)

@@ -55,6 +55,21 @@ def train(worker: ps.Worker, at_step, at_end_of_epoch) -> list[int]:
     return heard
 
 
+def note_refusals(worker: ps.Worker, asked: threading.Event) -> None:
+    """Sets `asked` when a call of this worker is told to come again."""
+    calls = worker._link._membership.calls
+    ask = calls._ask
+
+    def noted(call):
+        try:
+            return call()
+        except (ServerNotReady, ServerUnreachable):
+            asked.set()
+            raise
+
+    calls._ask = lambda call: ask(lambda: noted(call))
+
+
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_loader_that_asks_while_the_coordinator_comes_back_is_answered_later(durable, monkeypatch, how):
     """Whether it goes back to a snapshot, which takes its time, or takes over: the script does not end."""
@@ -84,18 +99,6 @@ def test_a_loader_that_asks_while_the_coordinator_comes_back_is_answered_later(d
 
     died = []
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
-        ask = worker._link._membership.calls._ask
-
-        def watched(call):
-            def noted():
-                try:
-                    return call()
-                except (ServerNotReady, ServerUnreachable):
-                    asked.set()
-                    raise
-
-            return ask(noted)
-
-        worker._link._membership.calls._ask = watched
+        note_refusals(worker, asked)
         monkeypatch.setattr(SavedJobs, "saved", saved)
         assert len(train(worker, at_step, at_end_of_epoch)) == (how == "kill")

@@ -1,0 +1,145 @@
+"""Which snapshots jobs go back to: none of what was undone; and which jobs do."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import ps_worker as ps
+from ps_lab import snapshot_calls
+from ps_server import recovery
+from ps_server.durability import Durability
+from ps_server.generations import Generations
+from ps_server.snapshot_taking import Taking
+from ps_wire.access import OPEN
+from ps_wire.errors import Fenced, JobFull, PsError, SnapshotFailed
+from ps_wire.snapshot_store import SnapshotStore
+
+from .service import Cluster, fresh_name
+from .test_rollback import LIMIT_S, step, table_of
+
+
+@pytest.fixture
+def durable(loop_thread, tmp_path):
+    """A shard with a snapshot folder and a state directory."""
+    options = {
+        "snapshot_dir": str(tmp_path / "snapshots"),
+        "state_dir": tmp_path / "state",
+        "durability": Durability.SNAPSHOT,
+    }
+    cluster = Cluster(loop_thread, 1, options=options)
+    yield cluster
+    cluster.close()
+
+
+def take_while_training(cluster: Cluster, job: str) -> PsError | None:
+    """A snapshot of a job that trains meanwhile; why there is none."""
+    errors, over = [], threading.Event()
+
+    def take():
+        try:
+            list(snapshot_calls.take(cluster.servers, job, OPEN))
+        except PsError as error:
+            errors.append(error)
+        over.set()
+
+    with ps.connect(servers=cluster.servers, job=job, num_workers=1, lease=25) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        threading.Thread(target=take, daemon=True).start()
+        while not over.wait(0.01):
+            step(table, 0)
+    return errors[0] if errors else None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_snapshot_of_a_history_that_was_undone_while_it_was_completed_does_not_stay(
+    durable, monkeypatch, when
+):
+    """Whether its manifest was about to be written, or was there: the next rollback would go to it."""
+    job, describe, complete = fresh_name(), Taking._describe, SnapshotStore.complete
+    takings = durable.coordinator._takings
+
+    def described(self, *args, **kwargs):
+        if when == "before":
+            takings.goes_back(job)
+        return describe(self, *args, **kwargs)
+
+    def completed(self, *args):
+        complete(self, *args)
+        undone = threading.Event()
+        durable._loop.loop.call_soon_threadsafe(lambda: (takings.goes_back(job), undone.set()))
+        assert undone.wait(LIMIT_S)
+
+    monkeypatch.setattr(Taking, "_describe", described)
+    if when == "after":
+        monkeypatch.setattr(SnapshotStore, "complete", completed)
+    error = take_while_training(durable, job)
+    assert isinstance(error, SnapshotFailed)
+    assert "goes back to a snapshot" in error.message
+    assert durable.shards[0].shard.snapshots.store.names(job) == []
+
+
+def test_a_coordinator_that_is_fenced_completes_no_snapshot(durable, tmp_path, monkeypatch):
+    """It may not have noticed yet that another one was started on its state directory."""
+    job, describe = fresh_name(), Taking._describe
+    monkeypatch.setattr("ps_server.coordinator.LOOK_S", LIMIT_S)
+
+    def described(self, *args, **kwargs):
+        Generations(tmp_path / "state")
+        return describe(self, *args, **kwargs)
+
+    monkeypatch.setattr(Taking, "_describe", described)
+    error = take_while_training(durable, job)
+    assert isinstance(error, Fenced)
+    assert durable.shards[0].shard.snapshots.store.names(job) == []
+
+
+def test_a_snapshot_says_the_leases_of_workers(durable):
+    """A coordinator that knows nobody gives them back."""
+    job = fresh_name()
+    assert take_while_training(durable, job) is None
+    store = durable.shards[0].shard.snapshots.store
+    assert store.manifest(job, store.names(job)[0]).workers[0]["lease_s"] == 25.0
+    saved = next(iter(durable.coordinator._recovery._snapshots.saved(job)))
+    assert saved.workers == {0: 25.0}
+
+
+def test_a_job_that_nobody_comes_to_is_not_restored(durable, monkeypatch):
+    """Be it an ended one: a coordinator that was started again holds what somebody trains or reads."""
+    wanted, other = fresh_name(), fresh_name()
+    for job in (wanted, other):
+        assert take_while_training(durable, job) is None
+    durable.kill(0)
+    durable.start_again(0)
+    restored = durable.shards[0].shard
+    with ps.connect(servers=durable.servers, job=wanted, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        assert table.step > 1
+        assert [job.name for job in restored.jobs()] == [wanted]
+    monkeypatch.setattr(recovery, "MAX_JOBS", 1)
+    with pytest.raises(JobFull):
+        ps.connect(servers=durable.servers, job=other, num_workers=1)
+    assert [job.name for job in restored.jobs()] == [wanted]
+
+
+def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(durable):
+    """Though some of its parts could; it begins anew."""
+    job = fresh_name()
+    assert take_while_training(durable, job) is None
+    store = durable.shards[0].shard.snapshots.store
+    durable.kill(0)
+    for name in store.names(job):
+        with Path(store.where(job, name, "shard-0-of-1.safetensors")).open("r+b") as file:
+            file.truncate(100)
+    durable.start_again(0)
+    coordinator = durable.coordinator
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        assert durable.shards[0].shard.jobs()[0].tables == {}
+        table = table_of(worker)
+        step(table, 0)
+        assert table.step == 1
+        assert list(coordinator._rooms) == [job]
