@@ -3,12 +3,13 @@
     python benchmarks/footprint.py --model gpt2 --num-workers 4 --optimizer adam --versus gloo
     python benchmarks/footprint.py --model dlrm-dense --rounds 2000
 
-Prints one JSON line: the proportional set size of the processes of the project and of the peer at the end (a
-page that processes share counts once); of the project also the median of the last rounds over that of the
-first ones (100, or a tenth where there are fewer than 1,000), and growth of resident memory and of open files
-from the end of the first ones to the end. With a peer, whose rounds take turns with the project's, the last
-over the first is that over the peer's: a machine that has grown slower does no harm. The peer is gloo's ranks
-with flat weights and gradients, which is the least that DistributedDataParallel can take.
+Prints one JSON line: the proportional set size (a page that processes share counts once) of the processes of
+the project and of the peer after the last round, and the largest of the project's from there until `finish`
+has returned; of the project also the median of the last rounds over that of the first ones (100, or a tenth
+where there are fewer than 1,000), and growth of resident memory and of open files from the end of the first
+ones to the last round. With a peer, whose rounds take turns with the project's, the last over the first is
+that over the peer's: a machine that has grown slower does no harm. The peer is gloo's ranks with flat weights
+and gradients, which is the least that DistributedDataParallel can take.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 from ps_lab.bench import usage
 from ps_lab.bench.figures import Round
@@ -48,6 +50,25 @@ def last_over_first(rounds: Sequence[Round], some: int) -> float:
     """The median of the last rounds over that of the first ones."""
     seconds = [item.seconds for item in rounds]
     return statistics.median(seconds[-some:]) / statistics.median(seconds[:some])
+
+
+def largest_while(do: Callable[[], None], look: Callable[[], int]) -> int:
+    """The largest of what looks have found until `do` was over, and then."""
+    found: list[int] = []
+    over = threading.Event()
+
+    def looking() -> None:
+        while not over.is_set():
+            found.append(look())
+
+    watching = threading.Thread(target=looking)
+    watching.start()
+    try:
+        do()
+    finally:
+        over.set()
+        watching.join()
+    return max(*found, look())
 
 
 def main() -> None:
@@ -87,10 +108,12 @@ def main() -> None:
         rounds = interleave(parties, setup.rounds, on_round=look)
         slower = {name: last_over_first(items, some) for name, items in rounds.items()}
         pss = {party.name: usage.pss_bytes(party.pids) for party in parties}
+        finish_pss = largest_while(project.finish, lambda: usage.pss_bytes(project.pids) or 0)
     print(
         json.dumps(
             {
                 "pss_bytes": pss,
+                "finish_pss_bytes": finish_pss,
                 "weight_bytes": setup.weight_bytes,
                 "last_over_first": slower.pop(PROJECT) / statistics.mean(slower.values() or [1.0]),
                 "rss_growth_mib": (looks[-1][0] - looks[0][0]) / 2**20,

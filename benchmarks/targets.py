@@ -150,14 +150,14 @@ def _memory(slices: int, **options: str) -> Callable[[Runs], float]:
 
 def _pss_gib(runs: Runs) -> float:
     figures = runs.footprint(carrier="shm", model="gpt2-xl", num_workers="1", rounds="2")
-    return float(figures["pss_bytes"]["project"] / 2**30)
+    return float(figures["finish_pss_bytes"] / 2**30)
 
 
 def _pss_ratio(runs: Runs) -> float:
     figures = runs.footprint(
         carrier="shm", model="gpt2", num_workers="4", optimizer="adam", versus="gloo", rounds="2"
     )
-    return float(figures["pss_bytes"]["project"] / figures["pss_bytes"]["gloo"])
+    return float(figures["finish_pss_bytes"] / figures["pss_bytes"]["gloo"])
 
 
 def _rounds(key: str) -> Callable[[Runs], float]:

@@ -134,8 +134,15 @@ class Cell(CellMembers, CellScreening):
             self._outlets[pull.worker] = outlet
             self._carry_out(self.machine.pull(pull), pull.asked_s, scratch)
 
-    def read(self, worker: int, incarnation: int, outlet: Outlet, step: int) -> None:
+    def read(self, worker: int, incarnation: int, outlet: Outlet, step: int, *, ended: bool) -> None:
         """One who is no member asks for the weights: they are sent at once.
+
+        Args:
+            worker: who asks.
+            incarnation: its.
+            outlet: where to.
+            step: that the answer repeats.
+            ended: it knows that the job has ended; if that is wrong, it alone gets what nobody computed.
 
         Raises:
             NonFiniteGradient: its last push was not applied.
@@ -144,20 +151,13 @@ class Cell(CellMembers, CellScreening):
         with self.lock:
             self._require_loaded()
             self._check_failed(worker, incarnation)
-            outlet.send(self._read(step))
+            outlet.send(self._read(step, ended=ended))
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
         """See `Partition.join`."""
         with self.lock:
             self.cut.leave(worker)
             self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
-
-    def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
-        """See `Partition.leave`; returns the newest clock seen here."""
-        with self.lock:
-            self.cut.leave(worker)
-            self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s, scratch)
-            return self.machine.newest_clock
 
     def decide(self, step: int, scale: float, now_s: float, scratch: Scratch) -> None:
         """A clipped step that is complete here closes with this scale; another one is not news."""
@@ -320,12 +320,13 @@ class Cell(CellMembers, CellScreening):
             self.values.sent(message)
         return message
 
-    def _read(self, step: int) -> Message:
-        """For whoever may ask without pushing: halves may be written again before the reply has left."""
+    def _read(self, step: int, *, ended: bool = False) -> Message:
+        """For who asks without pushing: before the job's end halves may be written before it has left."""
         machine = self.machine
-        payload = bytes_of(self.values.now.clone()) if self.values.doubled else self.values.payload
+        copies = self.values.doubled and not ended
+        payload = bytes_of(self.values.now.clone()) if copies else self.values.payload
         self.bytes_out += len(payload)
-        message = self._replies.pulled(step, machine.version, machine.clocks, payload, read=True)
+        message = self._replies.pulled(step, machine.version, machine.clocks, payload, copied=copies)
         self.values.sent(message)
         return message
 

@@ -48,6 +48,17 @@ class CellMembers:
             self._stands()
             return first
 
+    def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
+        """See `Partition.leave`; returns the newest clock seen here.
+
+        From then on the worker may do with its memory what it likes: what counts of it is copied.
+        """
+        with self.lock:
+            self.cut.leave(worker)
+            self._take_over(worker, incarnation)
+            self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s, scratch)
+            return self.machine.newest_clock
+
     def fence(self, worker: int, incarnation: int) -> int | None:
         """See `Partition.fence`; nothing is sent to the worker any more, nor written to its memory."""
         with self.lock:
@@ -66,9 +77,8 @@ class CellMembers:
         step that waits for its scale is looked at again: the worker may have had a part in its norm.
         """
         with self.lock:
-            self._lent.pop(worker, None)
+            self._take_over(worker, incarnation)
             self._held = None
-            self.machine.keep(worker, _own)
             self._carry_out(self.machine.evict(worker, incarnation, limit, now_s), now_s, scratch)
             return self.machine.newest_clock
 
@@ -82,6 +92,12 @@ class CellMembers:
             else:
                 actions = machine.catch_up(choice.late, choice.step, now_s)
             self._carry_out(actions, now_s, scratch)
+
+    def _take_over(self, worker: int, incarnation: int) -> None:
+        lent = self._lent.get(worker)
+        if lent is not None and lent.incarnation <= incarnation:
+            del self._lent[worker]
+        self.machine.keep(worker, _own)
 
     def _stands(self) -> None:
         """With backup workers: who is there may have changed, and which weights are needed."""

@@ -14,7 +14,6 @@ import weakref
 import torch
 
 from ps_wire import shared_memory
-from ps_wire.errors import FrameRefused
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import SliceLayout
 
@@ -46,16 +45,13 @@ class Halves:
         """Makes zeros.
 
         Raises:
-            FrameRefused: the system has no descriptor or memory left, or cannot seal memory against writers.
+            OSError: the system has no descriptor or memory left, or cannot seal memory against writers.
         """
         self._region = Region(plan, shard)
         self._memory: list[mmap.mmap] = []
         self.descriptors: tuple[int, ...] = ()
         for _ in range(2):
-            try:
-                descriptor, memory = shared_memory.create_readable(self._region.nbytes)
-            except OSError as error:
-                raise FrameRefused(f"there is no memory for workers to map: {error.strerror}") from None
+            descriptor, memory = shared_memory.create_readable(self._region.nbytes)
             weakref.finalize(self, os.close, descriptor)
             self.descriptors += (descriptor,)
             self._memory.append(memory)

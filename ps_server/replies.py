@@ -37,19 +37,19 @@ class Replies:
         clocks: Iterable[tuple[int, int]],
         payload: memoryview,
         *,
-        read: bool = False,
+        copied: bool = False,
         codec: int = AS_THEY_ARE,
     ) -> Message:
         """The weights in `payload`, of that codec, not copied; `clocks` are (worker, clock) of the members.
 
-        With `read` they go to one who did not ask as a member, and may be other memory than members map.
+        With `copied` they are other memory than members map.
         """
         return self._frame(
             wire.Kind.PULLED,
             codec=codec,
             step=step,
             version=version,
-            flags=wire.READ if read else 0,
+            flags=wire.READ if copied else 0,
             meta=clocks_of(clocks),
             payload=payload,
         )

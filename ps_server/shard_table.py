@@ -137,7 +137,8 @@ class ShardTable(TableMembers):
         """The weights in two halves, for workers to map; from the first call on they lie there.
 
         Raises:
-            FrameRefused: the job is not plain `bsp`, or see `Halves`.
+            FrameRefused: the job is not plain `bsp`.
+            OSError: see `Halves`.
         """
         if not self._gate.aggregates or self._gate.backup:
             raise FrameRefused(f"the weights of table {self.spec.number} are mapped under plain bsp only")
@@ -207,9 +208,10 @@ class ShardTable(TableMembers):
         if frame.flags & wire.CUT:
             self._await_cut(frame, cells, outlet)
             return
-        if frame.flags & wire.READ or not member:
+        ended = bool(frame.flags & wire.READ)
+        if ended or not member:
             for cell in cells:
-                cell.read(frame.worker, frame.incarnation, outlet, frame.step)
+                cell.read(frame.worker, frame.incarnation, outlet, frame.step, ended=ended)
             return
         self._require_started()
         for cell in cells:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ps_server.halves import Halves
+from ps_server.log import logger
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire import kernels, trace
@@ -32,7 +34,8 @@ class _Regions:
     plan: Plan
     layout: Layout
     gradients: memoryview
-    weights: memoryview | None  # None: the worker maps the shard's
+    weights: memoryview | None
+    mapped: bool  # the worker maps the shard's halves
     places: dict[int, memoryview] = field(default_factory=dict)  # of gradients, by partition
 
     def gradient(self, partition: int) -> memoryview:
@@ -68,21 +71,37 @@ class SharedRegions:
         gradients, *weights = frame.descriptors
         if len(weights) > 1:
             raise FrameRefused(f"SHARE brings at most two descriptors, {len(frame.descriptors)} came")
-        halves = table.halves() if not weights and table.partitions() else None
+        maps = not weights and bool(table.partitions())
+        halves = self._halves(table) if maps else None
         self._tables[frame.table] = _Regions(
             plan=plan,
             layout=layout,
             gradients=attach(gradients, layout.nbytes, writable=False),
             weights=attach(weights[0], layout.nbytes, writable=True) if weights else None,
+            mapped=halves is not None,
         )
-        if halves is not None:
+        if maps:
+            descriptors = () if halves is None else halves.descriptors
             reply = wire.Frame(
                 kind=wire.Kind.SHARE,
                 table=frame.table,
                 partition=table.partitions()[0],  # which shard it is
-                descriptors=halves.descriptors,
+                version=len(descriptors),
+                descriptors=descriptors,
             )
             self._outlet.send(Message(reply, keeps=halves))
+
+    @staticmethod
+    def _halves(table: ShardTable) -> Halves | None:
+        try:
+            return table.halves()
+        except OSError as error:
+            logger.error(
+                "table %d: there is no memory for workers to map (%s), so its weights are copied",
+                table.spec.number,
+                error.strerror,
+            )
+            return None
 
     def filled(self, frame: wire.Frame) -> wire.Frame:
         """The frame with its payload, where that lies in shared memory.
@@ -107,7 +126,7 @@ class SharedRegions:
         if regions is not None and regions.weights is not None:
             self._copy(regions.place(regions.weights, frame.partition), frame.payload)
             message = message.told()
-        elif regions is not None and not frame.flags & wire.READ:  # else it is a copy
+        elif regions is not None and regions.mapped and not frame.flags & wire.READ:
             message = message.told()
         self._outlet.send(message)
 

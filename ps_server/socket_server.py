@@ -12,7 +12,6 @@ import secrets
 import selectors
 import shutil
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -30,11 +29,11 @@ from ps_wire.errors import StrangerRefused, Unavailable
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.shared_memory import AVAILABLE
 from ps_wire.tls_socket import TlsSocket
+from ps_wire.unix_peer import other_user
 from ps_wire.v1 import shard_pb2
 
 BACKLOG = 128
 PAUSE_S = 0.1  # when the system has no descriptor left for who wants to connect
-_CREDENTIALS = struct.Struct("iII")  # SO_PEERCRED: pid, uid, gid
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -216,10 +215,7 @@ def _listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
 
 def _stranger(peer: socket.socket) -> StrangerRefused | None:
     """Why the process at the other end of a Unix socket may not connect."""
-    if not hasattr(socket, "SO_PEERCRED"):  # the folder of the socket is this user's alone
-        return None
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(credentials)
-    if user in (0, os.geteuid()):
+    user = other_user(peer)
+    if user is None:
         return None
     return StrangerRefused(f"a process of user {user} may not connect: this server is user {os.geteuid()}'s")

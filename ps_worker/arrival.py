@@ -149,6 +149,11 @@ class Arrival:
             table.weights.refresh()
         self.under_way = False
 
+    def replace(self) -> None:
+        """The worker has joined again: what was asked for before never comes, all of it is other weights."""
+        for table in self._tables:
+            table.weights.replace()
+
     def check_read(self, arrived: Collection[int]) -> None:
         """Refuses gradients of parameters that a forward read before they were waited for.
 

@@ -11,7 +11,7 @@ It must not know what is captured. `_changed` guards everything below it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 PROMISE_LIMIT_S = 60.0  # then the coordinator has given the cut up, or is gone
 
@@ -59,22 +59,27 @@ class Capture:
                 self._number = self._cut = None
                 self._changed.notify_all()
 
-    def begin(self) -> None:
-        """A step is about to begin, or has begun: may be called often."""
+    def begin(self, tables: Iterable[int] | None = None) -> None:
+        """A step is about to begin, or has begun: may be called often.
+
+        Args:
+            tables: on which; None: on all, as where a batch comes.
+        """
         self.before()
         with self._changed:
             clocks = self._clocks()
-            number = self._number if self._number is not None and self._due(clocks) else None
+            begins = clocks if tables is None else {table: clocks[table] for table in tables}
+            number = self._number if self._number is not None and self._due(clocks, begins) else None
             if number is not None:
                 self._number = self._cut = None
-            self._begun = clocks
+            self._begun = {**self._begun, **begins}
         if number is not None:
             blob = self._state()
             threading.Thread(target=self.put, args=(number, blob), name="ps-capture", daemon=True).start()
 
-    def _due(self, clocks: Mapping[int, int]) -> bool:
+    def _due(self, clocks: Mapping[int, int], begins: Mapping[int, int]) -> bool:
         """Whether this is the beginning of the cut's step; waits where it may be, and nobody knows yet."""
-        if self._cut is None and _any_reached(clocks, self._promised):
+        if self._cut is None and _any_reached(begins, self._promised):
             known = lambda: self._number is None or self._cut is not None  # noqa: E731
             if not self._changed.wait_for(known, PROMISE_LIMIT_S):
                 self._number = None

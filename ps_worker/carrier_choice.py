@@ -103,8 +103,13 @@ class CarrierChoice:
             return others or self._given_up or len(self._said) == shards
 
         with self._changed:
-            self._changed.wait_for(known, GREET_LIMIT_S)
+            in_time = self._changed.wait_for(known, GREET_LIMIT_S)
             names = [name for name, _ in self._said.values()]
+        if not in_time:
+            self._say(
+                f"weights are copied, not mapped: {shards - len(names)} of {shards} shards were not reached "
+                f"over {carrier} within {GREET_LIMIT_S:g} s"
+            )
         return names == [carrier] * shards
 
     def _candidates(self, opened: shard_pb2.OpenReply) -> list[shard_pb2.Carrier]:

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 from ps_wire import frame as wire
 from ps_wire import meta, trace
 from ps_wire.codec import AS_THEY_ARE
-from ps_wire.errors import ConfigurationRefused, FrameMalformed, PsError
+from ps_wire.errors import FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
 from ps_wire.table import Hyperparameters
 from ps_wire.wire_dtype import WireDtype
 from ps_worker.connection import Connection
 from ps_worker.flat import FlatBuckets
+from ps_worker.memory_sharing import MemorySharing
 from ps_worker.pulls import Pulls
 from ps_worker.pushes import Pushes
 from ps_worker.reentry import Reentry
@@ -43,7 +44,7 @@ class Hooks(Protocol):
         ...
 
 
-class Exchange(Reentry, Waits):
+class Exchange(MemorySharing, Reentry, Waits):
     """See the module's docstring. One thread of the user's at a time calls it; connections call it too.
 
     Attributes:
@@ -104,31 +105,6 @@ class Exchange(Reentry, Waits):
     def connect(self, connections: Sequence[Connection]) -> None:
         """Gives the exchange its connections, in shard order."""
         self._connections = connections
-
-    def share(self) -> None:
-        """Tells the shards, which have opened the table by now, where its memory is, if they can map it."""
-        for frame in self._shared():
-            for connection in self._connections:
-                connection.send(frame)
-
-    def _shared(self) -> list[wire.Frame]:
-        descriptors = self.memory.descriptors
-        if not descriptors:
-            return []
-        return [self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)]
-
-    def own(self) -> bool:
-        """Before a worker leaves the gates: its weights stay as they are, shards let go of its memory.
-
-        Returns:
-            Whether the script had written into the weights, as far as that is to be seen.
-        """
-        written = self.memory.written()
-        if self.memory.mapped:
-            self.memory.own_all()
-            for connection in self._connections:
-                connection.send(self._frame(wire.Kind.SHARE))
-        return written
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -217,7 +193,7 @@ class Exchange(Reentry, Waits):
 
         Args:
             step: the worker's clock, after its pushes.
-            read: at once, past the gate (for one who is no member).
+            read: at once, past the gate: the job has ended.
             cut: at the cut of that number, which is `step` (for a reader).
         """
         with self._changed:
@@ -271,18 +247,6 @@ class Exchange(Reentry, Waits):
             self._take_pulled(frame)
         elif frame.kind is wire.Kind.SHARE:
             self._take_share(frame)
-
-    def _take_share(self, frame: wire.Frame) -> None:
-        """A shard's halves; without any, it could not take what is shared and ends the connection."""
-        if not self.memory.mapped:
-            self.memory.descriptors = ()  # the next connection brings all that is under way as payload
-            return
-        try:
-            if len(frame.descriptors) < 2:
-                raise FrameMalformed("descriptors of shared memory were lost: is their limit reached?")
-            self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
-        except (PsError, OSError) as error:
-            self.fail(ConfigurationRefused(f"{error} (PS_CARRIER=uds copies instead)"))
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""

@@ -17,7 +17,7 @@ import torch
 
 from ps_wire.carrier import Carrier
 from ps_wire.consistency import BSP
-from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError
+from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError, WeightsChanged
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import AVAILABLE, Layout
 from ps_wire.table import TableSpec
@@ -43,7 +43,10 @@ class Link(Rejoining):
         rank: the worker's number.
         ended: the job had ended before this worker joined: it may only read.
         resumed: the job has its weights and steps, which this worker takes up.
+        written: what `close` found that the script had written into a parameter.
     """
+
+    written: WeightsChanged | None = None
 
     def __init__(
         self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
@@ -123,7 +126,7 @@ class Link(Rejoining):
             self._membership.make_table(spec)
             maps = pulls and all(value.is_cpu for value in values)
             exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
-            exchange.begins = self.capture.begin
+            exchange.begins = partial(self.capture.begin, (spec.number,))
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
@@ -282,20 +285,28 @@ class Link(Rejoining):
     # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Waits until all have finished, then loads the final weights and what lies outside tables."""
+        """Waits until all have finished, then loads the final weights and what lies outside tables.
+
+        Raises:
+            WeightsChanged: the script has written into a parameter; nobody was told of an end yet.
+        """
+        alone = self._settings.num_workers == 1  # then nobody trains on, and writes what is mapped here
         while True:
+            self.announce()  # there is more to train
             try:
                 for exchange in self.exchanges:
                     exchange.wait_acked()
-                self._own()
+                    exchange.check_written()
+                for exchange in () if alone else self.exchanges:
+                    exchange.own()
                 if not self.ended:
                     self._membership.finish(self._final_state)
                 break
             except Evicted as error:
                 self._refused(error)
-                self.announce()  # there is more to train
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
+            exchange.own(ended=True)
             if outside := self._outside.get(number):
                 outside.load(self._kept(number))
 
@@ -305,18 +316,15 @@ class Link(Rejoining):
     def _live_state(self) -> bytes:
         return model_spec.pack(self._outside_tensors() | self.registered.tensors())
 
-    def _own(self) -> None:
-        """Before it leaves the gates: nothing is shared with shards any more."""
-        written = [exchange.own() for exchange in self.exchanges]  # all of them, whatever one says
-        if any(written):
-            self._say(
-                "the script has written into a parameter after wrap: it is lost, or the last steps were "
-                "computed on it"
-            )
-
     def close(self, reason: str) -> None:
-        """Leaves the job; `reason` is logged by the coordinator."""
-        self._own()
+        """Leaves the job; `reason` is logged by the coordinator. See `written` afterwards."""
+        for exchange in self.exchanges:
+            try:
+                exchange.check_written()
+            except WeightsChanged as error:
+                self.written = error
+                self._say(error.message)
+            exchange.own()
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()

@@ -7,8 +7,8 @@ The pages are wiped in the child (MADV_WIPEONFORK), not taken from it (MADV_DONT
 them there may be read, and freed without unmapping what the child has put in their place.
 
 Memory that shards map, too, would stay one with the child's. Right after the fork it gets zeros in place of
-gradients, and in place of weights the same ones, as private pages: what it writes there is its own. Memory
-of shards that this process maps is private from the start.
+gradients; weights it maps privately: what it writes there is its own, and a page that it has not written to
+goes on showing what shards write. So does memory of shards that this process maps, from the start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import sys
 import weakref
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -136,13 +136,26 @@ class OverlaidMemory(mmap.mmap):
         self._map(at, nbytes, mmap.MAP_PRIVATE, descriptor, start)
 
     def own(self, *, at: int, nbytes: int) -> None:
-        """Makes a part private again, with the values that it shows now."""
-        values = np.frombuffer(self, dtype=np.uint8)
+        """Makes a part private again, with the values that it shows now; who reads meanwhile sees no others.
+
+        Raises:
+            OSError: the system has no memory or mapping left; a part may be private then.
+        """
         for first in range(at, at + nbytes, _OWN_BYTES):
-            count = min(_OWN_BYTES, at + nbytes - first)
-            kept = values[first : first + count].copy()
-            self._map(first, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-            values[first : first + count] = kept
+            self._own(self._address + first, min(_OWN_BYTES, at + nbytes - first))
+
+    @staticmethod
+    def _own(address: int, nbytes: int) -> None:
+        """The copy is made elsewhere and takes the place of what was there in one call."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        made = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if made == _FAILED:
+            raise _error("copying", nbytes)
+        _libc.memcpy(made, address, nbytes)
+        if _libc.mremap(made, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) != address:
+            error = _error("moving", nbytes)
+            _libc.munmap(made, nbytes)
+            raise error
 
     def drop(self) -> None:
         """Lets all memory go: it shows zeros."""
@@ -152,8 +165,7 @@ class OverlaidMemory(mmap.mmap):
         address, protection = self._address + at, mmap.PROT_READ | mmap.PROT_WRITE
         found = _libc.mmap(address, nbytes, protection, flags | _MAP_FIXED, descriptor, start)
         if found != address:
-            error = ctypes.get_errno()
-            raise OSError(error, f"mapping {nbytes} bytes of shared memory: {os.strerror(error)}")
+            raise _error("mapping", nbytes)
 
     def written(self, *, at: int, nbytes: int) -> bool:
         """Whether this process has written to a covered part since it was laid or restored.
@@ -163,41 +175,58 @@ class OverlaidMemory(mmap.mmap):
         with PAGES.open("rb", buffering=0) as pages:
             pages.seek((self._address + at) // mmap.PAGESIZE * _PAGEMAP_BYTES)
             entries = np.frombuffer(pages.read(nbytes // mmap.PAGESIZE * _PAGEMAP_BYTES), dtype=np.uint64)
-        kinds = entries >> np.uint64(61)  # present, swapped, of a file: proc_pid_pagemap(5)
-        return bool(((kinds == 4) | (kinds & np.uint64(2) != 0)).any())
+        return bool(_are_own(entries).any())
 
     def restore(self, *, at: int, nbytes: int) -> None:
         """A covered part shows the shard's memory again, whatever was written here."""
         self.madvise(mmap.MADV_DONTNEED, at, nbytes)
 
 
+def _are_own(entries: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which pages hold what this process has written, by their entries in the page map.
+
+    A page of the shard's that the kernel moves just then is swapped and of a file, for a moment.
+    """
+    kinds = entries >> np.uint64(61)  # 4 present, 2 swapped, 1 of a file: proc_pid_pagemap(5)
+    return np.asarray((kinds == 4) | (kinds == 2))
+
+
 def can_overlay() -> bool:
-    """Whether this system lets a process map memory of shards, and see where it has written to it."""
+    """Whether this system lets a process map memory of shards, and see where it has written to it.
+
+    Memory that only its maker may write is Linux 5.1's: the shard, on the same host, makes such.
+    """
     if not shared_memory.AVAILABLE or mmap.PAGESIZE != PAGE_BYTES:
         return False
     try:
         with PAGES.open("rb", buffering=0):
-            return True
+            descriptor, _ = shared_memory.create_readable(PAGE_BYTES)
     except OSError:
         return False
+    os.close(descriptor)
+    return True
 
 
-_OWN_BYTES = 4 << 20  # copied at a time where memory becomes private: all that is held twice
+def _error(what: str, nbytes: int) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what} {nbytes} bytes of shared memory: {os.strerror(number)}")
+
+
+_OWN_BYTES = 16 << 20  # copied at a time where memory becomes private, and a mapping of its own then
 _PAGEMAP_BYTES = 8  # of an entry
 _MAP_FIXED = 0x10  # linux/mman.h; Python's mmap has no name for it
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # linux/mman.h
 _shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 if shared_memory.AVAILABLE:
     _libc = ctypes.CDLL(None, use_errno=True)
-    _libc.mmap.restype = ctypes.c_void_p
-    _libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
+    _place, _size, _flags = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    _libc.mmap.restype = _libc.mremap.restype = _place
+    _libc.mmap.argtypes = [_place, _size, _flags, _flags, _flags, ctypes.c_long]
+    _libc.mremap.argtypes = [_place, _size, _size, _flags, _place]
+    _libc.munmap.argtypes = [_place, _size]
+    _libc.memcpy.restype, _libc.memcpy.argtypes = _place, [_place, _place, _size]
+    _FAILED = _place(-1).value  # MAP_FAILED
 
 
 def _let_go() -> None:

@@ -46,6 +46,7 @@ class Rejoining(Exchanges):
         capture: of all of this for snapshots.
         on_reentry: called when the worker has joined again, with its first step by table.
         tell: tells the script that steps of it are undone, if they are; an error, or whether it did.
+        dropping: whether the script is still busy with a batch of before.
         on_restored: called when it goes on from a snapshot, with what it had saved.
         resumed: the job has its weights and steps, which this worker takes up.
     """
@@ -72,7 +73,8 @@ class Rejoining(Exchanges):
         self._begun: list[TableSpec] = []  # that have started here
         self._live: dict[str, torch.Tensor] | None = None
         self.tell: Callable[[], bool] = lambda: False
-        self._undone: RolledBack | None = None  # what the script has not heard yet
+        self.dropping: Callable[[], bool] = lambda: False
+        self._undone: tuple[RolledBack, Mapping[str, torch.Tensor] | None] | None = None
         if not settings.servers:
             say(ALONE)
         self._service = reach(settings, say)
@@ -132,7 +134,17 @@ class Rejoining(Exchanges):
         """
         undone, self._undone = self._undone, None
         if undone is not None:
-            raise undone
+            error, saved = undone
+            if saved is not None:  # a pass that has run since, or a batch, has changed what was set
+                self._set(saved, own=True)
+                self.on_restored(saved)
+                self._again = saved
+            raise error
+
+    @property
+    def undone(self) -> bool:
+        """Whether steps are undone that the script has not heard of: until `announce`, nothing counts."""
+        return self._undone is not None
 
     def _reenter(self, evicted: Evicted) -> None:
         before = self._now
@@ -166,24 +178,29 @@ class Rejoining(Exchanges):
             exchange.share()
             steps[spec.number] = self._membership.wait_started(spec.number) or 0
             self._get(exchange, steps[spec.number], read=self.ended)
+        self._set(live, own=restored)
+        if restored:
+            self.on_restored(live)
+        self.on_reentry(steps)
+        if restored or isinstance(evicted, RolledBack) or self.undone:
+            step = max(steps.values(), default=0)
+            error = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
+            self._undone = error, live if restored else None
+        self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
+
+    def _set(self, live: Mapping[str, torch.Tensor], *, own: bool) -> None:
+        """What lies beside tables is as another worker has it, or as this one had it at a snapshot: `own`."""
         for number, outside in self._outside.items() if live or self.ended else ():  # else its own are newest
             outside.load(self._live_or_kept(live, number))
-        self.registered.load(live, own=restored)
-        self.on_reentry(steps)
-        if restored or isinstance(evicted, RolledBack):
-            step = max(steps.values(), default=0)
-            self._undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
-        if restored:
+        self.registered.load(live, own=own)
+        if own:
             self.own.load(live, own=True)
-            self.on_restored(live)
-            self._again = live
-        self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
 
     def _before_step(self) -> None:
         """The script begins a step: after a rollback it may have gone on to the end of one that is undone."""
-        again, self._again = self._again, None
-        if again is not None:
-            self.registered.load(again, own=True)
+        if self._again is not None:
+            self._set(self._again, own=True)
+            self._again = self._again if self.dropping() else None
         self.random.apply()
 
     def _clocks(self) -> Mapping[int, int]:

@@ -23,11 +23,11 @@ class ScriptData:
         samples: that loaders have handed out.
     """
 
-    def __init__(self, consistency: Consistency, *, begin_step: Callable[[], None]) -> None:
-        """Has no loaders; `begin_step`: see `Capture.begin`."""
+    def __init__(self, consistency: Consistency, *, begin_batch: Callable[[], None]) -> None:
+        """Has no loaders; `begin_batch`: called before a batch is read in this process, or handed out."""
         self.samples = 0
         self._even = isinstance(consistency, BSP)
-        self._begin_step = begin_step
+        self._begin_batch = begin_batch
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
@@ -55,7 +55,7 @@ class ScriptData:
             on_batch=partial(self._count_samples, dealing),
             current_epoch=lambda: self._epoch,
             dealer=dealing,
-            on_read=self._begin_step,
+            on_read=self._begin_batch,
         )
         if self._num_loaders < len(self._saved_positions):
             made.position = self._saved_positions[self._num_loaders]
@@ -78,16 +78,27 @@ class ScriptData:
 
     def rewind(self, saved: Positions) -> None:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self.drop_batch()
         self._saved_positions = list(saved.loaders)
         self._back_to = saved.epoch
         for loader in self._loaders:
             if self._numbers[loader] < len(saved.loaders):
                 loader.position = saved.loaders[self._numbers[loader]]
 
+    def drop_batch(self) -> None:
+        """What loaders have handed out is part of no step of this incarnation."""
+        for counts in self._unweighed:
+            counts.clear()
+
     def end(self) -> None:
         """The job has ended: loaders give nothing more."""
         for loader in self._loaders:
             loader.end()
+
+    @property
+    def inside(self) -> bool:
+        """Whether the script is inside what a loader hands out: then a step begins with its batch."""
+        return any(dealing.under_way for dealing in self._dealings)
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""
@@ -124,7 +135,7 @@ class ScriptData:
         return weight
 
     def _count_samples(self, loader: Dealing, samples: int) -> None:
-        self._begin_step()
+        self._begin_batch()
         self.samples += samples
         loader.hand_out(samples)
         if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again

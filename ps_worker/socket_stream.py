@@ -9,6 +9,7 @@ It must not know what frames mean beyond HELLO.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from ps_wire.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, InternalError, ServerUnreachable
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.service import FramesOut, Landing
+from ps_wire.unix_peer import other_user
 from ps_wire.v1 import shard_pb2
 from ps_worker import forked
 from ps_worker.connection import refusal
@@ -191,10 +193,17 @@ def _unix(name: str, _control: str, limit_s: float) -> socket.socket:
     try:
         made.settimeout(limit_s)
         made.connect(address)
+        _check_user(made)
     except BaseException:
         made.close()
         raise
     return made
+
+
+def _check_user(made: socket.socket) -> None:
+    """Another user's process would get the token, and memory to map."""
+    if (user := other_user(made)) is not None:
+        raise OSError(f"what listens there is a process of user {user}, not of {os.geteuid()} or root")
 
 
 def _tcp(port: str, control: str, limit_s: float) -> socket.socket:

@@ -142,14 +142,15 @@ class Table:
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
         self.step = self._exchange.step_of(self.step)
-        self._before_step(self.step + 1)
-        try:
-            push()
-        except Evicted:
-            self._rejoin()
-        else:
-            self.step += 1
-        self._at_step(self.step)
+        if not self._announce():
+            self._before_step(self.step + 1)
+            try:
+                push()
+            except Evicted:
+                self._rejoin()
+            else:
+                self.step += 1
+            self._at_step(self.step)
         return _future(self._exchange.when_acked, lambda: None, lambda: self._again(lambda: None))
 
     def _again(self, result: Callable[[], Result]) -> Result:

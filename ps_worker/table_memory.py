@@ -12,7 +12,7 @@ It must not know frames, nor when who may write: that is `exchange`'s affair.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from ps_wire import shared_memory
@@ -21,11 +21,13 @@ from ps_wire.codec import AS_THEY_ARE, travelling
 from ps_wire.errors import FrameMalformed
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout, SliceLayout
+from ps_wire.table import PAGE_BYTES
 from ps_worker.flat import FlatBuckets
 from ps_worker.memory import OverlaidMemory, SharedMemory
 from ps_worker.staging import Stagings
 
-WINDOW_BYTES = 4 << 20  # looked at in a step: 0.1 ms
+WINDOW_BYTES = 4 << 20  # looked at in a step, at least: 0.1 ms
+FOUND_WITHIN = 50  # steps: what a script has written to memory of shards; half of them show the other half
 
 
 class Sharing(Enum):
@@ -77,9 +79,8 @@ class TableMemory:
         else:
             self._flats = [FlatBuckets(plan, memory=weights)]
         self.weights = self._flats[0]
-        self.stagings = Stagings(
-            [tensor for flat in [self.gradients, *self._flats] for tensor in flat.tensors]
-        )
+        pinned = [self.gradients] if self._halves else [self.gradients, *self._flats]  # a pin is a write
+        self.stagings = Stagings([tensor for flat in pinned for tensor in flat.tensors])
 
     def of(self, version: int) -> FlatBuckets:
         """Where weights of a version lie."""
@@ -151,7 +152,7 @@ class TableMemory:
             for at, start, count in layout.spans:
                 half.lay(descriptor, at=at, start=start, nbytes=count)
         self._laid[shard] = inode
-        self._windows = list(self._windows_of(self._laid))
+        self._windows = list(self._parts())
 
     def own(self, shard: int) -> None:
         """A shard's weights come another way from now on; those that are here stay as they are."""
@@ -159,15 +160,19 @@ class TableMemory:
             for at, count in self._spans(shard):
                 half.own(at=at, nbytes=count)
         del self._laid[shard]
-        self._windows = list(self._windows_of(self._laid))
+        self._windows = list(self._parts())
 
-    def own_all(self) -> None:
-        """The weights shown last stay here, whatever shards do; nothing is shared any more."""
+    def own_all(self, *, ended: bool = False) -> None:
+        """The weights shown last stay here, whatever shards do; nothing is shared any more.
+
+        Args:
+            ended: shards write these weights no more, so they stay where they are, and are not copied.
+        """
         for half, flat in zip(self._halves, self._flats, strict=False):
             if flat is not self.weights:
                 half.drop()
                 continue
-            for at, count in self._laid_spans():
+            for at, count in () if ended else self._laid_spans():
                 half.own(at=at, nbytes=count)
         self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
         self._windows = []
@@ -181,7 +186,9 @@ class TableMemory:
         """
         windows = self._windows
         if turn is not None and windows:
-            windows = [windows[turn // 2 % len(windows)]]  # halves take turns, too
+            looks = -(-2 * len(windows) // FOUND_WITHIN)
+            first = turn // 2 * looks  # halves take turns, too
+            windows = [windows[(first + place) % len(windows)] for place in range(looks)]
         halves = zip(self._halves, self._flats, strict=False)
         shown = [half for half, flat in halves if turn is None or flat is self.weights]
         return any(half.written(at=at, nbytes=count) for half in shown for at, count in windows)
@@ -192,11 +199,19 @@ class TableMemory:
             for at, count in self._laid_spans():
                 half.restore(at=at, nbytes=count)
 
-    def _windows_of(self, shards: Iterable[int]) -> Iterator[tuple[int, int]]:
-        for shard in sorted(shards):
-            for start, nbytes in self._spans(shard):
-                for at in range(start, start + nbytes, WINDOW_BYTES):
-                    yield at, min(WINDOW_BYTES, start + nbytes - at)
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """What is laid, cut into what is looked at in a step."""
+        whole: list[list[int]] = []  # first byte, and the one behind the last, of what lies together
+        for at, count in sorted(self._laid_spans()):
+            if whole and whole[-1][1] == at:
+                whole[-1][1] = at + count
+            else:
+                whole.append([at, at + count])
+        pages = sum(end - start for start, end in whole) // PAGE_BYTES
+        nbytes = max(WINDOW_BYTES, -(-2 * pages // FOUND_WITHIN) * PAGE_BYTES)
+        for start, end in whole:
+            for at in range(start, end, nbytes):
+                yield at, min(nbytes, end - at)
 
     def _laid_spans(self) -> Iterator[tuple[int, int]]:
         for shard in sorted(self._laid):

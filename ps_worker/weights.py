@@ -59,6 +59,7 @@ class Weights:
         self._looked = False  # `check` has, since the last `refresh`
         self._pending: set[int] = set()  # that do not show the weights that were asked for
         self._expecting = False
+        self._others = False  # than were expected have arrived
         self._trusted = True  # version counters are as they were noted: no Ctrl-C came between
         self._touched: str | None = None  # what the script wrote while weights arrived
         self._window = torch.empty(0, device="cpu")
@@ -106,8 +107,9 @@ class Weights:
         else:
             self._memory.stagings.reads_end()
         self._trusted = False
-        if self._memory.weights is not self._flat:
+        if self._others or self._memory.weights is not self._flat:
             self._show(self._memory.weights, places)
+        self._others = False
         self._fill([place for place in self._copied if not self._expecting or place in self._pending])
         torch.autograd.graph.increment_version([self._parameters[index] for index in places])
         self._versions = list(map(_version_of, self._parameters))
@@ -128,6 +130,12 @@ class Weights:
         self._pending.update(range(len(self._parameters)))
         self._next_window()
         self._expecting = True
+
+    def replace(self) -> None:
+        """Other weights have come than were expected: `refresh` shows all, past what `arrive` has shown."""
+        if self._expecting:
+            self._pending.update(range(len(self._parameters)))
+            self._others = True
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -218,15 +226,15 @@ class Weights:
     def _check(self) -> None:
         touched, self._touched = self._touched, None
         if touched is not None:
-            raise _changed(touched)
+            raise changed(touched)
         versions = list(map(_version_of, self._parameters))
         if versions != self._versions:
             pairs = zip(versions, self._versions, self._names, strict=True)
-            raise _changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
+            raise changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
         if self._moved():
             self._follow(arrived=False)
         if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
-            raise _changed("a parameter")
+            raise changed("a parameter")
 
     def _moved(self) -> bool:
         return (
@@ -252,7 +260,7 @@ class Weights:
                     f"{parameter.dtype} now: convert the model before wrap"
                 )
             if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
-                raise _changed(f"parameter {name!r}")
+                raise changed(f"parameter {name!r}")
             self._copied.add(index)
         self._note_pointers()
 
@@ -279,7 +287,8 @@ class Weights:
             self._kept = self._window.clone()
 
 
-def _changed(what: str) -> WeightsChanged:
+def changed(what: str) -> WeightsChanged:
+    """The error where the script has written into `what`."""
     return WeightsChanged(
         f"{what} was written by the script after wrap. The servers hold the weights, and what is written "
         "here would be lost: load weights before wrap; to evaluate others, use a copy of the model"

@@ -59,7 +59,7 @@ class Worker(WorkerData, WorkerState):
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
-        self._data = ScriptData(settings.consistency, begin_step=self._begin_step)
+        self._data = ScriptData(settings.consistency, begin_batch=self._begin_batch)
         self._settings = settings
         self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
@@ -78,6 +78,7 @@ class Worker(WorkerData, WorkerState):
         self._link.on_reentry = self._reentered
         self._link.on_restored = self._restored
         self._link.tell = self._announce
+        self._link.dropping = lambda: any(optimizer.dropping for optimizer in self._optimizers)
         self._link.clocks = self._clocks
         self._link.own.add("@worker", self._data)
         self._link.positions = self._data.positions
@@ -183,7 +184,8 @@ class Worker(WorkerData, WorkerState):
             announce=self._announce,
             waits=self._link.say_wait,
         )
-        self._at_forwards.append(model.register_forward_pre_hook(AtForward(self._begin_step).before))
+        at_forward = AtForward(lambda: self._begin_forward(wrapped))
+        self._at_forwards.append(model.register_forward_pre_hook(at_forward.before))
         self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
         self._optimizers.append(wrapped)
         return wrapped
@@ -269,7 +271,7 @@ class Worker(WorkerData, WorkerState):
         Raises:
             RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
             UsageError: the worker has left.
-            PsError: the job cannot go on.
+            PsError: the job cannot go on, or `WeightsChanged`: the script has written into a parameter.
         """
         if self._finished:
             return
@@ -285,6 +287,7 @@ class Worker(WorkerData, WorkerState):
             self._link.finish()
         except RolledBack:
             self._finishing = False  # there is more to train
+            self._renew()
             raise
         for optimizer in self._optimizers:
             optimizer.refresh()
@@ -292,14 +295,13 @@ class Worker(WorkerData, WorkerState):
 
     def is_in(self, settings: Settings) -> bool:
         """Whether this is a member, or finished and not gone, of the job that `settings` name."""
-        same = (self._settings.servers, self._settings.job) == (settings.servers, settings.job)
-        return same and not self._left
+        mine = self._settings
+        return not self._left and (mine.servers, mine.job) == (settings.servers, settings.job)
 
     def leave(self, reason: str = "") -> None:
-        """Leaves the job; the others go on without this worker. Safe to call twice.
+        """Leaves the job; the others go on. Called again, it does what Ctrl-C left undone.
 
-        Does nothing in a forked child: the worker is its parent. After a Ctrl-C inside it the worker has left
-        nonetheless; a second call does the rest.
+        Does nothing in a forked child. Raises `WeightsChanged`, when it has left, where `finish` would.
         """
         if self._left or os.getpid() != self._pid:
             return
@@ -314,6 +316,8 @@ class Worker(WorkerData, WorkerState):
                 last_first.callback(self._let_go, optimizer)
         self._left = True
         atexit.unregister(self.leave)
+        if self._link.written is not None and not reason:
+            raise self._link.written
 
     def __enter__(self) -> Self:
         return self
@@ -340,7 +344,13 @@ class Worker(WorkerData, WorkerState):
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
 
-    def _begin_step(self) -> None:
+    def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
+        if not self._data.inside:
+            self._link.capture.begin(optimizer.clocks)
+
+    def _begin_batch(self) -> None:
+        if not self._link.undone:  # else none counts before the script has heard of it
+            self._renew()
         self._link.capture.begin()
 
     def _say(self, text: str) -> None:

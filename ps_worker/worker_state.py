@@ -32,7 +32,6 @@ class WorkerState:
     _optimizers: list[WrappedOptimizer]
     _tables: list[Table]
 
-    _saved: Positions | None = None
     _trimmed = False  # a first step was taken
     _metrics: dict[str, float]
     _data: ScriptData
@@ -96,6 +95,7 @@ class WorkerState:
         self.ended = self._link.ended
         if self.ended:
             self._data.end()
+        self._data.drop_batch()
         for optimizer in self._optimizers:
             optimizer.reenter(steps)
         for table in self._tables:
@@ -151,9 +151,9 @@ class WorkerState:
 
     def _restored(self, saved: Mapping[str, torch.Tensor]) -> None:
         """This worker goes on from a snapshot, in which it had saved this."""
-        self._saved = Positions.unpack(saved)
-        if self._saved is not None:
-            self._data.rewind(self._saved)
+        positions = Positions.unpack(saved)
+        if positions is not None:
+            self._data.rewind(positions)
 
     def _announce(self) -> bool:
         """Whether steps are undone that the script has not heard of; an error unless it can be called.
@@ -164,15 +164,19 @@ class WorkerState:
         try:
             self._link.announce()
         except RolledBack as undone:
-            for optimizer in self._optimizers:
-                optimizer.abandon()  # what is there is of steps that are undone
-            if self._saved is not None:  # again, for a batch may have been handed out since
-                self._data.rewind(self._saved)
             if self._on_rollback is None:
+                self._renew()
                 raise
+            for optimizer in self._optimizers:
+                optimizer.abandon()
             self._on_rollback(undone.step)
             return True
         return False
+
+    def _renew(self) -> None:
+        """The script begins with another batch: what it computed before is no part of the next step."""
+        for optimizer in self._optimizers:
+            optimizer.renew()
 
     def _clocks(self) -> dict[int, int]:
         clocks = {table.number: table.step for table in self._tables}

@@ -79,8 +79,7 @@ class WrappedOptimizer(Stages):
         """
         self._open = False
         self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
-        self._entries = 0  # how often the worker has joined again
-        self._void = False  # the gradients that are there were computed before that
+        self._void = False
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         self.abstained = 0
@@ -113,6 +112,11 @@ class WrappedOptimizer(Stages):
     def sends(self) -> bool:
         """Whether a part of a step has left, and a part has not."""
         return self._stage == SENDING or any(table.left for table in self._tables)
+
+    @property
+    def dropping(self) -> bool:
+        """Whether the batch in hand is dropped: the worker has joined again since it came."""
+        return self._void
 
     @property
     def num_tables(self) -> int:
@@ -157,10 +161,11 @@ class WrappedOptimizer(Stages):
             raise
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        entries, arriving = self._entries, self._stage == ARRIVING
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
+        arriving = self._stage == ARRIVING
         self.settle()
         if self._announce():
-            return None
+            return self._drop()
         if arriving:
             self._check_read()
         check_sizes(self._sizes, self.param_groups)
@@ -168,17 +173,22 @@ class WrappedOptimizer(Stages):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        elif entries != self._entries:
-            return None  # the gradients are of weights that are long gone
+        if self._void:
+            return self._drop(loss)
         try:
             self._take_step()
         except Evicted:
             self._rejoin()
-            if self._announce():
-                return loss
-        self._void = False
-        self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
+            self._announce()
+            return self._drop(loss)
         self._at_step(self.step_number)
+        return loss
+
+    def _drop(self, loss: Any = None) -> Any:
+        """No step is taken: what was computed is of a batch that another incarnation was given."""
+        for table in self._tables:
+            table.forget_arrivals()
+        self._void = False
         return loss
 
     def _take_step(self) -> None:
@@ -188,8 +198,7 @@ class WrappedOptimizer(Stages):
         scale, overflow = self._scaling()
         self._decide(scaled=scale is not None or overflow is not None)
         self._stage = SENDING
-        void = bool(overflow) or self._void
-        self._send(None if scale is None else self._unscale(scale), overflow=void)
+        self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
         if any(table.seen for table in self._tables):
             self._arrival.plan()
         if self.overlaps and self._arrival.wanted and not any(table.in_place for table in self._tables):
@@ -211,7 +220,6 @@ class WrappedOptimizer(Stages):
         if self._stage != ARRIVING:  # else none has, and weights may go on arriving
             self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
-        self._void = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -260,14 +268,20 @@ class WrappedOptimizer(Stages):
     def reenter(self, steps: Mapping[int, int]) -> None:
         """The worker has joined again, and the weights are those of its first step there, by table.
 
-        What was computed meanwhile is void.
+        The batch in hand is dropped: until `step()` has been called, or `renew`, nothing of it leaves.
         """
         for started, table in zip(self._started, self._tables, strict=True):
             table.reenter(steps[started.number])
         self.step_number = steps[self._started[0].number]
-        self._entries += 1
-        self._void = any(table.there for table in self._tables)
+        self._void = True
+        self._arrival.replace()
         self._arrived(begin=True)
+
+    def renew(self) -> None:
+        """What is computed from now on counts; what is there of a batch that is dropped is cleared."""
+        if self._void:
+            self.abandon()
+            self._void = False
 
     def release(self, limit_s: float) -> None:
         """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
@@ -297,7 +311,7 @@ class WrappedOptimizer(Stages):
             started.parameters,
             step=started.step,
             mode=self._mode if self._closed() is None else Mode.WAITING,
-            syncing=lambda: self._syncing,
+            syncing=lambda: self._syncing and not self._void,
             hyperparameters=lambda: self._read(groups),
             weight=self._weigh,
             settle=self._before_push,

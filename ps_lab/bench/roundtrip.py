@@ -40,10 +40,10 @@ class Outcome:
         setup: of the run.
         carrier: that the project's workers had.
         rounds: of each party, by name: the project, the peers, and the limit if it was measured.
-        server_peak_rss_bytes: resident memory of the project's servers at its peak, all servers together;
-            None where the system does not say.
-        server_borrowed_bytes: of that, memory that workers have made and lent; None where the system does
-            not say.
+        server_peak_rss_bytes: resident memory of the project's servers at its peak, the end of the job
+            included, all servers together; None where the system does not say.
+        server_borrowed_bytes: of that, memory that workers have made and lent, looked at after the last
+            round, or where the peak is at the end of the job, then; None where the system does not say.
         server_state_bytes: weights and optimizer state that they hold.
     """
 
@@ -135,8 +135,12 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
         watcher.phase("rounds", len(run.parties) * (WARM_UP_ROUNDS + setup.rounds))
         rounds = interleave(run.parties, setup.rounds, on_round=watcher.advance)
         servers = [server.pid for server in run.session.cluster.servers]
-        peak, borrowed = _total(usage.peak_rss_bytes, servers), _total(usage.borrowed_bytes, servers)
+        peak, borrowed = _memory(servers)
         status = ask(run.session.cluster.addresses, run.session.cluster.access)
+        run.parties[0].finish()
+        at_end, lent = _memory(servers)
+        if (at_end or 0) > (peak or 0):
+            peak, borrowed = at_end, lent
     job = status.job(JOB)
     assert job is not None, "the servers keep a job until they stop"
     return Outcome(
@@ -147,6 +151,11 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
         server_borrowed_bytes=borrowed,
         server_state_bytes=sum(table.weight_bytes + table.optimizer_bytes for table in job.tables),
     )
+
+
+def _memory(servers: Sequence[int]) -> tuple[int | None, int | None]:
+    """What servers have had resident at their peak; what they have borrowed now."""
+    return _total(usage.peak_rss_bytes, servers), _total(usage.borrowed_bytes, servers)
 
 
 def _total(look: Callable[[int], int | None], pids: Sequence[int]) -> int | None:

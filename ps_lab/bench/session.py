@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from ps_lab.bench import usage
 from ps_lab.bench.figures import Round
-from ps_lab.bench.turns import TURN, parse_answer
+from ps_lab.bench.turns import FINISH, TURN, parse_answer
 from ps_lab.child import Child
 from ps_lab.cluster import Cluster, Exited, Job, threads_per_process
 from ps_lab.errors import BenchFailed, Interrupted, process_failed
@@ -104,10 +104,17 @@ class ProcessParty:
             cpu_s=None if before_s is None or after_s is None else after_s - before_s,
         )
 
+    def finish(self) -> None:
+        """Ends its job; it takes no rounds any more, and its processes stay. Raises what `round` raises."""
+        self._turn(FINISH)
+
     def window(self) -> tuple[float, float]:
         """As `round`; says when it began and ended, by the monotonic clock."""
+        return self._turn(TURN)
+
+    def _turn(self, what: str) -> tuple[float, float]:
         for worker in self._workers:
-            worker.tell(TURN)
+            worker.tell(what)
         answers = self._session.answers(self._workers, limit_s=self._limit_s)
         return min(said["begin_s"] for said in answers), max(said["end_s"] for said in answers)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 MARK = "#ps-bench "
 TURN = "turn"
+FINISH = "finish"
 
 
 def parse_answer(line: str) -> dict[str, Any] | None:
@@ -41,15 +42,18 @@ def answer(**facts: object) -> None:
     sys.stdout.flush()
 
 
-def take_turns(do: Callable[[], object], **facts: object) -> None:
+def take_turns(
+    do: Callable[[], object], finish: Callable[[], object] = lambda: None, **facts: object
+) -> None:
     """In a process of a bench: says that it is ready, then calls `do` at each turn, until stdin ends.
 
     Args:
         do: this process's part of a round.
+        finish: ends its job, at the turn that says so.
         facts: that go along with the first answer.
     """
     answer(ready=True, **facts)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         begin_s = time.monotonic()
-        do()
+        (finish if line.strip() == FINISH else do)()
         answer(begin_s=begin_s, end_s=time.monotonic())

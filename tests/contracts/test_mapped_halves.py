@@ -118,12 +118,17 @@ def test_a_version_in_which_nothing_is_applied_is_in_its_half_too(in_job: Any):
     in_job(test)
 
 
-def test_what_asks_past_the_gate_gets_a_copy(in_job: Any):
-    """Its half may be written again before it has left."""
+def test_who_knows_that_the_job_has_ended_is_told_where_it_maps_the_weights(in_job: Any):
+    """They change no more, so nothing is copied; where it maps nothing any more, they come."""
 
     def test(peer: Peer) -> None:
-        peer.share()
+        halves = halves_of(peer.share())
         peer.step(0, -2.0)
+        peer.send(wire.Kind.PULL, flags=wire.READ, meta=LIST)
+        pulled = peer.next()
+        assert (pulled.version, len(pulled.payload), pulled.flags & wire.SHARED) == (1, 0, wire.SHARED)
+        assert (halves[1] == 2.0).all()
+        peer.send(wire.Kind.SHARE)
         peer.send(wire.Kind.PULL, flags=wire.READ, meta=LIST)
         pulled = peer.next()
         assert (np.frombuffer(pulled.payload, dtype=np.float32) == 2.0).all()

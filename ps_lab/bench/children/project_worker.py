@@ -29,7 +29,7 @@ def main() -> None:
             optimizer.step()
             worker.synchronize()
 
-        take_turns(turn)
+        take_turns(turn, worker.finish)
 
 
 if __name__ == "__main__":

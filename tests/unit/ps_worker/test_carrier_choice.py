@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -247,3 +251,39 @@ def test_weights_arrive_in_the_parameters_memory_without_a_copy(cluster: Cluster
     run_workers(cluster, body, carrier="uds")
     assert taken
     assert all(taken)
+
+
+def test_that_weights_are_copied_since_a_shard_was_slow_is_said(monkeypatch: Any):
+    """The others were there in time."""
+    monkeypatch.setattr(carrier_choice, "GREET_LIMIT_S", 0.01)
+    said: list[str] = []
+    choice = carrier_choice.CarrierChoice(None, None, said.append)
+    choice._chosen(0, Carrier.SHM, [])
+    assert not choice.all_take(Carrier.SHM, 2)
+    assert said[-1] == (
+        "weights are copied, not mapped: 1 of 2 shards were not reached over shm within 0.01 s"
+    )
+    choice._chosen(1, Carrier.SHM, [])
+    assert choice.all_take(Carrier.SHM, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs to become another user")
+def test_a_socket_of_another_user_gets_neither_a_token_nor_memory(cluster: Cluster, monkeypatch: Any):
+    """Whoever listens under the name of a server that is gone; the next carrier is taken."""
+    name = f"ps-test-{secrets.token_hex(8)}"
+    code = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('\\0' + sys.argv[1]); s.listen();"
+        "print('listens', flush=True);"
+        "[sys.stdout.buffer.write(s.accept()[0].recv(65536)) for _ in range(2)]"
+    )
+    with subprocess.Popen(
+        ["/usr/bin/env", "python3", "-c", code, name], user=65534, stdout=subprocess.PIPE, cwd="/"
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with offers(cluster, shm=f"@{name}", uds=f"@{name}"):
+            said, sessions = trained(cluster, monkeypatch)
+        other.wait(30)
+        assert other.stdout.read() == b""
+    assert sessions == {"tcp"}
+    assert "what listens there is a process of user 65534" in said[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 
 import pytest
@@ -51,3 +52,40 @@ def test_a_shard_keeps_no_slice_of_a_gradient(cluster: Cluster):
         assert partitions(cluster, job) > 4
 
     run_workers(cluster, body, job=job)
+
+
+def test_memory_of_shards_is_never_pinned(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """A model that moves to an accelerator after wrap: to pin a page is to write it, as mlock shows."""
+    device = Pinning()
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Wide)
+        memory = mapped(worker.wrap(sgd(model), model, buckets=SMALL)).memory
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "get_device_module", lambda _: device)
+            memory.stagings.of(torch.device("cuda"))
+        memory.stagings._of.clear()  # nothing is copied there
+        assert device.pinned == {tensor.data_ptr() for tensor in memory.gradients.tensors}
+        assert not memory.written()
+
+    run_workers(cluster, body)
+
+
+class Pinning:
+    """A CUDA module, as far as `Stagings` calls it, that locks memory as a driver does."""
+
+    def __init__(self) -> None:
+        self.pinned: set[int] = set()
+        self.Stream = lambda device: None
+
+    def cudart(self) -> Pinning:
+        return self
+
+    def cudaHostRegister(self, address: int, nbytes: int, _flags: int) -> int:  # noqa: N802 - CUDA's name
+        ctypes.CDLL(None).mlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+        ctypes.CDLL(None).munlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+        self.pinned.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802 - CUDA's name
+        self.pinned.discard(address)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import ps_worker as ps
 from ps_wire import frame as wire
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import can_overlay
+from tests.until import until
 
 from .mapped import SMALL, Wide, adam, mapped, momentum, script, sgd
 from .reference import alone, assert_same, batch, check, seeded
@@ -164,7 +166,8 @@ def test_after_the_end_shards_hold_no_memory_of_a_worker_and_it_none_of_theirs(c
             assert session._regions._tables
         worker.finish()
         for server in cluster.shards:
-            assert not server.shard._jobs.by_name[job].sessions[0]._regions._tables
+            session = server.shard._jobs.by_name[job].sessions[0]
+            until(lambda regions=session._regions: not regions._tables, "the shard has let go")
         assert not exchange.memory.mapped
 
     run_workers(cluster, body, job=job)
@@ -278,16 +281,35 @@ def test_a_broken_connection_is_made_again_over_the_same_memory(cluster: Cluster
     assert_same(model, expected)
 
 
-def test_what_was_written_last_is_said_at_the_end(cluster: Cluster, caplog: pytest.LogCaptureFixture):
-    """No step came that would have found it."""
+@pytest.mark.parametrize("end", [ps.Worker.finish, ps.Worker.leave])
+def test_what_was_written_last_is_found_at_the_end(cluster: Cluster, end: Callable[[ps.Worker], None]):
+    """No step came that would have found it; it is undone, and a second call ends."""
 
     def body(worker: ps.Worker) -> None:
         model = seeded(Wide)
         optimizer = worker.wrap(sgd(model), model, buckets=SMALL)
         mapped(optimizer)
         script(0, model, optimizer)
+        worker.synchronize()
+        expected = model.sometimes.detach().clone()
         model.sometimes.data.fill_(7.0)
+        with pytest.raises(ps.WeightsChanged):
+            end(worker)
+        assert torch.equal(model.sometimes, expected)
+        end(worker)
 
-    with caplog.at_level(logging.INFO, "ps_worker"):
+    run_workers(cluster, body)
+
+
+def test_an_error_of_the_script_is_not_hidden_by_what_it_had_written(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+):
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Wide)
+        mapped(worker.wrap(sgd(model), model, buckets=SMALL))
+        model.sometimes.data.fill_(7.0)
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.INFO, "ps_worker"), pytest.raises(ZeroDivisionError):
         run_workers(cluster, body)
-    assert "the script has written into a parameter after wrap" in caplog.text
+    assert "was written by the script after wrap" in caplog.text

@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,33 @@ def test_what_a_forked_child_writes_into_shared_memory_is_its_own(wiped: bool, s
 
     assert in_child(body)
     assert bool((values == 7).all())
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
+def test_a_forked_child_reads_later_weights_on_pages_that_it_has_not_written_to():
+    """It maps the same memory privately: a copy made before the fork is what stays."""
+    values = torch.frombuffer(SharedMemory(2 * mmap.PAGESIZE), dtype=torch.uint8)
+    values += 1
+    (ready, says_ready), (written, says_written) = os.pipe(), os.pipe()
+
+    def writes() -> None:
+        os.read(ready, 1)
+        values.fill_(2)
+        os.write(says_written, b"x")
+
+    writer = threading.Thread(target=writes)
+    writer.start()
+
+    def body() -> bool:
+        values[0] = 9
+        os.write(says_ready, b"x")
+        os.read(written, 1)
+        return values[1].item() == 1 and values[-1].item() == 2
+
+    assert in_child(body)
+    writer.join(30)
+    for descriptor in (ready, says_ready, written, says_written):
+        os.close(descriptor)
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ps_wire import shared_memory
+from ps_worker import memory as memory_module
 from ps_worker.memory import OverlaidMemory, can_overlay
 
 pytestmark = pytest.mark.skipif(not can_overlay(), reason="no memory to be overlaid here")
@@ -71,6 +74,19 @@ def test_owned_memory_keeps_its_values_and_its_address(shard: tuple[int, mmap.mm
     assert theirs[0] == 0
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_page_of_the_shards_that_the_kernel_moves_was_not_written_to(
+    shard: tuple[int, mmap.mmap], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+):
+    """While it is moved, the page map calls it swapped; one of ours that is swapped is none of a file."""
+    memory, pages = laid(shard[0]), tmp_path / "pagemap"
+    with pages.open("wb") as file:
+        file.seek(memory._address // PAGE * 8)
+        file.write(np.full(PAGES, (3 if moved else 2) << 61, dtype=np.uint64).tobytes())
+    monkeypatch.setattr(memory_module, "PAGES", pages)
+    assert memory.written(at=2 * PAGE, nbytes=4 * PAGE) is not moved
+
+
 def test_dropped_memory_shows_zeros(shard: tuple[int, mmap.mmap]):
     descriptor, theirs = shard
     theirs[0] = 5
@@ -85,3 +101,28 @@ def test_a_mapping_that_the_system_refuses_is_an_error():
     with pytest.raises(OSError, match="mapping 4096 bytes of shared memory"):
         memory.lay(-1, at=0, start=0, nbytes=PAGE)
     assert memory[:] == bytes(PAGES * PAGE)
+
+
+def test_a_thread_that_reads_while_memory_becomes_private_sees_its_values_all_along():
+    """Also what it has shown before: a forward may be running when a shard's weights come another way."""
+    nbytes, stop = 16 << 20, threading.Event()
+    descriptor, theirs = shared_memory.create_readable(nbytes)
+    np.frombuffer(theirs, dtype=np.uint8)[:] = 1
+    memory = OverlaidMemory(nbytes)
+    memory.lay(descriptor, at=0, start=0, nbytes=nbytes)
+    view = np.frombuffer(memory, dtype=np.uint64)
+    others: list[int] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            others.extend(view[view != 0x0101010101010101].tolist()[:1])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(10):
+        memory.lay(descriptor, at=0, start=0, nbytes=nbytes)
+        memory.own(at=0, nbytes=nbytes)
+    stop.set()
+    reader.join(30)
+    os.close(descriptor)
+    assert not others

@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import ps_worker as ps
+from ps_wire import shared_memory
 from ps_wire.errors import ConfigurationRefused
 from ps_wire.shared_memory import AVAILABLE
+from ps_worker.memory import OverlaidMemory
 
+from .mapped import SMALL, Wide, script, sgd
+from .reference import assert_same, seeded
 from .service import Cluster, run_workers
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
@@ -72,11 +77,20 @@ def test_a_shard_that_has_no_descriptors_left_gets_payloads(
     assert "descriptors of its shared memory were lost" in caplog.text
 
 
+def train_model(worker: ps.Worker) -> None:
+    """Three steps of a model large enough to be mapped; the weights must be those of plain torch."""
+    model, twin = seeded(Wide), seeded(Wide)
+    optimizer = worker.wrap(sgd(model), model, buckets=SMALL)
+    script(0, model, optimizer)
+    worker.finish()
+    script(0, twin, sgd(twin, fused=True))
+    assert_same(model, twin)
+
+
 @pytest.mark.parametrize("lost", [1, 2], ids=["of its gradients", "of the shard's halves"])
-def test_a_worker_that_would_map_weights_and_cannot_is_told(
-    one_shard: Cluster, monkeypatch: pytest.MonkeyPatch, lost: int
+def test_a_worker_that_would_map_weights_and_cannot_copies_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: int
 ) -> None:
-    """It would train on zeros."""
     send_fds = socket.send_fds
 
     def lossy(connected: socket.socket, buffers: list[bytes], descriptors: Any) -> int:
@@ -84,10 +98,49 @@ def test_a_worker_that_would_map_weights_and_cannot_is_told(
         return send(connected, buffers, descriptors)
 
     monkeypatch.setattr(socket, "send_fds", lossy)
+    with caplog.at_level("WARNING", "ps_worker"):
+        run_workers(cluster, train_model)
+    assert "the weights of table 0" in caplog.text
+    assert "they are copied" in caplog.text
 
-    def body(worker: ps.Worker) -> None:
-        model = torch.nn.Linear(64, 64)
-        worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
-    with pytest.raises(ConfigurationRefused, match="PS_CARRIER=uds"):
-        run_workers(one_shard, body)
+def test_a_worker_whose_system_maps_no_more_copies_weights(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit of mappings (vm.max_map_count) is reached in the middle of laying."""
+    laid, lay = [], OverlaidMemory.lay
+
+    def some(memory: OverlaidMemory, descriptor: int, **where: int) -> None:
+        laid.append(where)
+        lay(memory, -1 if len(laid) % 3 == 0 else descriptor, **where)
+
+    monkeypatch.setattr(OverlaidMemory, "lay", some)
+    with caplog.at_level("WARNING", "ps_worker"):
+        run_workers(cluster, train_model)
+    assert "cannot be mapped" in caplog.text
+
+
+def test_a_shard_that_can_make_no_memory_to_be_mapped_sends_weights(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memfd_create = os.memfd_create
+
+    def for_workers(*options: Any) -> int:
+        return none_left() if threading.current_thread().name == "ps-data" else memfd_create(*options)
+
+    monkeypatch.setattr(os, "memfd_create", for_workers)
+    with caplog.at_level("WARNING"):
+        run_workers(cluster, train_model)
+    assert "no memory for workers to map (Too many open files)" in caplog.text
+    assert "are not shared by a shard" in caplog.text
+
+
+def test_where_memory_cannot_be_sealed_against_writers_weights_are_copied_over_shm(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Linux before 5.1."""
+    monkeypatch.setattr(shared_memory, "_NO_LATER_WRITER", 0x1000)  # a seal that no kernel knows
+    with caplog.at_level("INFO"):
+        run_workers(cluster, train_model)
+    assert "data goes over shm" in caplog.text
+    assert "Invalid argument" not in caplog.text

@@ -119,7 +119,7 @@ def test_a_large_model_that_is_written_past_autograd_in_each_step_is_found_withi
             steps()
         assert optimizer.step_number > 0
 
-    run_workers(cluster, body)
+    run_workers(cluster, body, carrier="uds")  # where weights are mapped, their pages are looked at
 
 
 # -- memory --------------------------------------------------------------------------------------------
