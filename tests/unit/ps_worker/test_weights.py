@@ -104,7 +104,7 @@ def test_a_large_model_that_is_written_past_autograd_in_each_step_is_found_withi
     def body(worker: ps.Worker) -> None:
         model = nn.Linear(3, WINDOW_ELEMENTS)
         buckets = ps.BucketOptions(bucket_bytes=1 << 30, first_bucket_bytes=1 << 30)
-        optimizer = worker.wrap(sgd(model), model, buckets=buckets)
+        optimizer = worker.wrap(sgd(model), model, buckets=buckets, overlap=False)
         (flat,) = optimizer._started[0].exchange.weights.tensors
 
         def steps() -> None:
