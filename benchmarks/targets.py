@@ -153,10 +153,19 @@ def _pss_gib(runs: Runs) -> float:
     return float(figures["finish_pss_bytes"] / 2**30)
 
 
-def _pss_ratio(runs: Runs) -> float:
-    figures = runs.footprint(
+def _four_workers(runs: Runs) -> Figures:
+    return runs.footprint(
         carrier="shm", model="gpt2", num_workers="4", optimizer="adam", versus="gloo", rounds="2"
     )
+
+
+def _pss_ratio(runs: Runs) -> float:
+    pss = _four_workers(runs)["pss_bytes"]
+    return float(pss["project"] / pss["gloo"])
+
+
+def _finish_pss_ratio(runs: Runs) -> float:
+    figures = _four_workers(runs)
     return float(figures["finish_pss_bytes"] / figures["pss_bytes"]["gloo"])
 
 
@@ -214,6 +223,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("server's peak above idle / 2 x weights, shm", 1.15, _memory(1, carrier="shm")),
     _row("gpt2, 4 workers, Adam, shm: PSS of all processes / gloo's", 0.65, _pss_ratio),
+    _row("the same at the end, when each worker gets weights of its own", None, _finish_pss_ratio),
     _row("2,000 rounds: last 100 / first 100", 1.05, _rounds("last_over_first")),
     _row("2,000 rounds: growth of resident memory", 8, _rounds("rss_growth_mib"), "MiB"),
     _row("2,000 rounds: growth of open files", 0, _rounds("open_files_growth")),

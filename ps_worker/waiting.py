@@ -32,12 +32,12 @@ class Wait:
     Attributes:
         what: is waited for, for people.
         inside_step: before all of a step has left.
-        frame: of the call.
+        frame: id of the call's; the frame itself would keep alive all that is on the stack.
     """
 
     what: str
     inside_step: bool
-    frame: FrameType
+    frame: int
 
 
 _now: dict[int, Wait] = {}  # by thread
@@ -51,11 +51,11 @@ def waits(
     def mark(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @wraps(function)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            thread, here = threading.get_ident(), sys._getframe()
-            if _is_inside(_now.get(thread), here):
+            thread = threading.get_ident()
+            if thread in _now and _goes_on(_now[thread]):
                 return function(*args, **kwargs)
             try:
-                _now[thread] = Wait(what, inside_step, here)
+                _now[thread] = Wait(what, inside_step, id(sys._getframe()))
                 return function(*args, **kwargs)
             finally:
                 _now.pop(thread, None)
@@ -65,14 +65,12 @@ def waits(
     return mark
 
 
-def _is_inside(outer: Wait | None, frame: FrameType) -> bool:
-    """Whether a mark is of a call that goes on: Ctrl-C at its very end leaves one behind."""
-    if outer is None:
-        return False
-    above = frame.f_back
-    while above is not None and above is not outer.frame:
-        above = above.f_back
-    return above is not None
+def _goes_on(wait: Wait) -> bool:
+    """Whether this thread is still in that call: Ctrl-C at its very end leaves a mark behind."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and id(frame) != wait.frame:
+        frame = frame.f_back
+    return frame is not None
 
 
 def wait_of(thread: int | None) -> Wait | None:

@@ -180,7 +180,7 @@ def test_answers_of_one_list_and_of_frames_that_come_together_are_bounded_too(
     num_partitions, bound = 64, 1 << 20
     monkeypatch.setattr(outbox, "MAX_OUTBOX_BYTES", bound)
     part = wire.MAX_PAYLOAD_BYTES // num_partitions
-    buffers = 2 << 20  # of the system, or of gRPC
+    buffers = 7 << 19  # of the system, or of gRPC
     most = bound + (PULLED_TOGETHER + 1) * part + buffers
     assert most < wire.MAX_PAYLOAD_BYTES * 3 // 4
 

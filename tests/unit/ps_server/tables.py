@@ -43,6 +43,12 @@ class Kept(list[bytes]):
     def send(self, message: Message) -> None:
         self.append(message.encoded())
 
+    def wait_room(self) -> None:
+        """There is room."""
+
+    def cut(self) -> None:
+        """What was given stays."""
+
     def take(self) -> list[wire.Frame]:
         """The frames since the last call."""
         frames = [wire.decode(message) for message in self]

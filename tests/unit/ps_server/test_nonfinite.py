@@ -318,7 +318,7 @@ def test_who_goes_on_without_a_pull_is_told_at_its_next_push(model):
     table.leave(1, 1)
     table.join(1, 2, 1)
     (cell,) = table.cells()
-    cell.read(1, 2, servers.outlets[1], 0)
+    cell.read(1, 2, servers.outlets[1], 0, ended=True)
     assert sent(servers, 1) == ({0}, {})
 
 

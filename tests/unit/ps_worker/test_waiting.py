@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import FrameType
 
 import pytest
 import torch
@@ -48,8 +47,8 @@ def test_a_mark_that_a_ctrl_c_left_behind_is_replaced_by_the_next_wait(monkeypat
     """It may come between the end of a wait and the taking away of its mark."""
     mine = threading.get_ident()
 
-    def ended() -> FrameType:
-        return sys._getframe()
+    def ended() -> int:
+        return id(object())
 
     @waits("weights")
     def waited() -> str:
@@ -60,7 +59,7 @@ def test_a_mark_that_a_ctrl_c_left_behind_is_replaced_by_the_next_wait(monkeypat
     monkeypatch.setitem(waiting._now, mine, Wait("what is over", inside_step=True, frame=ended()))
     assert waited() == "weights"
     assert wait_of(mine) is None
-    monkeypatch.setitem(waiting._now, mine, Wait("what goes on", inside_step=True, frame=sys._getframe()))
+    monkeypatch.setitem(waiting._now, mine, Wait("what goes on", inside_step=True, frame=id(sys._getframe())))
     assert waited() == "what goes on"
 
 
@@ -73,7 +72,7 @@ class Clocked:
         self.said: list[str] = []
         self.whom: list[str] | ps.PsError = ["waiting for worker 3, clock 41, lease 4.2 s left"]
         self.waits = LongWaits(lambda: self.counted, self._whom, self.said.append, lambda: self.now_s)
-        self.wait: Wait | None = Wait("weights", inside_step=False, frame=sys._getframe())
+        self.wait: Wait | None = Wait("weights", inside_step=False, frame=id(sys._getframe()))
         monkeypatch.setattr(waiting, "wait_of", lambda _: self.wait)
 
     def _whom(self) -> list[str]:
