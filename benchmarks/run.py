@@ -20,6 +20,7 @@ from pathlib import Path
 
 from peers import VARIABLES, find_python
 from rich.table import Table
+from rich.text import Text
 from targets import ROWS, Figures, Row
 
 from ps_lab.bench import usage
@@ -142,20 +143,20 @@ def missing(needs: str | None) -> str | None:
     return None
 
 
-def cells(row: Row, runs: Runs) -> tuple[str, str]:
+def cells(row: Row, runs: Runs) -> tuple[str, str | Text]:
     """What was measured, and the verdict."""
     if (reason := missing(row.needs)) is not None:
         return "", reason
     try:
         value = row.value(runs)
     except RunFailed as error:
-        return "", f"[red]failed:[/] {error}"
+        return "", Text(f"failed: {error}", style="red")
     if math.isnan(value):
-        return "", "[yellow]too noisy"
+        return "", Text("too noisy", style="yellow")
     measured = f"{value:.3g} {row.unit}"
     if row.target is None:
         return measured, "reported"
-    return measured, "[green]pass" if value <= row.target else "[red]miss"
+    return measured, Text("pass", style="green") if value <= row.target else Text("miss", style="red")
 
 
 def main() -> None:
