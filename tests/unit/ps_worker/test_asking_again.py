@@ -9,27 +9,18 @@ import torch
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
-from ps_server.durability import Durability
 from ps_server.saved_jobs import SavedJobs
 from ps_wire.access import OPEN
 from ps_wire.errors import ServerNotReady, ServerUnreachable
 
-from .service import Cluster, fresh_name
+from .service import fresh_name
 
 LIMIT_S = 30.0
 
 
 @pytest.fixture
-def durable(loop_thread, tmp_path):
-    """A shard with a snapshot folder and a state directory."""
-    options = {
-        "snapshot_dir": str(tmp_path / "snapshots"),
-        "state_dir": tmp_path / "state",
-        "durability": Durability.SNAPSHOT,
-    }
-    cluster = Cluster(loop_thread, 1, options=options)
-    yield cluster
-    cluster.close()
+def num_durable() -> int:
+    return 1
 
 
 def train(worker: ps.Worker, at_step, at_end_of_epoch) -> list[int]:

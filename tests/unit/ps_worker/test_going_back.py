@@ -10,7 +10,6 @@ import pytest
 import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_server import recovery
-from ps_server.durability import Durability
 from ps_server.generations import Generations
 from ps_server.snapshot_taking import Taking
 from ps_wire.access import OPEN
@@ -22,16 +21,8 @@ from .test_rollback import LIMIT_S, step, table_of
 
 
 @pytest.fixture
-def durable(loop_thread, tmp_path):
-    """A shard with a snapshot folder and a state directory."""
-    options = {
-        "snapshot_dir": str(tmp_path / "snapshots"),
-        "state_dir": tmp_path / "state",
-        "durability": Durability.SNAPSHOT,
-    }
-    cluster = Cluster(loop_thread, 1, options=options)
-    yield cluster
-    cluster.close()
+def num_durable() -> int:
+    return 1
 
 
 def take_while_training(cluster: Cluster, job: str) -> PsError | None:

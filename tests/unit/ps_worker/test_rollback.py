@@ -18,7 +18,6 @@ import torch
 import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_server import hand_off
-from ps_server.durability import Durability
 from ps_wire import snapshot_store, snapshot_tensors
 from ps_wire.access import OPEN
 from ps_wire.channel import dial
@@ -36,19 +35,6 @@ from .saving import save
 from .service import Cluster, fresh_name, together
 
 LIMIT_S = 30.0
-
-
-@pytest.fixture
-def durable(loop_thread, tmp_path):
-    """Two shards with a snapshot folder and state directories."""
-    options = {
-        "snapshot_dir": str(tmp_path / "snapshots"),
-        "state_dir": tmp_path / "state-{shard}",
-        "durability": Durability.SNAPSHOT,
-    }
-    cluster = Cluster(loop_thread, 2, options=options)
-    yield cluster
-    cluster.close()
 
 
 def table_of(worker: ps.Worker, clip_grad_norm: float | None = None) -> ps.Table:

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 import ps_worker as ps
-from ps_server.durability import Durability
 from ps_server.orders import Shards
 from ps_wire.access import OPEN
 from ps_wire.channel import dial
@@ -19,19 +18,6 @@ from tests.until import until
 from .saving import save
 from .service import Cluster, fresh_name, together
 from .test_rollback import LIMIT_S, step, table_of
-
-
-@pytest.fixture
-def durable(loop_thread, tmp_path):
-    """Two shards with a snapshot folder and state directories."""
-    options = {
-        "snapshot_dir": str(tmp_path / "snapshots"),
-        "state_dir": tmp_path / "state-{shard}",
-        "durability": Durability.SNAPSHOT,
-    }
-    cluster = Cluster(loop_thread, 2, options=options)
-    yield cluster
-    cluster.close()
 
 
 def break_stream(cluster: Cluster, *, misses_a_rollback: bool = False) -> None:
