@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -70,10 +69,9 @@ class Process:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Ends it at once, if it has not ended."""
+        """Ends it at once, if it has not ended; until that was seen, nobody else can have its pid."""
         if self._code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
             self.wait_end()
 
     @property
@@ -137,8 +135,11 @@ class Zygote:
 
         def wait(limit_s: float) -> int:
             link.settimeout(limit_s)
+            code = int(replies.readline())
             with link, replies:
-                return int(replies.readline())
+                link.shutdown(socket.SHUT_WR)
+                assert not replies.readline(), "the process is reaped"
+            return code
 
         return Process(" ".join(command), pid, open(reading, "rb"), wait)  # noqa: PTH123
 
