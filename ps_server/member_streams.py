@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import grpc.aio
 
 from ps_server import gatekeeper
+from ps_server.entrances import Entrances
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
@@ -68,6 +69,7 @@ class MemberStreams:
         self._takings = takings
         self._room_of = room_of
         self._looking: asyncio.Task[None] | None = None
+        self.entrances = Entrances()
         self.recovery: Recovery | None = None
         self._closed = False
 
@@ -79,7 +81,8 @@ class MemberStreams:
                 mailbox.end_stream()
 
     def stop(self) -> None:
-        """Evicts nobody any more."""
+        """Evicts nobody any more, and lets nobody in."""
+        self.entrances.stop()
         if self._looking is not None:
             self._looking.cancel()
 
@@ -253,7 +256,11 @@ class MemberStreams:
                 room.progress[member.worker] = _bounded(message.heartbeat.progress)
                 mailbox.heard(message.heartbeat.heard)
             case "make_table":
-                room.do(job.make_table(member, table_from_proto(message.make_table.table)))
+                spec = table_from_proto(message.make_table.table)
+                if not self.entrances.takes(room, member, spec):
+                    room.do(job.make_table(member, spec))
+            case "holding":
+                self.entrances.holding(job.name, member, message.holding)
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:

@@ -126,7 +126,7 @@ class Link(Rejoining):
             self._membership.make_table(spec)
             maps = pulls and all(value.is_cpu for value in values)
             exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
-            exchange.begins = partial(self.capture.begin, (spec.number,))
+            exchange.begins = partial(self._begin_push, spec.number)
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)

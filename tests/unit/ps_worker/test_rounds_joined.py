@@ -1,0 +1,111 @@
+"""Workers that come while others are in a round over several tables: they enter all of them between two rounds."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import ps_worker as ps
+
+from tests.until import until
+
+from .service import Cluster, fresh_name, together
+
+LIMIT_S = 30.0
+ROUNDS = 3
+
+
+class Tables:
+    """Two tables that are pushed and pulled in turn."""
+
+    def __init__(self, worker: ps.Worker) -> None:
+        self._pair = [worker.table({f"w{i}": torch.zeros(300)}, optimizer=ps.SGD(lr=1.0)) for i in range(2)]
+
+    @property
+    def steps(self) -> list[int]:
+        return [table.step for table in self._pair]
+
+    def step(self, which: int) -> None:
+        self._pair[which].push({f"w{which}": torch.ones(300)})
+        self._pair[which].pull().result(LIMIT_S)
+
+
+class Optimizers:
+    """Two models, each with an optimizer."""
+
+    def __init__(self, worker: ps.Worker, **options: Any) -> None:
+        self._models = [torch.nn.Linear(13, 5) for _ in range(2)]
+        self._pair = [
+            worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+            for model in self._models
+        ]
+
+    @property
+    def steps(self) -> list[int]:
+        return [optimizer.step_number for optimizer in self._pair]
+
+    def step(self, which: int) -> None:
+        self._pair[which].zero_grad()
+        self._models[which](torch.ones(2, 13)).square().mean().backward()
+        self._pair[which].step()
+
+
+KINDS = {
+    "tables": Tables,
+    "optimizers": lambda worker: Optimizers(worker, overlap=False),
+    "overlap": lambda worker: Optimizers(worker, overlap=True),
+}
+
+
+def connect(cluster: Cluster, job: str, rank: int, consistency: str, num_workers: object = "1:3") -> Any:
+    return ps.connect(
+        servers=cluster.servers, job=job, consistency=consistency, num_workers=num_workers, worker=rank
+    )
+
+
+def in_between(worker: ps.Worker, inside: threading.Event) -> None:
+    """Waits, in the middle of a round, until a newcomer cannot go on without this worker, or is in."""
+    link = worker._link
+    until(lambda: inside.is_set() or link.rounds.held_up or link._membership.live_wanted)
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:0"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_comes_between_two_tables_of_a_round_enters_both_at_its_end(one_shard, kind, consistency):
+    job = fresh_name()
+    between, inside, over = threading.Event(), threading.Event(), threading.Event()
+
+    def first():
+        with connect(one_shard, job, 0, consistency) as worker:
+            pair = KINDS[kind](worker)
+            for _ in range(ROUNDS):
+                pair.step(0)
+                pair.step(1)
+            for _ in range(2):  # in the first one it may ask for what lies outside tables
+                pair.step(0)
+                between.set()
+                in_between(worker, inside)
+                pair.step(1)
+            while not over.is_set():
+                pair.step(0)
+                pair.step(1)
+            worker.finish()
+
+    def second():
+        assert between.wait(LIMIT_S)
+        with connect(one_shard, job, 1, consistency) as worker:
+            pair = KINDS[kind](worker)
+            inside.set()
+            entered = pair.steps
+            for _ in range(ROUNDS):
+                pair.step(0)
+                pair.step(1)
+            over.set()
+            worker.finish()
+            return entered
+
+    _, entered = together([first, second])
+    assert entered[0] == entered[1] > ROUNDS
