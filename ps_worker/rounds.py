@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from ps_worker.waiting import waits
 
 HOLD_LIMIT_S = 60.0  # then the coordinator is gone
-OUT_OF_USE = 100  # steps of one table in a round in which another has none: the script has done with that one
+OUT_OF_USE = 100  # steps of one table in a round in which another has one at most: the script has left that one
 
 
 class Rounds:
@@ -70,7 +70,7 @@ class Rounds:
             self._next[table] = self._clocks().get(table, 0) + 1
             self._unused.discard(table)
             if self._counts[table] >= OUT_OF_USE:
-                self._unused |= self._clocks().keys() - self._counts.keys()
+                self._unused |= {it for it in self._clocks() if it != table and self._counts[it] <= 1}
                 self._first = table if self._first in self._unused else self._first
 
     def ask(self, number: int) -> Mapping[int, int]:

@@ -155,6 +155,7 @@ class Table:
         if not self._announce() and not self._void:
             self._before_step(self.step + 1)
             try:
+                self._exchange.begin(self.step)
                 push()
             except Evicted:
                 self._rejoin()
