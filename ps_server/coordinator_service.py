@@ -183,17 +183,24 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
         """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        piece = room.job.shares.ask(
-            share_messages.check_loader(request.loader),
-            request.epoch,
+        loader, shares = share_messages.check_loader(request.loader), room.job.shares
+        piece = shares.once(
+            loader,
             member.worker,
             member.incarnation,
-            room.job.sharing(),
-            begins=request.begins,
-            first=request.first,
-            samples=request.samples,
-            mark=share_messages.mark_of(request.mark),
-            rest=share_messages.mark_of(request.rest),
+            request.request,
+            lambda: shares.ask(
+                loader,
+                request.epoch,
+                member.worker,
+                member.incarnation,
+                room.job.sharing(),
+                begins=request.begins,
+                first=request.first,
+                samples=request.samples,
+                mark=share_messages.mark_of(request.mark),
+                rest=share_messages.mark_of(request.rest),
+            ),
         )
         room.say_epochs()
         if piece is None:

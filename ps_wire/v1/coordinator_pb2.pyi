@@ -857,7 +857,7 @@ class GetStateRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest")
+    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest", "request")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -868,6 +868,7 @@ class ShareRequest(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
@@ -878,7 +879,8 @@ class ShareRequest(_message.Message):
     samples: int
     mark: Mark
     rest: Mark
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+    request: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ..., request: _Optional[int] = ...) -> None: ...
 
 class Mark(_message.Message):
     __slots__ = ("step", "batches", "samples", "pace_batches", "pace_samples")
