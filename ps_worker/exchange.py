@@ -274,8 +274,8 @@ class Exchange(MemorySharing, Reentry, Waits):
         if not frame.flags & wire.SHARED:  # else the shard has them where they are read
             try:
                 self.memory.put(self.partitions[index], frame.version, frame.payload, frame.codec)
-            except FrameMalformed as error:
-                self.fail(error)
+            except (FrameMalformed, OSError) as error:
+                self.fail(self.cannot_keep(error) if isinstance(error, OSError) else error)
                 return
         self.memory.on_arrival(self.partitions[index])
         with self._changed:

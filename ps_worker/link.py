@@ -43,10 +43,10 @@ class Link(Rejoining):
         rank: the worker's number.
         ended: the job had ended before this worker joined: it may only read.
         resumed: the job has its weights and steps, which this worker takes up.
-        written: what `close` found that the script had written into a parameter.
+        written: what `close` found: a parameter that the script had written to, or weights that cannot be kept.
     """
 
-    written: WeightsChanged | None = None
+    written: PsError | None = None
 
     def __init__(
         self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
@@ -319,12 +319,12 @@ class Link(Rejoining):
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator. See `written` afterwards."""
         for exchange in self.exchanges:
-            try:
-                exchange.check_written()
-            except WeightsChanged as error:
-                self.written = error
-                self._say(error.message)
-            exchange.own()
+            for last in (exchange.check_written, exchange.own):
+                try:
+                    last()
+                except (WeightsChanged, ConfigurationRefused) as error:
+                    self.written = error
+                    self._say(error.message)
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()
