@@ -115,7 +115,9 @@ class _Entrance:
     async def _run(self) -> None:
         job = self._room.job
         await asyncio.sleep(0)  # the first who enters is known
-        self._asked = {it.worker: it for it in job.roster.here() if it not in self._entering and it.num_tables}
+        self._asked = {
+            it.worker: it for it in job.roster.here() if it not in self._entering and it.num_tables
+        }
         for member in self._asked.values():
             self._say(member, hold=pb.Hold(number=self._number))
         await self._until(lambda: all(it.worker in self._begun for it in self._training()))
@@ -171,9 +173,7 @@ class _Entrance:
         self._room.do([tell(member, **reply)])
 
 
-def _merged(
-    extreme: Callable[[int, int], int], positions: list[Mapping[int, int]]
-) -> dict[int, int]:
+def _merged(extreme: Callable[[int, int], int], positions: list[Mapping[int, int]]) -> dict[int, int]:
     """The largest, or smallest, step of each table."""
     merged: dict[int, int] = {}
     for position in positions:

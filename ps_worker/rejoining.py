@@ -159,13 +159,15 @@ class Rejoining(Exchanges):
         except PsError as error:
             self.fail(error)
             raise
+        restored = self._now.joined.rolled_back
+        if restored and len(self._begun) > self._now.joined.num_tables:
+            raise _made_later(self._now.joined.num_tables)
         with self._lock:
             self._failure = None
         for exchange in self.exchanges:
             exchange.reenter(self._now.joined.incarnation)
             exchange.connect(self._connections)
         self._now.connect(self._carriers, self._places)
-        restored = self._now.joined.rolled_back
         if restored:
             live = self._saved()
         else:
@@ -174,13 +176,14 @@ class Rejoining(Exchanges):
         for spec in self._begun:
             exchange = self._exchanges[spec.number]
             self._membership.make_table(spec)
-            if self._membership.wait_made(spec.number):
-                raise ConfigurationRefused(
-                    f"table {spec.number} was made after the snapshot that the job went back to: start the "
-                    "script again"
-                )
-            exchange.share()
-            steps[spec.number] = self._membership.wait_started(spec.number) or 0
+            upload = self._membership.wait_made(spec.number)
+            step = None
+            if not upload:
+                exchange.share()
+                step = self._membership.wait_started(spec.number)
+            if step is None:  # someone's weights are to start it
+                raise _made_later(spec.number)
+            steps[spec.number] = step
             self._get(exchange, steps[spec.number], read=self.ended)
         self._set(live, own=restored)
         if restored:
@@ -325,3 +328,9 @@ class Rejoining(Exchanges):
         with suppress(JobUnknown):
             return model_spec.unpack(self._membership.calls.get_state(f"start/{number}"))
         return {}  # the job was restored, from a snapshot in which no worker had anything else
+
+
+def _made_later(table: int) -> ConfigurationRefused:
+    return ConfigurationRefused(
+        f"table {table} was made after the snapshot that the job went back to: start the script again"
+    )

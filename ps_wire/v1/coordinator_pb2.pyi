@@ -173,7 +173,7 @@ class MemberReply(_message.Message):
     def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., rolled_back: _Optional[_Union[RolledBack, _Mapping]] = ..., cut_prepare: _Optional[_Union[CutPrepare, _Mapping]] = ..., cut_armed: _Optional[_Union[CutArmed, _Mapping]] = ..., cut_ended: _Optional[_Union[CutEnded, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., let_go: _Optional[_Union[LetGo, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed", "session", "shards", "rolled_back")
+    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed", "session", "shards", "rolled_back", "num_tables")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class Joined(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    NUM_TABLES_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     num_shards: int
@@ -190,7 +191,8 @@ class Joined(_message.Message):
     session: bytes
     shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
     rolled_back: bool
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ..., session: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., rolled_back: bool = ...) -> None: ...
+    num_tables: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ..., session: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., rolled_back: bool = ..., num_tables: _Optional[int] = ...) -> None: ...
 
 class ShardPlace(_message.Message):
     __slots__ = ("address", "generation")
