@@ -31,7 +31,9 @@ from ps_wire.messages import epoch_use_to_proto, state_parts
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
+from ps_wire.v1 import spec_pb2
 
+MAX_ABSENT_SHOWN = 1024  # jobs that have snapshots, and nobody has come to
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
 
@@ -243,11 +245,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusReply:
         """All jobs with their workers."""
-        return pb.StatusReply(
-            num_shards=self._shards.num_shards,
-            shards=self._shards.addresses,
-            jobs=[self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)],
-        )
+        jobs = [self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)]
+        absent = [(name, state) for name, state in self._recovery.absent.items() if gatekeeper.sees(name)]
+        for name, state in absent[:MAX_ABSENT_SHOWN]:
+            jobs.append(pb.JobStatus(job=spec_pb2.Job(name=name), state=state))
+        return pb.StatusReply(num_shards=self._shards.num_shards, shards=self._shards.addresses, jobs=jobs)
 
     @staticmethod
     def _job_status(room: Room) -> pb.JobStatus:

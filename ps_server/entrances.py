@@ -40,8 +40,16 @@ class Entrances:
         self._numbers = itertools.count(secrets.randbits(32))
         self._under_way: dict[str, _Entrance] = {}
 
-    def takes(self, room: Room, member: Member, spec: TableSpec) -> bool:
-        """Whether a late worker's table is made later, when the others stand."""
+    def make_table(self, room: Room, member: Member, spec: TableSpec) -> None:
+        """A worker makes its next table; one that comes late, when the others stand.
+
+        Raises:
+            ConfigurationRefused: see `Job.make_table`.
+        """
+        if not self._takes(room, member, spec):
+            room.do(room.job.make_table(member, spec))
+
+    def _takes(self, room: Room, member: Member, spec: TableSpec) -> bool:
         name, job = room.job.name, room.job
         lockstep = gate_of(consistency.parse(job.consistency)).staleness == 0
         if not (member.late and lockstep and spec.number < job.num_started and job.num_started > 1):
@@ -97,7 +105,7 @@ class _Entrance:
         self._let_go()
 
     def takes(self, member: Member, spec: TableSpec) -> bool:
-        """See `Entrances.takes`."""
+        """Whether its table is made later."""
         if member not in self._entering:  # it begins no round before the others do
             self._entering.append(member)
             self._say(member, hold=pb.Hold(number=self._number))

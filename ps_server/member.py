@@ -176,7 +176,7 @@ def eviction(job: str, member: Member, epoch: int) -> TwoRounds:
 
 
 def entrance(job: str, member: Member, table: int) -> TwoRounds:
-    """Brings a worker into the gates of a table, at the first step that has closed nowhere, or a later one."""
+    """Brings a worker into the gates of a table, at the first step that has closed nowhere, or later."""
     least = member.enters.get(table, 0)
     place = {"job": job, "table": table, "worker": member.worker, "incarnation": member.incarnation}
 

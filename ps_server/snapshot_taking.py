@@ -7,8 +7,8 @@
               the cut's step; who goes meanwhile is left out
     write     shards write on threads of their own, and training goes on; the manifest comes last
 
-The first three take at most `CAPTURE_LIMIT_S`, and the first two, in which workers may be held, `ARM_LIMIT_S`, or
-the cut is given up. Used on the event loop only.
+The first two, in which workers may be held, take at most `ARM_LIMIT_S`, and with the third `CAPTURE_LIMIT_S`,
+or the cut is given up. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ class Taking:
                 if self._job.state is JobState.ENDED:
                     await self._arm()
                     return
-                while not await self._agree():
+                while True:
+                    if await self._agree():
+                        break
                     await asyncio.sleep(LOOK_S)  # somebody is still making tables
                 await self._wait(self._all_captured, "workers to reach the cut")
                 if not self._members:

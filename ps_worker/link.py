@@ -43,7 +43,7 @@ class Link(Rejoining):
         rank: the worker's number.
         ended: the job had ended before this worker joined: it may only read.
         resumed: the job has its weights and steps, which this worker takes up.
-        written: what `close` found: a parameter that the script had written to, or weights that cannot be kept.
+        written: what `close` found: the script had written into a parameter, or weights cannot be kept.
     """
 
     written: PsError | None = None

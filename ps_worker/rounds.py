@@ -2,8 +2,8 @@
 
 A round is what a script of several optimizers does again and again: it steps each table, some perhaps more
 often than others. It begins with the table that the script has stepped first, once all others have had their
-turn. Who joined in the middle of one, in lockstep with others, would step the tables otherwise than they do: it
-would wait for them at one table, and they for it at another.
+turn. Who joined in the middle of one, in lockstep with others, would wait for them at one table, and they for
+it at another.
 
     asked     no round begins any more; says at which steps the last one began
     named     rounds go on up to those that the worker who is ahead has begun; there it is held

@@ -1,4 +1,4 @@
-"""Workers that come while others are in a round over several tables: they enter all of them between two rounds."""
+"""Workers that come while others are in a round over several tables: they enter all between two rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 import ps_worker as ps
 from ps_server import entrances
-
 from tests.until import until
 
 from .service import Cluster, fresh_name, together

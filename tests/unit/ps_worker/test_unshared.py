@@ -180,7 +180,7 @@ def test_memory_that_cannot_become_private_ends_the_worker_by_name(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OverlaidMemory, "_own", staticmethod(no_memory))
-    with pytest.raises(ConfigurationRefused, match="cannot be kept.*Cannot allocate memory"):
+    with pytest.raises(ConfigurationRefused, match=r"cannot be kept.*Cannot allocate memory"):
         run_workers(cluster, comes_as_payload)
 
 
