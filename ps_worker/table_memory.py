@@ -71,10 +71,10 @@ class TableMemory:
         nbytes = Layout(plan).nbytes
         if sharing is not Sharing.PRIVATE:
             gradients = SharedMemory(nbytes, wiped=True)
-        if sharing is Sharing.LENT:
-            lend(gradients, gradients.descriptor)
-        elif gradients is not None:
-            self.descriptors = (gradients.descriptor,)
+            if sharing is Sharing.LENT:
+                lend(gradients, gradients.descriptor)
+            else:
+                self.descriptors = (gradients.descriptor,)
         if sharing is Sharing.COPIED:
             weights = SharedMemory(nbytes)
             self.descriptors += (weights.descriptor,)
