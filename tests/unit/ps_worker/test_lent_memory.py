@@ -55,7 +55,7 @@ def script(rank: int, model: nn.Module, optimizer: Any) -> None:
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Bytes that have left by reference, by whose memory it was: a server's alone is sealed against writers."""
+    """Bytes that have left by reference, by whose memory it was: a server's is sealed against writers."""
     count: Counter[str] = Counter()
     send = os.sendfile
 
@@ -93,50 +93,41 @@ def test_where_weights_change_under_who_reads_them_nothing_leaves_by_reference(
     assert not left
 
 
-def test_weights_that_a_worker_has_not_copied_yet_are_not_written(
-    cluster: Cluster,
-) -> None:
+def test_weights_that_a_worker_has_not_copied_yet_are_not_written(cluster: Cluster) -> None:
     """Worker 1 copies them after worker 0 has pushed the next step: it still finds its version."""
     pushed = threading.Event()
     waited = []
 
-    def body(worker: ps.Worker) -> None:
-        model = seeded(Broad)
-        optimizer = worker.wrap(sgd(model), model, overlap=False, buckets=BUCKETS)
-        exchange = optimizer._tables[0].exchange
+    def copying_late(exchange: Any) -> None:
+        landing = exchange.landing
+
+        def late(frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+            if frame.version == 1:
+                waited.append(pushed.wait(LIMIT_S))
+            return landing(frame, payload_bytes)
+
+        exchange.landing = late
+
+    def saying_so(exchange: Any) -> None:
         ask = exchange.pull
 
-        def asked(**how: Any) -> None:
-            ask(**how)
-            if not pushed.is_set():
+        def asked(*, step: int, **how: Any) -> None:
+            ask(step=step, **how)
+            if step == 2:  # after the pushes of step 1
                 assert not exchange.all_pulled_within(0.05)
                 pushed.set()
 
-        if worker.rank == 1:
-            landing = exchange.landing
+        exchange.pull = asked
 
-            def late(frame: wire.Frame, payload_bytes: int) -> memoryview | None:
-                if frame.version == 1:
-                    waited.append(pushed.wait(LIMIT_S))
-                return landing(frame, payload_bytes)
-
-            exchange.landing = late
-        for step in range(3):
-            model(batch(worker.rank, step, 8, 67)).backward()
-            if worker.rank == 0 and step == 1:
-                exchange.pull = asked
-            optimizer.step()
-            optimizer.zero_grad()
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Broad)
+        optimizer = worker.wrap(sgd(model), model, overlap=False, buckets=BUCKETS)
+        (saying_so, copying_late)[worker.rank](optimizer._tables[0].exchange)
+        script(worker.rank, model, optimizer)
         worker.finish()
         assert_same(model, expected)
 
-    def plain(rank: int, model: nn.Module, optimizer: Any) -> None:
-        for step in range(3):
-            model(batch(rank, step, 8, 67)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    expected = alone(plain, seeded(Broad), sgd, num_workers=2)
+    expected = alone(script, seeded(Broad), sgd, num_workers=2)
     run_workers(cluster, body, num_workers=2, carrier="uds")
     assert waited
     assert all(waited)
