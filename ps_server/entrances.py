@@ -18,6 +18,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from ps_server.gate import gate_of
 from ps_server.log import logger
@@ -56,8 +57,9 @@ class Entrances:
             return False
         entrance = self._under_way.get(name)
         if entrance is None:
-            entrance = self._under_way[name] = _Entrance(room, next(self._numbers))
-            entrance.begin(lambda: self._under_way.pop(name, None))
+            over = partial(self._under_way.pop, name, None)
+            entrance = self._under_way[name] = _Entrance(room, next(self._numbers), over)
+            entrance.begin()
         return entrance.takes(member, spec)
 
     def holding(self, job: str, member: Member, message: pb.Holding) -> None:
@@ -79,8 +81,9 @@ class Entrances:
 class _Entrance:
     """Of one job, for all who come while it is under way."""
 
-    def __init__(self, room: Room, number: int) -> None:
+    def __init__(self, room: Room, number: int, over: Callable[[], object]) -> None:
         self._room = room
+        self._over = over  # to be called when nobody stands any more
         self._number = number
         self._asked: dict[int, Member] = {}
         self._begun: dict[int, Mapping[int, int]] = {}
@@ -91,9 +94,8 @@ class _Entrance:
         self._heard = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, over: Callable[[], object]) -> None:
+    def begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(lambda _: over())
 
     def stop(self) -> None:
         if self._task is not None:
@@ -121,8 +123,21 @@ class _Entrance:
             self._heard.set()
 
     async def _run(self) -> None:
+        try:
+            await self._stand()
+            async with asyncio.timeout(ENTER_LIMIT_S):
+                await self._until(self._entered)
+        except TimeoutError:
+            name = self._room.job.name
+            logger.warning("job %s: who joins has not made all tables; the others go on", name)
+        except Exception:  # noqa: BLE001 - nobody is to stand for ever
+            logger.exception("bug while workers stand for one that joins")
+            self._open({})
+        self._let_go()
+
+    async def _stand(self) -> None:
+        """Until all who train do; then those who have come enter."""
         job = self._room.job
-        await asyncio.sleep(0)  # the first who enters is known
         self._asked = {
             it.worker: it for it in job.roster.here() if it not in self._entering and it.num_tables
         }
@@ -135,12 +150,6 @@ class _Entrance:
         await self._until(lambda: all(it.worker in self._held for it in self._training()))
         aggregates = gate_of(consistency.parse(job.consistency)).aggregates
         self._open(_merged(max if aggregates else min, [self._held[it.worker] for it in self._training()]))
-        try:
-            async with asyncio.timeout(ENTER_LIMIT_S):
-                await self._until(self._entered)
-        except TimeoutError:
-            logger.warning("job %s: who joins has not made all tables; the others go on", job.name)
-        self._let_go()
 
     def _training(self) -> list[Member]:
         here = self._room.job.roster.here()
@@ -174,6 +183,7 @@ class _Entrance:
                     await self._heard.wait()
 
     def _let_go(self) -> None:
+        self._over()
         for member in [*self._asked.values(), *self._entering]:
             self._say(member, let_go=pb.LetGo(number=self._number))
 

@@ -50,4 +50,8 @@ class ShardJobs:
     def drop(self, name: str) -> ShardJob | None:
         """Forgets a job and returns it."""
         with self.lock:
+            known = self.by_name.get(name)
+        if known is not None:  # first: a frame that finds no job ends its worker, who is to hear why
+            known.retire()
+        with self.lock:
             return self.by_name.pop(name, None)

@@ -62,17 +62,18 @@ class Rounds:
     def begin(self, table: int) -> None:
         """A step of a table is about to leave; waits where a round would begin, and none may."""
         with self._changed:
+            clocks = self._clocks()
             if self._first is None:
                 self._first = table
-            if self._held or self._begins(table):
+            if self._held or self._begins(table, clocks):
                 self._wait()
                 self._usual, self._counts = self._counts, Counter()
-                self._begun = self._position()
+                self._begun = self._position(clocks)
             self._counts[table] += 1
-            self._next[table] = self._clocks().get(table, 0) + 1
+            self._next[table] = clocks[table] + 1
             self._unused.discard(table)
             if self._counts[table] >= OUT_OF_USE:
-                self._unused |= {it for it in self._clocks() if it != table and self._counts[it] <= 1}
+                self._unused |= {it for it in clocks if it != table and self._counts[it] <= 1}
                 self._first = table if self._first in self._unused else self._first
 
     def ask(self, number: int) -> Mapping[int, int]:
@@ -106,20 +107,20 @@ class Rounds:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _begins(self, table: int) -> bool:
-        used = self._clocks().keys() - self._unused
+    def _begins(self, table: int, clocks: Mapping[int, int]) -> bool:
+        used = clocks.keys() - self._unused
         return not self._counts or (table == self._first and used <= self._counts.keys())
 
     def _between(self) -> bool:
         """Whether no round is under way for certain: all has been done that was done in the one before."""
         return not self._counts or self._counts == self._usual
 
-    def _position(self) -> dict[int, int]:
-        return {table: max(step, self._next.get(table, 0)) for table, step in self._clocks().items()}
+    def _position(self, clocks: Mapping[int, int]) -> dict[int, int]:
+        return {table: max(step, self._next.get(table, 0)) for table, step in clocks.items()}
 
     def _note(self) -> None:
         """Says that the worker is held, if it is."""
-        position, beyond = self._position(), self._beyond
+        position, beyond = self._position(self._clocks()), self._beyond
         ahead = beyond is not None and any(step > beyond.get(table, -1) for table, step in position.items())
         if ahead and not self._held and self._number is not None:
             self._held = True
