@@ -12,6 +12,7 @@ from ps_lab.observer import ask
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.dealing import Dealing
 from ps_worker.link import Link
+from tests.until import until
 
 from .loaders import Stream
 from .service import fresh_name, together
@@ -188,6 +189,7 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
             for number, batch in enumerate(loader):
                 if epoch == 0 and number == at:
                     one_shard.evict(job, 0)
+                    until(lambda: worker._link._failure is not None, "it has heard")
                 before = table.step
                 table.push({"w": torch.ones(3)}).result(LIMIT_S)
                 table.pull().result(LIMIT_S)
