@@ -217,7 +217,8 @@ class WrappedOptimizer(Stages):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
-        if self._stage != ARRIVING:  # else none has, and weights may go on arriving
+        zeros_what_left = self._as_views and not set_to_none
+        if self._stage != ARRIVING or zeros_what_left:  # else none has, and weights may go on arriving
             self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
 
