@@ -13,20 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .search_servers import Event, ServerMoves
-from .search_service import (
-    COMES,
-    DEAD,
-    GONE,
-    JOINS,
-    LIVES,
-    MAKES,
-    PULLING,
-    PUSHING,
-    SHARDS,
-    TRAINS,
-    UNDONE,
-    World,
-)
+from .search_service import JOINS, LIVES, MAKES, UNDONE, World
+from .search_workers import COMES, DEAD, GONE, PULLING, PUSHING, SHARDS, TRAINS
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,27 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from .search_coordinators import CoordinatorNode
-from .search_service import (
+from .search_service import ENDS, JOINS, LATER, MAKES, OVER, STARTS, UNDONE, Moves, Worker, World
+from .search_shards import Input, register_of
+from .search_workers import (
     COMES,
     DEAD,
     DONE,
-    ENDS,
     GONE,
-    JOINS,
-    LATER,
-    MAKES,
-    OVER,
     PULLING,
     PUSHED,
-    STARTS,
     TRAINS,
-    UNDONE,
     WAITING,
-    Moves,
-    Worker,
-    World,
+    move,
+    put,
 )
-from .search_shards import Input, register_of
 
 Event = tuple[Any, ...]  # a move's name, then what it takes
 
@@ -83,13 +76,13 @@ class ServerMoves(Moves):
         worker = world.workers[number]
         if (worker.life, worker.incarnation) != (TRAINS, incarnation) or worker.at[shard] != WAITING:
             return world
-        return self._turn(self._move(world, number, shard, version), number)
+        return self._turn(move(world, number, shard, version), number)
 
     def _on_ack(self, world: World, shard: int, number: int, incarnation: int, step: int) -> World:
         worker = world.workers[number]
         if (worker.life, worker.incarnation) != (TRAINS, incarnation) or worker.at[shard] != PUSHED:
             return world
-        return self._turn(self._move(world, number, shard, DONE), number) if step == worker.step else world
+        return self._turn(move(world, number, shard, DONE), number) if step == worker.step else world
 
     def _on_refused(self, world: World, _: int, number: int, incarnation: int, error: str) -> World:
         if world.workers[number].incarnation != incarnation or world.workers[number].life == DEAD:
@@ -123,7 +116,7 @@ class ServerMoves(Moves):
             return world
         first, second, ended = value
         incarnation, _state = world.coordinator.members[number]
-        world = self.put(world, number, life=MAKES, incarnation=incarnation, generations=(first, second))
+        world = put(world, number, life=MAKES, incarnation=incarnation, generations=(first, second))
         return self.gone(world, number) if ended else world
 
     def _told_table_made(self, world: World, _number: int, _worker: Worker, upload: bool) -> World:
@@ -133,9 +126,9 @@ class ServerMoves(Moves):
     def _told_table_started(self, world: World, number: int, worker: Worker, step: int) -> World:
         if worker.life != STARTS:
             return world
-        world = self.put(world, number, life=TRAINS, step=step, pushes=False, at=(PULLING, PULLING))
+        world = put(world, number, life=TRAINS, step=step, pushes=False, at=(PULLING, PULLING))
         over = step >= self.steps[number]
-        return self.finish(self.put(world, number, life=ENDS), number) if over else world
+        return self.finish(put(world, number, life=ENDS), number) if over else world
 
     def _told_upload_final(self, world: World, number: int, worker: Worker, _: None) -> World:
         return self.say(world, "final", number) if worker.life == ENDS else world
@@ -149,7 +142,7 @@ class ServerMoves(Moves):
 
     def _told_refused(self, world: World, number: int, worker: Worker, error: str) -> World:
         assert error in (*OVER, "ServerNotReady"), ("a worker's process ends", error)
-        return self._over(self.put(world, number, life=COMES) if worker.life == JOINS else world, number)
+        return self._over(put(world, number, life=COMES) if worker.life == JOINS else world, number)
 
     # -- servers -------------------------------------------------------------------------------------
 
@@ -185,7 +178,7 @@ class ServerMoves(Moves):
         world = world._replace(coordinator=coordinator, down=((), ()))
         for number, worker in enumerate(world.workers):
             if worker.life == JOINS:
-                world = self.put(world, number, life=COMES)
+                world = put(world, number, life=COMES)
         return self.give_up(world) if world.cut is not None else world
 
     def broken(self, world: World) -> World:
@@ -210,7 +203,7 @@ class ServerMoves(Moves):
     def recover(self, world: World) -> World:
         for number, worker in enumerate(world.workers):
             if worker.life == GONE:
-                world = self.put(world, number, life=UNDONE)
+                world = put(world, number, life=UNDONE)
         return self.tell(world, ("recover", world.snapshot))
 
     def expire(self, world: World, shard: int) -> World:
