@@ -101,7 +101,7 @@ class ServerSearch(ServerMoves):
         assert not first.staged
         assert not second.staged
         differ = first.applied.keys() ^ second.applied.keys()
-        assert len(differ) <= first.mixed_steps + second.mixed_steps, "torn"
+        assert len(differ) <= first.mixed_steps + second.mixed_steps, ("torn", differ)
         if coordinator.state == "ended":
             for number, worker in enumerate(world.workers):
                 if worker.life == GONE and number not in self.uncertain:
@@ -118,7 +118,8 @@ class ServerSearch(ServerMoves):
     def uncertain(self) -> frozenset[int]:
         """Workers some of whose steps may be dropped."""
         late = range(len(self.steps) - self.late, len(self.steps))
-        everybody = range(len(self.steps)) if self.budget.keys() & {"pauses", "leaves"} else ()
+        drops = self.gate.backup or self.budget.keys() & {"pauses", "leaves"}
+        everybody = range(len(self.steps)) if drops else ()
         return frozenset((*late, *everybody))
 
     # -- what can happen -----------------------------------------------------------------------------

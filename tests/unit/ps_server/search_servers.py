@@ -35,13 +35,14 @@ class ServerMoves(Moves):
 
     # -- what is sent --------------------------------------------------------------------------------
 
-    def give(self, world: World, shard: int, given: Input) -> World:
-        """A shard gets an input."""
+    def give(self, world: World, shard: int, given: Input, lost: tuple[str, ...] = ()) -> World:
+        """A shard gets an input; of what comes out some is `lost`."""
         node, outputs = self.shards.step(world.shards[shard], given)
         world = world._replace(shards=with_(world.shards, shard, node))
         for name, *what in outputs:
-            self.reached.add(name)
-            world = getattr(self, f"_on_{name}")(world, shard, *what)
+            if name not in lost:
+                self.reached.add(name)
+                world = getattr(self, f"_on_{name}")(world, shard, *what)
         return world
 
     def tell(self, world: World, given: Input) -> World:
@@ -68,6 +69,11 @@ class ServerMoves(Moves):
     def deliver(self, world: World, shard: int) -> World:
         given, *rest = world.down[shard]
         return self.give(world._replace(down=with_(world.down, shard, tuple(rest))), shard, given)
+
+    def _on_report(self, world: World, shard: int, text: bytes) -> World:
+        if shard == 1 and not world.coordinator.complete:
+            return world
+        return self.tell(world, ("report", shard, text))
 
     def _on_done(self, world: World, shard: int, text: bytes) -> World:
         return self.tell(world, ("done", shard, text))
@@ -169,9 +175,13 @@ class ServerMoves(Moves):
             world = self.broken(world)
             node = self.shards.stopped(world.shards[1])
         else:
+            for given in world.down[0]:
+                if given[0] == "order":  # it is behind these before it hands anything on
+                    world = self.give(world, 0, given, lost=("done", "report"))
             world = self._coordinator(world, self.coordinators.stopped(world.coordinator))
             node = self.shards.stopped(world.shards[0], world.coordinator.own_shard)
-        return self._without(world._replace(shards=with_(world.shards, shard, node)), shard)
+        world = self._without(world._replace(shards=with_(world.shards, shard, node)), shard)
+        return self.give(world, shard, ("attend",), lost=("report",) * shard)
 
     def _coordinator(self, world: World, coordinator: CoordinatorNode) -> World:
         """Another one: who was about to join asks again, and shard 1 registers again."""
@@ -192,8 +202,7 @@ class ServerMoves(Moves):
         """That, after an order was carried out whose answer is lost, or before."""
         world = world._replace(breaks=world.breaks - 1)
         if heard:
-            node, _ = self.shards.step(world.shards[1], world.down[1][0])
-            world = world._replace(shards=(world.shards[0], node))
+            world = self.give(world, 1, world.down[1][0], lost=("done", "report"))
         return self.broken(world)
 
     def register(self, world: World) -> World:

@@ -252,20 +252,29 @@ class Moves:
             if worker.pushes:
                 self._check_acknowledged(world, number)
             if self.gate.aggregates:
-                assert first == second == step, ("a pull has one version", worker)
+                assert first == second, ("a pull has one version", worker)
+                assert first == step or (self.gate.backup and first > step), worker
+                step = first
+            if step >= self.steps[number]:  # with backup workers: others went on without it
+                return self._ended(world, number, step)
             world = self._capture(world, number, step)
             return put(world, number, step=step, pushes=True, at=(PUSHING, PUSHING))
         if first == second == DONE:
             self._check_acknowledged(world, number)
-            world = put(world, number, life=ENDS, step=worker.step + 1, pushes=False)
-            if world.coordinator.members.get(number) == (worker.incarnation, "joined"):
-                return self.finish(world, number)
-        return world  # with `ENDS`, it hears first what became of it
+            return self._ended(world, number, worker.step + 1)
+        return world
+
+    def _ended(self, world: World, number: int, step: int) -> World:
+        """It has taken its last step; if it is a member no more, it hears first what became of it."""
+        world = put(world, number, life=ENDS, step=step, pushes=False, at=(DONE, DONE))
+        if world.coordinator.members.get(number) == (world.workers[number].incarnation, "joined"):
+            return self.finish(world, number)
+        return world
 
     def _check_acknowledged(self, world: World, number: int) -> None:
         """A step that a live member was told is done is on all shards, unless they are about to go back."""
         worker, key = world.workers[number], (number, world.workers[number].step)
-        if key in self.abstains or not self.gate.aggregates:
+        if key in self.abstains or not self.gate.aggregates or self.gate.backup:
             return
         if all(node.live.get(number) == worker.incarnation for node in world.shards):
             assert all(key in node.taken or key in node.staged for node in world.shards), (key, world)
