@@ -66,7 +66,9 @@ class CoordinatorVisit(MemberVisit):
         self._order(restoration(self.of.saved[snapshot], self.shards.raise_generation()))
 
     def _on_report(self, shard: int, text: bytes) -> None:
-        """As `Shards.attended`."""
+        """As `Shards.attended`; a shard that does not follow is not heard."""
+        if shard > 0 and shard not in self.shards._registered:
+            return
         attended = attendance_from_proto(pb.Attendance.FromString(text))
         self._send(self.shards._choices.reported(shard, attended))
 

@@ -71,12 +71,14 @@ class ServerMoves(Moves):
         return self.give(world._replace(down=with_(world.down, shard, tuple(rest))), shard, given)
 
     def _on_report(self, world: World, shard: int, text: bytes) -> World:
-        if shard == 1 and not world.coordinator.complete:
-            return world
-        return self.tell(world, ("report", shard, text))
+        return self.tell_of_shard(world, shard, ("report", shard, text))
 
     def _on_done(self, world: World, shard: int, text: bytes) -> World:
-        return self.tell(world, ("done", shard, text))
+        return self.tell_of_shard(world, shard, ("done", shard, text))
+
+    def tell_of_shard(self, world: World, shard: int, given: Input) -> World:
+        """A shard tells the coordinator something."""
+        return self.tell(world, given)
 
     def _on_pulled(self, world: World, shard: int, number: int, incarnation: int, version: int) -> World:
         worker = world.workers[number]
@@ -164,7 +166,7 @@ class ServerMoves(Moves):
             world = self.broken(world)
             fresh = self.shards.fresh(1, world.boots)
         else:
-            world = self._coordinator(world, self.coordinators.crashed(world.coordinator))
+            world = self.replace_coordinator(world, self.coordinators.crashed(world.coordinator))
             fresh = self.shards.fresh(0, world.boots, world.coordinator.own_shard)
         return self._without(world._replace(shards=with_(world.shards, shard, fresh)), shard)
 
@@ -178,12 +180,12 @@ class ServerMoves(Moves):
             for given in world.down[0]:
                 if given[0] == "order":  # it is behind these before it hands anything on
                     world = self.give(world, 0, given, lost=("done", "report"))
-            world = self._coordinator(world, self.coordinators.stopped(world.coordinator))
+            world = self.replace_coordinator(world, self.coordinators.stopped(world.coordinator))
             node = self.shards.stopped(world.shards[0], world.coordinator.own_shard)
         world = self._without(world._replace(shards=with_(world.shards, shard, node)), shard)
         return self.give(world, shard, ("attend",), lost=("report",) * shard)
 
-    def _coordinator(self, world: World, coordinator: CoordinatorNode) -> World:
+    def replace_coordinator(self, world: World, coordinator: CoordinatorNode) -> World:
         """Another one: who was about to join asks again, and shard 1 registers again."""
         world = world._replace(coordinator=coordinator, down=((), ()))
         for number, worker in enumerate(world.workers):

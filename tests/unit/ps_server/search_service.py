@@ -78,6 +78,8 @@ class World(NamedTuple):
     breaks: int = 0
     kills: tuple[int, int] = (0, 0)  # by shard; the coordinator is on shard 0
     stops: tuple[int, int] = (0, 0)
+    heirs: int = 0
+    heir: Any = None  # see `search_heirs`
 
 
 @dataclass(slots=True, kw_only=True)

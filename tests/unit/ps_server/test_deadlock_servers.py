@@ -71,6 +71,22 @@ def test_law_17_a_server_that_stops_holds_nobody_up(faults, states, ends):
     visits(BSP(), (1, 1), faults, states, ends)
 
 
+@pytest.mark.parametrize(
+    ("faults", "states", "ends"),
+    [({"kills": (1, 0)}, 1, 1), ({"kills": (0, 1)}, 1, 1), ({"stops": (1, 1)}, 1, 1)],
+    ids=str,
+)
+def test_law_17_with_backup_workers_too_all_go_back_or_on_together(faults, states, ends):
+    """What was chosen, and who is late, is undone on all shards, or known to who takes a server's place."""
+    visits(BSP(1), (1, 1), faults, states, ends, "report")
+
+
+@pytest.mark.parametrize(("model", "states", "ends"), [(BSP(), 1, 1), (SSP(1), 1, 1)], ids=str)
+def test_law_17_of_two_coordinators_at_a_time_the_newer_one_has_all_go_back(model, states, ends):
+    """Whatever the older one, and who is still with it, do meanwhile."""
+    visits(model, (1, 1), {"heirs": 1}, states, ends, *BACK)
+
+
 @thorough
 @pytest.mark.parametrize(
     ("model", "steps", "faults", "states", "ends"),
