@@ -24,22 +24,17 @@ from pathlib import Path
 from tests.integration.processes import Process, Start, Zygote
 
 from . import links
-from .chaos_round import Chaos
+from .chaos_round import SNAPSHOTS, Chaos
 from .controller import Faults
 from .links import Link
 from .proxy import Proxy
-from .schedule import Act, Event, Round, draw
+from .schedule import Event, Round, draw
 from .world import World
 
 STEPS = 400
 SLOW = "20mbit"
 EVERY_STEPS = 10  # between snapshots, where servers are killed
 INSIDE = "FAULTS_INSIDE"  # of the environment: this process is in a namespace that was made for it
-
-
-def ends_servers(plan: Round) -> bool:
-    acts = {event.act for event in plan.events if event.process.startswith("server")}
-    return bool(acts & {Act.KILL, Act.STOP})
 
 
 def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> list[Event]:
@@ -57,9 +52,9 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
         if made:
             made[0].slow(SLOW)
         options = ("--host", "0.0.0.0", "--insecure") if networks else ()
-        snapshots = folder / "snapshots" if ends_servers(plan) else None
-        if snapshots is not None:
-            options += ("--snapshot-dir", str(snapshots), "--snapshot-every", f"{EVERY_STEPS}steps")
+        if plan.ends_servers:
+            place = str(folder / SNAPSHOTS)
+            options += ("--snapshot-dir", place, "--snapshot-every", f"{EVERY_STEPS}steps")
         try:
             between: list[Proxy] = []
 
@@ -68,7 +63,7 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
                 return between[0].address
 
             world = World(spawn, faults, folder, plan.consistency, options, through)
-            chaos = Chaos(world, faults, plan, made, snapshots, between[0])
+            chaos = Chaos(world, faults, plan, made, between[0], folder)
             chaos.run()
             world.close()
         finally:

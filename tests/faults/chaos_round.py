@@ -18,12 +18,13 @@ from .links import Link
 from .middle import Fault, Middle
 from .proxy import Proxy
 from .schedule import Act, Event, Round
+from .trainer import OVER
 from .world import World
 
-COMPUTE_S = 0.004  # of a step: who comes back finds the others still training
 ROUND_LIMIT_S = 100.0  # for its workers to end; what a fault waits for has 40 s
 TRIES = 3  # of shard 1 to reach shard 0, until it does again
 AGAIN = 75  # how a worker ends that is to be started again
+SNAPSHOTS = "snapshots"  # of a round's folder
 
 
 class Chaos:
@@ -39,16 +40,18 @@ class Chaos:
         faults: Faults,
         plan: Round,
         networks: list[Link],
-        snapshots: Path | None,
         between: Proxy,
+        folder: Path,
     ) -> None:
+        """Takes the way from shard 1 to shard 0, and the folder of the round."""
         self.happened: list[Event] = []
         self._world = world
         self._faults = faults
         self._plan = plan
         self._networks = networks
-        self._snapshots = snapshots
-        self._between = between  # shard 1 and shard 0
+        self._between = between
+        self._snapshots = folder / SNAPSHOTS
+        self._over = folder / "over"  # is there when all has happened: workers train until then
         self._reach: dict[int, str] = {}
         self._workers: dict[int, Process] = {}
         self._killed: list[Process] = []
@@ -94,9 +97,7 @@ class Chaos:
             yield middle
 
     def _begin(self, worker: int) -> None:
-        extra: dict[str, str] = {"COMPUTE_S": str(COMPUTE_S)} | (
-            {"ROLLBACKS": "1"} if self._snapshots else {}
-        )
+        extra = {OVER: str(self._over)} | ({"ROLLBACKS": "1"} if self._plan.ends_servers else {})
         reach = self._reach.get(worker)
         if self._networks:
             extra |= self._networks[worker].environment
@@ -133,14 +134,15 @@ class Chaos:
             return self._workers[worker] is not process
 
     def _do_all(self, events: dict[Stop, Event], stopping: threading.Event) -> None:
-        threads = []
-        while not stopping.is_set():
+        threads: list[threading.Thread] = []
+        while not (stopping.is_set() or self._errors or len(threads) == len(events)):
             stop = self._faults.poll_stop()
             if stop is not None:
                 threads.append(threading.Thread(target=self._do, args=(events[stop], stop), daemon=True))
                 threads[-1].start()
         for thread in threads:
             thread.join(LIMIT_S)
+        self._over.touch()
 
     def _do(self, event: Event, stop: Stop) -> None:
         try:
@@ -200,7 +202,6 @@ class Chaos:
 
     def _end_server(self, shard: int, act: Act, stop: Stop) -> None:
         """And starts it again, at the same address; not before there is a snapshot to go back to."""
-        assert self._snapshots is not None
         if not any(self._snapshots.rglob(MANIFEST)):
             stop.go()
             return

@@ -82,6 +82,12 @@ class Round:
     events: tuple[Event, ...]
     frames: tuple[FrameFault, ...]
 
+    @property
+    def ends_servers(self) -> bool:
+        """Whether a server is killed or stopped, so that there have to be snapshots."""
+        acts = {event.act for event in self.events if event.process.startswith("server")}
+        return bool(acts & {Act.KILL, Act.STOP})
+
     def __str__(self) -> str:
         over = ", ".join(self.carriers)
         head = f"{self.consistency}, {self.num_workers} workers over {over}, {self.steps} steps"
@@ -94,7 +100,7 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
     Args:
         seed: of the run.
         number: of the round.
-        steps: that workers train.
+        steps: that workers train, at least.
         links: workers have networks of their own, which can be cut.
     """
     rng = random.Random(f"{seed}/{number}")

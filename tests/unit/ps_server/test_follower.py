@@ -69,7 +69,7 @@ def test_a_shard_that_missed_a_rollback_is_restored_as_of_the_generation_that_it
 
 
 async def meet(it: Follower, folder: Path) -> tuple[str, list[Fenced]]:
-    """A follower comes to a coordinator that has just started; what it makes of that, and what that one does."""
+    """A follower comes to a coordinator that has just started: what it makes of it, and that one of it."""
     fenced: list[Fenced] = []
     own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
     shards = Shards(own, "a:1", asyncio.get_running_loop(), Generations(folder))
