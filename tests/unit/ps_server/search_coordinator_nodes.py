@@ -118,7 +118,7 @@ class Coordinators:
 def _chooser_key(known: tuple[int, Chooser]) -> object:
     opening, chooser = known
     caught, reports = sorted(chooser._caught.items()), sorted(chooser._reports.items())
-    return opening, chooser.last, chooser._held, tuple(map(repr, caught)), tuple(map(repr, reports))
+    return opening, chooser.last, chooser._held, tuple(caught), tuple(reports)
 
 
 def _action_key(action: Action) -> object:
