@@ -86,4 +86,4 @@ class HeirMoves(ServerMoves):
         down = heir.down, world.down[1] if heir.followed else ()
         world = self.replace_coordinator(world, heir.coordinator)
         world = world._replace(shards=(heir.shard, world.shards[1]), down=down, heir=None)
-        return self._again(world, 0)
+        return self._again(self.undo(world), 0)  # whom the elder has told the end, that is void

@@ -212,10 +212,14 @@ class ServerMoves(Moves):
         return self.tell(world, ("register", register))
 
     def recover(self, world: World) -> World:
+        return self.tell(self.undo(world), ("recover", world.snapshot))
+
+    def undo(self, world: World) -> World:
+        """The job goes back, also for those who are gone."""
         for number, worker in enumerate(world.workers):
             if worker.life == GONE:
                 world = put(world, number, life=UNDONE)
-        return self.tell(world, ("recover", world.snapshot))
+        return world
 
     def expire(self, world: World, shard: int) -> World:
         """A cut that nobody takes any more ends by itself."""
