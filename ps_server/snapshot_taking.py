@@ -124,16 +124,21 @@ class Taking:
         """
         job = self._job
         self._name = await asyncio.to_thread(self._store.new_name, job.name)
+        stops = False
         try:
             async with lock:
                 await self._cut()
             self.manifest = await self._write()
+        except asyncio.CancelledError:  # this process does: shards give up by themselves
+            stops = True
+            raise
         finally:
             for write in self._writes.values():
                 write.cancel()
             for member in self._members.values():
                 self._room.do([tell(member, cut_ended=pb.CutEnded(number=self._number))])
-            await self._end()
+            if not stops:
+                await self._end()
         return self.manifest
 
     async def _cut(self) -> None:

@@ -22,7 +22,7 @@ from .scenario import gradient, plan
 from .schedule import CONSISTENCIES, Act, Event, Round, draw
 
 STEPS = 150
-SEED = 2  # under which a server ends in a round of bsp
+SEED = 2  # under which, in a round of bsp, one server is killed and the other one stopped
 
 
 @pytest.mark.integration

@@ -15,6 +15,7 @@ from ps_server.snapshot_taking import Taking
 from ps_wire.access import OPEN
 from ps_wire.errors import Fenced, JobFull, PsError, SnapshotFailed
 from ps_wire.snapshot_store import SnapshotStore
+from tests.until import until
 
 from .service import Cluster, fresh_name
 from .test_rollback import LIMIT_S, step, table_of
@@ -134,3 +135,30 @@ def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(dura
         step(table, 0)
         assert table.step == 1
         assert list(coordinator._rooms) == [job]
+
+
+def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_without_a_word(durable, caplog):
+    """Nothing has gone wrong; what was written of it has no manifest, and the older ones stay."""
+    job, takings = fresh_name(), durable.coordinator._takings
+    errors = []
+
+    def take():
+        try:
+            list(snapshot_calls.take(durable.servers, job, OPEN))
+        except PsError as error:
+            errors.append(error)
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        taking = threading.Thread(target=take, daemon=True)
+        taking.start()
+        until(lambda: job in takings._takings and takings._takings[job]._members, "the worker is asked")
+        durable.stop(0)
+        taking.join(LIMIT_S)
+        durable.start_again(0)
+        step(table, 0)
+        worker.finish()
+    assert errors
+    assert "NO SNAPSHOT" not in caplog.text
+    assert durable.shards[0].shard.snapshots.store.names(job) == []
