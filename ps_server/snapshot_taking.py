@@ -71,6 +71,7 @@ class Taking:
         self._writes: dict[int, asyncio.Task[FileRecord]] = {}
         self._steps: dict[int, dict[int, int]] = {}  # table -> worker -> the cut
         self._aborted: PsError | None = None
+        self._over = False
         self._changed = asyncio.Event()
 
     # -- what members say, and what becomes of them ----------------------------------------------------
@@ -88,10 +89,15 @@ class Taking:
                 blob = self._states.take(self._job.name, f"{CAPTURED}/{member.worker}")
             except JobUnknown:  # the cut has just been given up, and with it what was put
                 return
-            write = asyncio.to_thread(
-                self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
+            if self._over:  # it is being given up: nothing is written where all is deleted
+                return
+            write = asyncio.ensure_future(
+                asyncio.to_thread(
+                    self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
+                )
             )
-            self._writes[member.worker] = asyncio.ensure_future(write)
+            write.add_done_callback(lambda it: it.cancelled() or it.exception())  # of several, one is raised
+            self._writes[member.worker] = write
             self._changed.set()
 
     def gone(self, member: Member) -> None:
@@ -133,6 +139,7 @@ class Taking:
             stops = True
             raise
         finally:
+            self._over = True
             for write in self._writes.values():
                 write.cancel()
             for member in self._members.values():

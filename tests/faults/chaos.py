@@ -66,6 +66,8 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
             chaos = Chaos(world, faults, plan, made, between[0], folder)
             chaos.run()
             world.close()
+            for process in started:
+                assert "Traceback" not in process.text, f"{process.name}\n{process.text}"
         finally:
             for number, process in enumerate(started):
                 with contextlib.suppress(OSError):  # one that was waited for in vain: it goes with the zygote
