@@ -197,7 +197,7 @@ ROWS: tuple[Row, ...] = (
     _row("gpt2 against gloo / resnet50 against gloo, shm", 1.15, _gpt2("shm", "gloo")),
     _row("gpt2 against gloo / resnet50 against gloo, uds", 1.15, _gpt2("uds", "gloo")),
     _row("gpt2 against torch RPC / resnet50 against it, tcp", 1.15, _gpt2("tcp", "torch-rpc")),
-    _row("shm: what Adam adds / what it adds to the limit", 1.2, _adam),
+    _row("shm: what Adam adds / its kernel alone", 1.2, _adam),
     _row("a step beyond compute / DDP's, shm, batch 64", 0.3, _beyond("shm")),
     _row("a step beyond compute / DDP's, shm, batch 16", 0.3, _beyond("shm", batch_size="16")),
     _row("a step beyond compute / DDP's, tcp, batch 64", 1.0, _beyond("tcp")),

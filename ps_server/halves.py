@@ -13,7 +13,7 @@ import weakref
 
 import torch
 
-from ps_wire import shared_memory
+from ps_wire import lent_memory, shared_memory
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import SliceLayout
 
@@ -52,7 +52,8 @@ class Halves:
         self.descriptors: tuple[int, ...] = ()
         for _ in range(2):
             descriptor, memory = shared_memory.create_readable(self._region.nbytes)
-            weakref.finalize(self, os.close, descriptor)
+            weakref.finalize(memory, os.close, descriptor)
+            lent_memory.lend(memory, descriptor)
             self.descriptors += (descriptor,)
             self._memory.append(memory)
 

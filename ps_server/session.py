@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.shard_table import ShardTable
-from ps_server.shared_regions import SharedRegions
+from ps_server.shared_regions import SharedRegions, halves_of
 from ps_wire import frame as wire
 from ps_wire import meta, trace
 from ps_wire.carrier import MEMORY, Carrier, Message, Outlet
@@ -59,6 +59,7 @@ class Session:
         self._job: str | None = None
         self._worker = 0
         self._incarnation = 0
+        self._lent: set[int] = set()  # tables
         self._lock = threading.Lock()
         self._retired = False
 
@@ -152,8 +153,16 @@ class Session:
             return self._share(frame, table)
         if self._regions is not None:
             frame = self._regions.filled(frame)
+        elif self.carrier == Carrier.UDS and frame.flags & wire.PULLS and frame.kind is wire.Kind.PUSH:
+            self._lend(table)
         table.receive(frame, self._outlet, member=member)
         return True
+
+    def _lend(self, table: ShardTable) -> None:
+        """Has weights leave by reference: what the worker pushes says that it has those of before."""
+        if table.spec.number not in self._lent:
+            self._lent.add(table.spec.number)
+            halves_of(table)
 
     def _share(self, frame: wire.Frame, table: ShardTable) -> bool:
         if self._regions is None:

@@ -72,7 +72,7 @@ class SharedRegions:
         if len(weights) > 1:
             raise FrameRefused(f"SHARE brings at most two descriptors, {len(frame.descriptors)} came")
         maps = not weights and bool(table.partitions())
-        halves = self._halves(table) if maps else None
+        halves = halves_of(table) if maps else None
         self._tables[frame.table] = _Regions(
             plan=plan,
             layout=layout,
@@ -90,18 +90,6 @@ class SharedRegions:
                 descriptors=descriptors,
             )
             self._outlet.send(Message(reply, keeps=halves))
-
-    @staticmethod
-    def _halves(table: ShardTable) -> Halves | None:
-        try:
-            return table.halves()
-        except OSError as error:
-            logger.error(
-                "table %d: there is no memory for workers to map (%s), so its weights are copied",
-                table.spec.number,
-                error.strerror,
-            )
-            return None
 
     def filled(self, frame: wire.Frame) -> wire.Frame:
         """The frame with its payload, where that lies in shared memory.
@@ -148,3 +136,16 @@ class SharedRegions:
             kernels.KERNELS.copy(source.ctypes.data, target.ctypes.data, target.nbytes)
         else:
             np.copyto(target, source)
+
+
+def halves_of(table: ShardTable) -> Halves | None:
+    """A table's halves; None, with a word in the log, where there is no memory for them."""
+    try:
+        return table.halves()
+    except OSError as error:
+        logger.error(
+            "table %d: there is no memory for halves of its weights (%s), so they are copied",
+            table.spec.number,
+            error.strerror,
+        )
+        return None

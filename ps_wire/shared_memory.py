@@ -29,6 +29,10 @@ except (ImportError, AttributeError):  # not Linux
     AVAILABLE = False
 
 
+class Mapped(mmap.mmap):
+    """Memory of a descriptor. What `weakref.finalize` calls is called before it is unmapped."""
+
+
 class Layout:
     """Where the partitions of a table lie in a worker's region.
 
@@ -100,7 +104,7 @@ def create(nbytes: int) -> int:
     return descriptor
 
 
-def create_readable(nbytes: int) -> tuple[int, mmap.mmap]:
+def create_readable(nbytes: int) -> tuple[int, Mapped]:
     """Zeros that other processes may map and never write to; their descriptor is the caller's to close.
 
     Returns:
@@ -111,7 +115,7 @@ def create_readable(nbytes: int) -> tuple[int, mmap.mmap]:
     """
     descriptor = _create(nbytes)
     try:
-        mapped = mmap.mmap(descriptor, nbytes)
+        mapped = Mapped(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)
         raise

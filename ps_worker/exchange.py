@@ -85,7 +85,7 @@ class Exchange(MemorySharing, Reentry, Waits):
         self._connections: Sequence[Connection] = ()
         self._sizes = [self.gradients.partition(partition).nbytes for partition in self.partitions]
         self._rounded = Rounded(self.gradients, self.partitions, wire_dtype)
-        self._push_flags = wire.STRICT * strict | wire.PULLS * self.memory.mapped
+        self._push_flags = wire.STRICT * strict | wire.PULLS * (sharing in (Sharing.LENT, Sharing.MAPPED))
         self._hyper_number, self._hyper = 0, start
         self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
         lock = threading.RLock()

@@ -177,10 +177,11 @@ class Link(Rejoining):
             return make(sharing=Sharing.PRIVATE)
 
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
-        if not self._shares:
-            return Sharing.PRIVATE
-        worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
         plain = pulls and self._settings.consistency == BSP() and not self.ended
+        if not self._shares:
+            lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
+            return Sharing.LENT if lends else Sharing.PRIVATE
+        worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
         if worth and plain and can_overlay() and self._carriers.all_take(Carrier.SHM, plan.num_shards):
             return Sharing.MAPPED
         return Sharing.COPIED

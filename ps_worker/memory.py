@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ps_wire import shared_memory
+from ps_wire.shared_memory import Mapped
 from ps_wire.table import PAGE_BYTES
 
 PAGES = Path("/proc/self/pagemap")
@@ -61,7 +62,7 @@ def _mapped(nbytes: int) -> mmap.mmap | None:
     return mapped
 
 
-class SharedMemory(mmap.mmap):
+class SharedMemory(Mapped):
     """Zeros that shards on this host may map. What lies in it keeps it, longer than its worker lives.
 
     Attributes:

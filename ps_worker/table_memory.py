@@ -1,6 +1,7 @@
 """The flat memory of a table on a worker: gradients and weights. Shards on the same host may map both.
 
     private   nothing is shared
+    lent      nothing is shared, but gradients leave by reference (plain BSP, over a Unix socket)
     copied    shards map both: they read gradients, and write weights where the worker wants them
     mapped    shards map gradients; the worker maps the two halves in which shards have the weights of even
               and of odd versions (plain BSP), so that nothing is copied. What a shard cannot share arrives as
@@ -19,6 +20,7 @@ from ps_wire import shared_memory
 from ps_wire.buffer import as_tensor
 from ps_wire.codec import AS_THEY_ARE, travelling
 from ps_wire.errors import FrameMalformed
+from ps_wire.lent_memory import lend
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout, SliceLayout
 from ps_wire.table import PAGE_BYTES
@@ -34,6 +36,7 @@ class Sharing(Enum):
     """See the module's docstring."""
 
     PRIVATE = "private"
+    LENT = "lent"
     COPIED = "copied"
     MAPPED = "mapped"
 
@@ -68,7 +71,10 @@ class TableMemory:
         nbytes = Layout(plan).nbytes
         if sharing is not Sharing.PRIVATE:
             gradients = SharedMemory(nbytes, wiped=True)
-            self.descriptors = (gradients.descriptor,)
+            if sharing is Sharing.LENT:
+                lend(gradients, gradients.descriptor)
+            else:
+                self.descriptors = (gradients.descriptor,)
         if sharing is Sharing.COPIED:
             weights = SharedMemory(nbytes)
             self.descriptors += (weights.descriptor,)

@@ -20,17 +20,23 @@ def plan(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:
     return _memory(setup) if carrier == SHARED_MEMORY else _sockets(setup, carrier)
 
 
+def kernel(setup: Setup) -> tuple[ProcessPlan, ...]:
+    """The process that measures the optimizer's kernel alone, on all cores."""
+    return _memory(setup, alone=True)
+
+
 def copies(setup: Setup) -> int:
     """How many times the weights' bytes they hold at least, whichever carrier it comes to."""
     return min(2 + setup.state_slots + setup.num_workers, 1 + 3 * setup.num_workers)
 
 
-def _memory(setup: Setup) -> tuple[ProcessPlan, ...]:
+def _memory(setup: Setup, *, alone: bool = False) -> tuple[ProcessPlan, ...]:
     configuration = {
         "parameters": setup.parameters,
         "workers": setup.num_workers,
         "optimizer": setup.optimizer,
         "bsp": setup.consistency == "bsp",
+        "alone": alone,
     }
     command = run_module("ps_lab.bench.children.memory_limit")
     return (ProcessPlan(name=NAME, command=command, configuration=configuration),)

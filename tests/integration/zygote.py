@@ -3,8 +3,8 @@
 Importing torch takes 2 s of a core; a fork takes 20 ms, and what comes out is a process like any other, with
 its own pid, signals and exit code. Run as a script with the path of a Unix socket. Each connection asks for
 one child: a JSON object, and with it the descriptor for the child's output. Back come lines: its pid, then
-its exit code (negative: killed by that signal). The pid stays the child's until the other side has shut
-its end of the connection; then the connection ends. All of it ends when stdin does. More arguments are names of
+its exit code (negative: killed by that signal). The pid stays the child's until the other side has shut its
+end of the connection; then the connection ends. All of it ends when stdin does. More arguments are names of
 modules that are imported before the first fork, too. Modules that a child's TESTS_INSTALL names are imported
 in it, and their `install()` is called, before its command begins.
 """

@@ -3,7 +3,8 @@
 Legend: W = workers, E = elements of a piece. The arithmetic is law 1's: the mean of W gradients in rank
 order, each operation rounded once, then the optimizer. Under BSP the step writes into the other half of
 double-buffered weights: SGD out of place, others copy and step in place. Under other models each gradient is
-a step of its own, in place, and its worker's copy of the new weights is made.
+a step of its own, in place, and its worker's copy of the new weights is made. The kernel alone is a step in
+place with gradients that are there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ PIECE_ELEMENTS = 1 << 20  # 4 MiB of float32
 class MemoryLimit:
     """A round, without processes."""
 
-    def __init__(self, *, parameters: int, workers: int, optimizer: str, bsp: bool) -> None:
+    def __init__(
+        self, *, parameters: int, workers: int, optimizer: str, bsp: bool, alone: bool = False
+    ) -> None:
         """Allocates and touches all memory.
 
         Args:
@@ -32,8 +35,10 @@ class MemoryLimit:
             workers: W.
             optimizer: by the name of the command line.
             bsp: one step on the mean, nothing copied; else a step and a copy per worker.
+            alone: the optimizer's kernel and nothing else.
         """
         self._bsp = bsp
+        self._alone = alone
         self._optimizer = optimizer
         self.halves = [torch.ones(parameters) for _ in range(2 if bsp else 1)]
         self._gradients = [torch.full((parameters,), 1e-3) for _ in range(workers)]
@@ -49,7 +54,8 @@ class MemoryLimit:
 
     def round(self, map_pieces: Callable[[Callable[[int], None], range], object]) -> None:
         """One round; `map_pieces` calls a function with every index, as `map` does, and waits."""
-        map_pieces(self._step_mean if self._bsp else self._step_each, range(len(self._spans)))
+        step = self._step_mean if self._bsp else self._step_each
+        map_pieces(self._step_alone if self._alone else step, range(len(self._spans)))
         self._version += self._bsp
 
     @torch.no_grad()
@@ -70,6 +76,10 @@ class MemoryLimit:
         for gradient, copy in zip(self._gradients, self._copies, strict=True):
             self._step(index, gradient[span])
             copy[span].copy_(self.halves[0][span])
+
+    @torch.no_grad()
+    def _step_alone(self, index: int) -> None:
+        self._step(index, self._gradients[0][self._spans[index]])
 
     def _step(self, index: int, gradient: torch.Tensor) -> None:
         self._pieces[index].grad = gradient
@@ -98,6 +108,7 @@ def main() -> None:
         workers=configuration["workers"],
         optimizer=configuration["optimizer"],
         bsp=configuration["bsp"],
+        alone=configuration["alone"],
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:

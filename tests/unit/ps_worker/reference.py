@@ -109,6 +109,7 @@ def served(
     *,
     num_workers: int = 1,
     consistency: str = "bsp",
+    carrier: str = "auto",
     **options: Any,
 ) -> torch.nn.Module:
     """Worker 0's model after `finish`; all workers' weights are checked to be equal."""
@@ -123,7 +124,7 @@ def served(
         script(worker.rank, mine, optimizer)
         worker.finish()
 
-    run_workers(cluster, body, num_workers=num_workers, consistency=consistency)
+    run_workers(cluster, body, num_workers=num_workers, consistency=consistency, carrier=carrier)
     for replica in models[1:]:
         assert_same(replica, models[0])
     return models[0]

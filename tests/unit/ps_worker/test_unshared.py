@@ -131,7 +131,7 @@ def test_a_shard_that_can_make_no_memory_to_be_mapped_sends_weights(
     monkeypatch.setattr(os, "memfd_create", for_workers)
     with caplog.at_level("WARNING"):
         run_workers(cluster, train_model)
-    assert "no memory for workers to map (Too many open files)" in caplog.text
+    assert "no memory for halves of its weights (Too many open files)" in caplog.text
     assert "are not shared by a shard" in caplog.text
 
 
