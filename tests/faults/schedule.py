@@ -15,7 +15,7 @@ from ps_wire.frame import Kind
 from .middle import Do
 
 CONSISTENCIES = ("bsp", "ssp:1", "asp")
-CARRIERS = ("auto", "tcp", "grpc")
+CARRIERS = ("auto", "uds", "tcp", "grpc")
 POINTS = (  # of a worker; over the grpc carrier there is no "send"
     "worker before a push is queued",
     "worker after a push is queued",
