@@ -14,7 +14,7 @@ from ps_wire.frame import Kind
 
 from .middle import Do
 
-CONSISTENCIES = ("bsp", "ssp:1", "asp")
+CONSISTENCIES = ("bsp", "ssp:1", "asp", "bsp:backup=1")
 CARRIERS = ("auto", "uds", "tcp", "grpc")
 POINTS = (  # of a worker; over the grpc carrier there is no "send"
     "worker before a push is queued",

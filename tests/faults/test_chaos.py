@@ -22,18 +22,18 @@ from .scenario import gradient, plan
 from .schedule import CONSISTENCIES, Act, Event, Round, draw
 
 STEPS = 150
-SEED = 2  # under which, in a round of bsp, one server is killed and the other one stopped
+SEED = 47  # under which, in a round of bsp, one server is killed and the other one stopped
 
 
 @pytest.mark.integration
 @pytest.mark.fault
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_whatever_happens_every_push_is_accounted_for_and_the_weights_are_their_replay(
     zygote: Zygote, number: int
 ) -> None:
-    """Workers are killed and stopped, in one round a server, servers are apart, frames are lost and doubled.
+    """Workers are killed and stopped, in two rounds servers, too; those are apart in each; frames are lost.
 
-    A round for every consistency.
+    A round for every consistency; with backup workers in the long run only.
     """
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))  # it stays, where the round fails
     (happened,) = chaos.run(zygote.start, folder, seed=SEED, numbers=[number], until_s=math.inf, steps=STEPS)
