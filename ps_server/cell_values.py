@@ -159,6 +159,12 @@ class CellValues:
             self.carry()
             return
         flags = list(present)
+        if self._weights.other is not None and self._optimizer.crosses(group):
+            pieces = self._split(self.now)
+            self._weights.next()
+            self._rebind()
+            self._optimizer.step_across(pieces, self._given(average, flags), group)
+            return
         if all(flags) and self._optimizer.plain(group):
             before = self.now
             self._optimizer.step_plain(before, average, group, out=self._weights.next())
@@ -170,10 +176,14 @@ class CellValues:
         else:
             self.carry()
             self._rebind()
+        self._optimizer.step(self._given(average, flags), group)
+
+    def _given(self, average: torch.Tensor, flags: list[bool]) -> list[torch.Tensor | None]:
+        """The gradients of `cuts`, None where nobody has one."""
         if self._whose is not None:
             flags = [flags[piece] for piece in self._whose]
         pieces = zip(self._split(average), flags, strict=True)
-        self._optimizer.step([values if there else None for values, there in pieces], group)
+        return [values if there else None for values, there in pieces]
 
     @trace.traced("carry weights")
     def carry(self) -> None:

@@ -64,6 +64,10 @@ class DeviceOptimizer(PieceOptimizer):
         """Never: `step_plain` works on the host."""
         return False
 
+    def crosses(self, group: Group) -> bool:  # noqa: ARG002 - the base's
+        """Never: nor does `step_across`."""
+        return False
+
     def rebind(self, pieces: Sequence[torch.Tensor]) -> None:
         """See `PieceOptimizer.rebind`."""
         self._hosts = list(pieces)

@@ -17,9 +17,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ps_server.adam import Adam, across
 from ps_wire.errors import OptimizerUnsupported, PayloadMismatch
 from ps_wire.table import Group, OptimizerSpec, Value
 
+Pieces: TypeAlias = Sequence[torch.Tensor]
+Gradients: TypeAlias = Sequence[torch.Tensor | None]
 State: TypeAlias = Mapping[str, torch.Tensor]  # of one piece or parameter, by torch's names
 WithGradient: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # a piece and its gradient
 
@@ -149,10 +152,12 @@ class PieceOptimizer:
         self._start = self._group = group
         self._looked_at: Group | None = None  # by `plain`
         self._is_plain = False
+        self._crossed: Group | None = None  # looked at by `crosses`
+        self._adam: Adam | None = None
         self.state_names = known(name).scalars + known(name).tensors(dict(group))
         self._torch = _make(known(name), name, self._pieces, group)
 
-    def step(self, gradients: Sequence[torch.Tensor | None], group: Group) -> None:
+    def step(self, gradients: Gradients, group: Group) -> None:
         """One step with these hyper-parameters.
 
         Args:
@@ -163,11 +168,8 @@ class PieceOptimizer:
             for own in self._torch.param_groups:
                 own.update(group)
             self._group = group
-        there = [
-            (piece, gradient)
-            for piece, gradient in zip(self._pieces, gradients, strict=True)
-            if gradient is not None
-        ]
+        pairs = zip(self._pieces, gradients, strict=True)
+        there = [(piece, gradient) for piece, gradient in pairs if gradient is not None]
         for batch in self._batches(there):
             for piece, gradient in batch:
                 piece.grad = gradient
@@ -197,6 +199,20 @@ class PieceOptimizer:
             )
             self._looked_at = group
         return self._is_plain
+
+    def crosses(self, group: Group) -> bool:
+        """Whether `step_across` can do a step with these hyper-parameters."""
+        if group is not self._crossed:
+            self._crossed, self._adam = group, across(self._name, group, self._pieces)
+        return self._adam is not None
+
+    def step_across(self, before: Pieces, gradients: Gradients, group: Group) -> None:
+        """What `step` does where `crosses` holds, from the P pieces `before` into the own ones."""
+        assert self._adam is not None
+        states = [self._torch.state.get(piece, {}) for piece in self._pieces]
+        left = self._adam.step_pieces(states, gradients, before, self._pieces)
+        if any(gradient is not None for gradient in left):
+            self.step(left, group)
 
     @staticmethod
     def step_plain(weights: torch.Tensor, gradient: torch.Tensor, group: Group, *, out: torch.Tensor) -> None:

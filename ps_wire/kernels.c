@@ -1,5 +1,5 @@
-/* The mean of gradients in rank order, and a plain step of SGD with it, in one pass over memory; the look for
- * values that are not finite, and the copy that a worker reads.
+/* The mean of gradients in rank order, and a plain step of SGD with it, in one pass over memory; a step of Adam
+ * from one memory into another; the look for values that are not finite, and the copy that a worker reads.
  *
  * Each product, sum and quotient is rounded as torch rounds it, so results are the same to the bit;
  * kernels.py compares them before anything uses this. Those that tell return 1 if all was finite. They touch
@@ -125,6 +125,56 @@ TARGET int ps_finite(const float *values, size_t elements)
         alone += 0.0f * values[at];
     low = _mm256_add_ps(low, high);
     return _mm256_movemask_ps(_mm256_cmp_ps(low, low, _CMP_UNORD_Q)) == 0 && alone == alone;
+}
+
+/* A step of Adam or AdamW (Kingma and Ba, arXiv:1412.6980; Loshchilov and Hutter, arXiv:1711.05101), each
+ * operation in the order and with the rounding of torch's fused kernel, which does vectors and the last few
+ * elements differently. `first` and `second` are the moments, changed in place; `out` is no memory of
+ * `weights`. `l2` is added to the gradient times the weight, `keep` multiplies the weight; `first_share` is
+ * 1 - beta1, less than a half; `root` is the square root of the bias correction of the second moment. */
+TARGET void ps_adam(const float *gradient, const float *weights, float *out, float *first, float *second,
+                    size_t elements, float first_share, float second_kept, float second_share, float rate,
+                    float root, float eps, float l2, float keep, int streams)
+{
+    const __m256 first_shares = _mm256_set1_ps(first_share), kept = _mm256_set1_ps(second_kept);
+    const __m256 second_shares = _mm256_set1_ps(second_share), rates = _mm256_set1_ps(-rate);
+    const __m256 roots = _mm256_set1_ps(root), epsilons = _mm256_set1_ps(eps);
+    const __m256 l2s = _mm256_set1_ps(l2), keeps = _mm256_set1_ps(keep);
+    size_t at = 0;
+    if ((uintptr_t)out & 31)
+        streams = 0;
+    for (; at + VECTOR <= elements; at += VECTOR) {
+        __m256 g = _mm256_loadu_ps(gradient + at), w = _mm256_loadu_ps(weights + at);
+        __m256 m = _mm256_loadu_ps(first + at), v = _mm256_loadu_ps(second + at);
+        if (l2 != 0.0f)
+            g = _mm256_fmadd_ps(w, l2s, g);
+        if (keep != 1.0f)
+            w = _mm256_mul_ps(w, keeps);
+        m = _mm256_fmadd_ps(first_shares, _mm256_sub_ps(g, m), m);
+        v = _mm256_fmadd_ps(_mm256_mul_ps(second_shares, g), g, _mm256_mul_ps(v, kept));
+        __m256 below = _mm256_add_ps(_mm256_div_ps(_mm256_sqrt_ps(v), roots), epsilons);
+        w = _mm256_add_ps(w, _mm256_div_ps(_mm256_mul_ps(rates, m), below));
+        _mm256_storeu_ps(first + at, m);
+        _mm256_storeu_ps(second + at, v);
+        if (streams)
+            _mm256_stream_ps(out + at, w);
+        else
+            _mm256_storeu_ps(out + at, w);
+    }
+    for (; at < elements; at++) {
+        float g = gradient[at], w = weights[at], m = first[at], v = second[at];
+        if (l2 != 0.0f)
+            g = __builtin_fmaf(w, l2, g);
+        if (keep != 1.0f)
+            w *= keep;
+        m = __builtin_fmaf(first_share, g - m, m);
+        v = __builtin_fmaf(v, second_kept, second_share * g * g);
+        first[at] = m;
+        second[at] = v;
+        out[at] = w + -rate * m / (__builtin_sqrtf(v) / root + eps);
+    }
+    if (streams)
+        _mm_sfence();
 }
 
 /* Past the caches; the two do not overlap. */

@@ -37,6 +37,10 @@ class Kernels:
         library.ps_mean_step.argtypes = [
             pointer, size, pointer, ctypes.c_float, pointer, size, ctypes.c_int,
         ]  # fmt: skip
+        self._adam: Callable[..., None] = library.ps_adam
+        numbers = [ctypes.c_float] * 8
+        library.ps_adam.argtypes = [pointer] * 5 + [size, *numbers, ctypes.c_int]
+        library.ps_adam.restype = None
         library.ps_finite.argtypes = [pointer, size]
         library.ps_copy.argtypes, library.ps_copy.restype = [pointer, pointer, size], None
 
@@ -69,6 +73,44 @@ class Kernels:
         at, to = weights.data_ptr(), out.data_ptr()
         return bool(self._mean_step(pointers, len(gradients), at, rate, to, size, streams))
 
+    def adam(
+        self,
+        gradient: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        *,
+        first_share: float,
+        second_kept: float,
+        second_share: float,
+        rate: float,
+        root: float,
+        eps: float,
+        l2: float,
+        keep: float,
+    ) -> None:
+        """A step of Adam: see `ps_adam` in kernels.c.
+
+        Args:
+            gradient: shape (E,), float32, contiguous, as all of them.
+            weights: those of before.
+            out: those of after; no memory of `weights`.
+            first: moment, changed in place.
+            second: moment, changed in place.
+            first_share: 1 - beta1, less than 0.5.
+            second_kept: beta2.
+            second_share: 1 - beta2.
+            rate: the learning rate over the bias correction of the first moment.
+            root: the root of the bias correction of the second one.
+            eps: added to the root of the second moment.
+            l2: of each weight, added to its gradient.
+            keep: what each weight is multiplied by.
+        """
+        places = [tensor.data_ptr() for tensor in (gradient, weights, out, first, second)]
+        numbers = first_share, second_kept, second_share, rate, root, eps, l2, keep
+        self._adam(*places, out.numel(), *numbers, out.nbytes >= STREAMED_BYTES)
+
     def finite(self, values: torch.Tensor) -> bool:
         """Whether each of the values, shape (E,), float32, contiguous, is finite."""
         return bool(self._finite(values.data_ptr(), values.numel()))
@@ -99,11 +141,11 @@ def load() -> tuple[Kernels | None, str]:
     try:
         library = ctypes.CDLL(str(found[0]))
         supported = library.ps_supported()
+        kernels = Kernels(library) if supported else None
     except (OSError, AttributeError) as error:
-        return None, f"torch's (the compiled kernels cannot be loaded: {error})"
-    if not supported:
+        return None, f"torch's (the compiled kernels cannot be loaded: {error}; install again)"
+    if kernels is None:
         return None, "torch's (there are no compiled kernels for this processor)"
-    kernels = Kernels(library)
     if not same_as_torch(kernels):
         return None, "torch's (the compiled kernels differ from it on this machine)"
     return kernels, "compiled, and torch's"
