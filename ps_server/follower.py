@@ -79,7 +79,8 @@ class Follower:
         except Fenced as error:
             reason = error.message
         except grpc.aio.AioRpcError as error:
-            if isinstance(fenced := error_of(error, self.address), Fenced):
+            fenced = error_of(error, self.address)
+            if isinstance(fenced, Fenced) and "coordinator" not in fenced.facts:  # else that one is, and ends
                 self._on_fenced(fenced)
             refused = await asyncio.to_thread(diagnose, self.address, self._access.tls)
             reason = refused.message if refused is not None else f"{error.code().name}: {error.details()}"

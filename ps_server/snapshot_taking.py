@@ -73,6 +73,7 @@ class Taking:
         self._writes: dict[int, asyncio.Task[FileRecord]] = {}
         self._steps: dict[int, dict[int, int]] = {}  # table -> worker -> the cut
         self._aborted: PsError | None = None
+        self._over = False
         self._changed = asyncio.Event()
 
     # -- what members say, and what becomes of them ----------------------------------------------------
@@ -90,10 +91,15 @@ class Taking:
                 blob = self._states.take(self._job.name, f"{CAPTURED}/{member.worker}")
             except JobUnknown:  # the cut has just been given up, and with it what was put
                 return
-            write = asyncio.to_thread(
-                self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
+            if self._over:  # it is being given up: nothing is written where all is deleted
+                return
+            write = asyncio.ensure_future(
+                asyncio.to_thread(
+                    self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
+                )
             )
-            self._writes[member.worker] = asyncio.ensure_future(write)
+            write.add_done_callback(lambda it: it.cancelled() or it.exception())  # of several, one is raised
+            self._writes[member.worker] = write
             self._changed.set()
 
     def gone(self, member: Member) -> None:
@@ -124,17 +130,22 @@ class Taking:
             CutAborted: it did not come about; another try may succeed.
             PsError: it could not be taken or written.
         """
-        job = self._job
-        self._name = await asyncio.to_thread(self._store.new_name, job.name)
+        self._name = await asyncio.to_thread(self._store.new_name, self._job.name)
+        stops = False
         try:
             async with lock:
                 await self._cut()
             self.manifest = await self._write()
+        except asyncio.CancelledError:  # this process does: shards give up by themselves
+            stops = True
+            raise
         finally:
+            self._over = True
             for write in self._writes.values():
                 write.cancel()
             self._let_go()
-            await self._end()
+            if not stops:
+                await self._end()
         return self.manifest
 
     async def _cut(self) -> None:
@@ -145,9 +156,7 @@ class Taking:
                 if self._job.state is JobState.ENDED:
                     await self._arm()
                     return
-                while True:
-                    if await self._agree():
-                        break
+                while not await self._agree():
                     await asyncio.sleep(LOOK_S)  # somebody is still making tables
                 await self._wait(self._all_captured, "workers to reach the cut")
                 if not self._members:

@@ -14,202 +14,27 @@ import contextlib
 import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from ps_wire.snapshot import MANIFEST
-from tests.integration.processes import LIMIT_S, Process, Start, Zygote
-from tests.integration.servers import until
+from tests.integration.processes import Process, Start, Zygote
 
 from . import links
-from .controller import Faults, Stop
+from .chaos_round import SNAPSHOTS, Chaos
+from .controller import Faults
 from .links import Link
-from .middle import Fault, Middle
-from .schedule import Act, Event, Round, draw
+from .proxy import Proxy
+from .schedule import Event, Round, draw
 from .world import World
 
-COMPUTE_S = 0.004  # of a step: who comes back finds the others still training
 STEPS = 400
 SLOW = "20mbit"
 EVERY_STEPS = 10  # between snapshots, where servers are killed
-ROUND_LIMIT_S = 100.0  # for its workers to end; what a fault waits for has 40 s
 INSIDE = "FAULTS_INSIDE"  # of the environment: this process is in a namespace that was made for it
-
-
-class Chaos:
-    """One round.
-
-    Attributes:
-        happened: events that came to their point, in that order.
-    """
-
-    def __init__(
-        self, world: World, faults: Faults, plan: Round, networks: list[Link], snapshots: Path | None
-    ) -> None:
-        self.happened: list[Event] = []
-        self._world = world
-        self._faults = faults
-        self._plan = plan
-        self._networks = networks
-        self._snapshots = snapshots
-        self._reach: dict[int, str] = {}
-        self._workers: dict[int, Process] = {}
-        self._killed: list[Process] = []
-        self._lock = threading.Lock()  # guards who is which worker
-        self._errors: list[BaseException] = []
-
-    def run(self) -> None:
-        """From the start of the job until all have ended, and the laws hold."""
-        events = {
-            self._faults.arm(event.process, event.point, since=event.step): event
-            for event in self._plan.events
-        }
-        with self._middle() as middle:
-            if middle is not None:
-                self._reach[1] = f"{self._world.servers.addresses[0]},{middle.address}"
-            for worker in range(self._plan.num_workers):
-                self._begin(worker)
-            stopping = threading.Event()
-            doing = threading.Thread(target=self._do_all, args=(events, stopping), daemon=True)
-            doing.start()
-            until_s = time.monotonic() + ROUND_LIMIT_S
-            try:
-                for worker in range(self._plan.num_workers):
-                    self._wait(worker, until_s)
-            finally:
-                stopping.set()
-                doing.join(LIMIT_S)
-                for process in self._killed:
-                    process.wait_end()
-        if self._errors:
-            raise self._errors[0]
-        self._world.check(*range(self._plan.num_workers))
-
-    @contextlib.contextmanager
-    def _middle(self) -> Iterator[Middle | None]:
-        if not self._plan.frames:
-            yield None
-            return
-        wanted = [Fault(kind=frame.kind, step=frame.step, do=frame.do) for frame in self._plan.frames]
-        for fault in wanted:
-            fault.go()  # what is delayed gives way to other threads, and goes on
-        with Middle(self._world.servers.addresses[1], self._world.data_ports[1], wanted) as middle:
-            yield middle
-
-    def _begin(self, worker: int) -> None:
-        extra: dict[str, str] = {"COMPUTE_S": str(COMPUTE_S)} | (
-            {"ROLLBACKS": "1"} if self._snapshots else {}
-        )
-        reach = self._reach.get(worker)
-        if self._networks:
-            extra |= self._networks[worker].environment
-            reach = self._world.servers.option.replace("127.0.0.1", self._networks[worker].host)
-        self._workers[worker] = self._world.begin(
-            worker,
-            f"{self._plan.num_workers}",
-            carrier=self._carrier(worker),
-            steps=self._plan.steps,
-            reach=reach,
-            extra=extra,
-        )
-
-    def _carrier(self, worker: int) -> str:
-        return "auto" if self._networks else self._plan.carriers[worker]
-
-    def _wait(self, worker: int, until_s: float) -> None:
-        """Until the process that is this worker last has ended."""
-        while True:
-            process = self._workers[worker]
-            try:
-                code = process.wait_end(max(until_s - time.monotonic(), 1.0))
-            except TimeoutError:
-                raise AssertionError(f"worker {worker} never ended:\n{process.text}") from None
-            with self._lock:
-                if self._workers[worker] is process:
-                    assert code == 0, f"worker {worker} ended with {code}:\n{process.text}"
-                    return
-
-    def _do_all(self, events: dict[Stop, Event], stopping: threading.Event) -> None:
-        threads = []
-        while not stopping.is_set():
-            stop = self._faults.poll_stop()
-            if stop is not None:
-                threads.append(threading.Thread(target=self._do, args=(events[stop], stop), daemon=True))
-                threads[-1].start()
-        for thread in threads:
-            thread.join(LIMIT_S)
-
-    def _do(self, event: Event, stop: Stop) -> None:
-        try:
-            self._act(event, stop)
-        except BaseException as error:  # noqa: BLE001 - it is raised again by `run`
-            self._errors.append(error)
-
-    def _act(self, event: Event, stop: Stop) -> None:
-        self.happened.append(event)
-        side, number = event.process.split()
-        if side == "server":
-            self._kill_server(int(number), stop)
-            return
-        worker = int(number)
-        process = self._workers[worker]
-        match event.act:
-            case Act.KILL:
-                with self._lock:
-                    process.signal(signal.SIGKILL)
-                    self._begin(worker)
-                    self._killed.append(process)
-            case Act.PAUSE | Act.SLEEP:
-                with contextlib.suppress(ProcessLookupError):
-                    process.signal(signal.SIGSTOP)
-                stop.go()
-                try:
-                    until(lambda: is_stopped(process), f"{process.name} is stopped")
-                    if event.act is Act.SLEEP:
-                        self._wait_evicted(worker)
-                finally:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.signal(signal.SIGCONT)
-            case Act.CUT | Act.BLINK:
-                self._networks[worker].cut()
-                stop.go()
-                try:
-                    if event.act is Act.CUT:
-                        self._wait_evicted(worker)
-                finally:
-                    self._networks[worker].mend()
-
-    def _kill_server(self, shard: int, stop: Stop) -> None:
-        """And starts it again, at the same address; not before there is a snapshot to go back to."""
-        assert self._snapshots is not None
-        if not any(self._snapshots.rglob(MANIFEST)):
-            stop.go()
-            return
-        self._world.servers.processes[shard].signal(signal.SIGKILL)
-        self._killed.append(self._world.begin_server_again(shard))
-
-    def _wait_evicted(self, worker: int) -> None:
-        """A job that went back to a snapshot may have no worker of this number, or wait for it to return."""
-        gone = lambda: self._world.state(worker) not in ("running", "joining", "unknown")  # noqa: E731
-        until(gone, f"worker {worker} is evicted")
-
-
-def is_stopped(process: Process) -> bool:
-    """Whether SIGSTOP has arrived, or the process is gone."""
-    try:
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return True
-
-
-def kills_servers(plan: Round) -> bool:
-    return any(event.process.startswith("server") for event in plan.events)
 
 
 def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> list[Event]:
@@ -227,14 +52,22 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
         if made:
             made[0].slow(SLOW)
         options = ("--host", "0.0.0.0", "--insecure") if networks else ()
-        snapshots = folder / "snapshots" if kills_servers(plan) else None
-        if snapshots is not None:
-            options += ("--snapshot-dir", str(snapshots), "--snapshot-every", f"{EVERY_STEPS}steps")
+        if plan.ends_servers:
+            place = str(folder / SNAPSHOTS)
+            options += ("--snapshot-dir", place, "--snapshot-every", f"{EVERY_STEPS}steps")
         try:
-            world = World(spawn, faults, folder, plan.consistency, options)
-            chaos = Chaos(world, faults, plan, made, snapshots)
+            between: list[Proxy] = []
+
+            def through(address: str) -> str:
+                between.append(stack.enter_context(Proxy(address)))
+                return between[0].address
+
+            world = World(spawn, faults, folder, plan.consistency, options, through)
+            chaos = Chaos(world, faults, plan, made, between[0], folder)
             chaos.run()
             world.close()
+            for process in started:
+                assert "Traceback" not in process.text, f"{process.name}\n{process.text}"
         finally:
             for number, process in enumerate(started):
                 with contextlib.suppress(OSError):  # one that was waited for in vain: it goes with the zygote

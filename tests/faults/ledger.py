@@ -42,7 +42,8 @@ class Writer:
             self._write("take", partition, item.worker, item.incarnation, item.step)
         elif name == "restore":
             cell, state = about[:2]
-            self._write("restore", cell._index, state.machine.version, id(cell))
+            what = "take up" if named.get("going_on") else "restore"
+            self._write(what, cell._index, state.machine.version, id(cell))
         elif name == "evict":
             cell, worker, incarnation = about[:3]
             self._write("evict", cell._index, worker, incarnation)

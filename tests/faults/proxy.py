@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections where it is told to."""
+"""A TCP proxy that breaks connections where it is told to, and keeps its two sides apart for a while."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import struct
 import threading
 from collections.abc import Iterable
 from typing import Self
+
+from tests.integration.processes import LIMIT_S
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: closing sends RST
 
@@ -32,6 +34,9 @@ class Proxy:
         self._cuts = list(cuts)
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._mute = threading.Event()
+        self._apart = threading.Event()
+        self._tries = threading.Semaphore(0)
+        self._kept: list[socket.socket] = []
         self._lock = threading.Lock()  # guards the cuts and the pairs
 
     def __enter__(self) -> Self:
@@ -42,6 +47,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.mend()
         self.reset()
 
     @property
@@ -61,19 +67,56 @@ class Proxy:
             self._break(pair)
         self._mute.clear()
 
+    def cut(self) -> None:
+        """Clients lose their connections, and get none that lasts; the target hears nothing of it."""
+        self._tries = threading.Semaphore(0)
+        self._apart.set()
+        self._part()
+
+    def wait_tries(self, count: int) -> None:
+        """Until clients have tried so often to come through a cut."""
+        for _ in range(count):
+            assert self._tries.acquire(timeout=LIMIT_S), "nobody tries any more"
+
+    def mend(self) -> None:
+        """After `cut`: the target hears that its connections have ended, and clients come through again."""
+        self._apart.clear()
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for server in kept:
+            _close(server)
+
     def _accept(self) -> None:
         while True:
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            pair = client, socket.create_connection(self._target)
-            for end in pair:
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._apart.is_set():
+                _close(client)
+                self._tries.release()
+                continue
+            try:
+                pair = client, socket.create_connection(self._target)
+            except OSError:  # the target is dead, and has another process soon
+                _close(client)
+                continue
             with self._lock:
                 self._pairs.append(pair)
+            if self._apart.is_set():
+                self._part()
+            for end in pair:
+                with contextlib.suppress(OSError):  # it may have been cut
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._up, args=(pair,), daemon=True).start()
             threading.Thread(target=self._down, args=(pair,), daemon=True).start()
+
+    def _part(self) -> None:
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+            self._kept += [server for _, server in pairs]
+        for client, _ in pairs:
+            _close(client)
 
     def _up(self, pair: tuple[socket.socket, socket.socket]) -> None:
         client, server = pair
@@ -108,9 +151,13 @@ class Proxy:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._end(pair)
 
-    @staticmethod
-    def _end(pair: tuple[socket.socket, socket.socket]) -> None:
+    def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:
         for end in pair:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+            if end not in self._kept:
+                _close(end)
+
+
+def _close(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

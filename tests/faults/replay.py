@@ -76,6 +76,11 @@ class History:
         self._cell = cell
         self.applied = [item for item in self.applied if item[0] <= version]
 
+    def take_up(self, version: int, cell: int) -> None:
+        """Another process goes on with what the one before has handed on."""
+        assert version == self.version, f"handed on at {version}; it was at {self.version}"
+        self._cell = cell
+
     def is_void(self, cell: int) -> bool:
         """Whether this is what it was before it went back."""
         return self._cell is not None and cell != self._cell
@@ -94,6 +99,9 @@ def histories(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> 
         if kind == "restore":
             index, version, cell = record
             made[index].restore(version, cell)
+        if kind == "take up":
+            index, version, cell = record
+            made[index].take_up(version, cell)
         if kind != "apply":
             continue
         index, version, scale, pushes, hyper, cell = record

@@ -14,8 +14,8 @@ from ps_wire.frame import Kind
 
 from .middle import Do
 
-CONSISTENCIES = ("bsp", "ssp:1", "asp")
-CARRIERS = ("auto", "tcp", "grpc")
+CONSISTENCIES = ("bsp", "ssp:1", "asp", "bsp:backup=1")
+CARRIERS = ("auto", "uds", "tcp", "grpc")
 POINTS = (  # of a worker; over the grpc carrier there is no "send"
     "worker before a push is queued",
     "worker after a push is queued",
@@ -39,10 +39,11 @@ class Act(StrEnum):
     """What happens to a process."""
 
     KILL = "kill"  # SIGKILL; another process takes its place at once
+    STOP = "stop"  # SIGTERM; another process takes its place when it has ended
     PAUSE = "pause"  # SIGSTOP, and SIGCONT as soon as it has stopped
     SLEEP = "sleep"  # SIGSTOP, and SIGCONT when it was evicted
-    CUT = "cut"  # its network is gone until it was evicted
-    BLINK = "blink"  # its network is gone and comes back
+    CUT = "cut"  # a worker's network is gone until it was evicted; shard 1's way to shard 0, for some tries
+    BLINK = "blink"  # it is gone and comes back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,12 @@ class Round:
     events: tuple[Event, ...]
     frames: tuple[FrameFault, ...]
 
+    @property
+    def ends_servers(self) -> bool:
+        """Whether a server is killed or stopped, so that there have to be snapshots."""
+        acts = {event.act for event in self.events if event.process.startswith("server")}
+        return bool(acts & {Act.KILL, Act.STOP})
+
     def __str__(self) -> str:
         over = ", ".join(self.carriers)
         head = f"{self.consistency}, {self.num_workers} workers over {over}, {self.steps} steps"
@@ -88,17 +95,17 @@ class Round:
 
 
 def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
-    """Round `number` of a seed; in those of an odd number a shard is killed, or both.
+    """Round `number` of a seed; in those of an odd number a shard is killed or stopped, or both.
 
     Args:
         seed: of the run.
         number: of the round.
-        steps: that workers train.
+        steps: that workers train, at least.
         links: workers have networks of their own, which can be cut.
     """
     rng = random.Random(f"{seed}/{number}")
     num_workers = rng.choice((3, 4))
-    acts = [Act.KILL, Act.SLEEP, Act.PAUSE] + ([Act.CUT, Act.BLINK] if links else [])
+    acts = [Act.KILL, Act.STOP, Act.SLEEP, Act.PAUSE] + ([Act.CUT, Act.BLINK] if links else [])
     spread = range(steps // 10, steps - steps // 10)
     events = [
         Event(
@@ -109,12 +116,17 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
         )
         for step in sorted(rng.sample(spread, 6))
     ]
+    # servers are apart when a worker goes or comes: that is what they talk of
+    apart = rng.choice(events).step, rng.choice((Act.CUT, Act.BLINK))
+    of_servers = [(1, *apart)]
     if number % 2:
         step = rng.choice(range(steps // 2, spread.stop))
-        events += [
-            Event(process=f"server {shard}", point=rng.choice(SERVER_POINTS), step=step, act=Act.KILL)
-            for shard in rng.choice(((0,), (1,), (0, 1)))
-        ]
+        shards = rng.choice(((0,), (1,), (0, 1)))
+        of_servers += [(shard, step, rng.choice((Act.KILL, Act.STOP))) for shard in shards]
+    events += [
+        Event(process=f"server {shard}", point=rng.choice(SERVER_POINTS), step=step, act=act)
+        for shard, step, act in of_servers
+    ]
     frames = [] if links else rng.sample(FRAMES, 8)
     carriers = tuple(
         "tcp" if worker == 1 and frames else rng.choice(CARRIERS) for worker in range(num_workers)

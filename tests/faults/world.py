@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -30,21 +31,31 @@ class World:
     """
 
     def __init__(
-        self, spawn: Start, faults: Faults, folder: Path, consistency: str, options: Sequence[str] = ()
+        self,
+        spawn: Start,
+        faults: Faults,
+        folder: Path,
+        consistency: str,
+        options: Sequence[str] = (),
+        through: Callable[[str], str] = str,
     ) -> None:
-        """Starts the shards, with these options more."""
+        """Starts the shards, with these options more; shard 1 gets `through(address)` as that of shard 0."""
         self.job = fresh_job()
         self.consistency = consistency
         self._spawn = spawn
         self._faults = faults
         self._folder = folder
         self.data_ports = free_ports(2)
+        self._through = through
         self._commands: list[tuple[str, ...]] = []
         self.servers = Servers(self._begin_server, 2, *options)
 
     def _begin_server(self, *command: str) -> Process:
         shard = len(self._commands)
-        self._commands.append((*command, "--data-port", str(self.data_ports[shard])))
+        reach = (
+            self._through(word) if before == "--coordinator" else word for before, word in pairwise(command)
+        )
+        self._commands.append((command[0], *reach, "--data-port", str(self.data_ports[shard])))
         return self._spawn(*self._commands[shard], **self._faults.environment(f"server {shard}"))
 
     def begin_server_again(self, shard: int) -> Process:

@@ -38,6 +38,7 @@ class Process:
         self.pid = pid
         self.lines: list[str] = []
         self._wait = wait
+        self._waiting = threading.Lock()
         self._code: int | None = None
         self._seen = 0
         self._ended = False
@@ -58,10 +59,11 @@ class Process:
 
     def wait_end(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code, after its last line."""
-        if self._code is None:
-            self._code = self._wait(limit_s)
-            self._reader.join(LIMIT_S)
-        return self._code
+        with self._waiting:
+            if self._code is None:
+                self._code = self._wait(limit_s)
+                self._reader.join(LIMIT_S)
+            return self._code
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process, unless its end was seen."""

@@ -7,20 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .search_world import (
-    COMES,
-    DEAD,
-    GONE,
-    PULLING,
-    PUSHED,
-    PUSHING,
-    SHARDS,
-    TRAINS,
-    WAITING,
-    Moves,
-    Worker,
-    World,
-)
+from .search_workers import COMES, DEAD, GONE, PULLING, PUSHED, PUSHING, SHARDS, TRAINS, WAITING
+from .search_world import Moves, Worker, World
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_server import coordinator_state
+from ps_server.chooser import Chooser
 from ps_server.member import Action, ToMember, TwoRounds
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .search_coordinator_visits import CoordinatorVisit
 from .search_coordinators import CoordinatorNode, Jobs, boot_of
-from .search_shards import Input, Output
+from .search_shards import JOB, SPEC, Input, Output
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Coordinators:
             visit.give(("make", worker, 1))
         visit.give(("uploaded", 0, 1))
         visit.settle(answers=True)
+        visit.shards._open(JOB, SPEC, 0, 0)
         return self._node(visit)
 
     def crashed(self, node: CoordinatorNode) -> CoordinatorNode:
@@ -48,6 +50,10 @@ class Coordinators:
         visit = CoordinatorVisit(self.jobs, None, last=node.last)
         visit.shards.standings.known.update(node.standings)
         visit.take_up(node.room)
+        visit.shards._choices.admitted(self.jobs.job.spec)
+        for (name, _), (opening, _) in node.choices._choosers.items():
+            visit.shards._open(name, SPEC, opening, 0)
+        visit.shards._choices.restore(node.choices.capture())
         return self._node(visit)
 
     def step(self, node: CoordinatorNode, given: Input) -> tuple[CoordinatorNode, tuple[Output, ...]]:
@@ -82,6 +88,7 @@ class Coordinators:
             visit.again,
             visit.sent,
             None if visit.waits is None else visit.waits.SerializeToString(deterministic=True),
+            tuple(map(_chooser_key, shards._choices._choosers.values())),
         )
         if key not in self.known:
             members = room.job.roster.members.values() if room is not None else ()
@@ -99,12 +106,19 @@ class Coordinators:
                 again=visit.again,
                 sent=visit.sent,
                 waits=visit.waits,
+                choices=shards._choices,
                 members={it.worker: (it.incarnation, it.state.value) for it in members},
                 heard=frozenset(boxes),
                 told=frozenset(key for key, box in boxes.items() if box._kept),
                 state="" if room is None else room.job.state.value,
             )
         return self.known[key]
+
+
+def _chooser_key(known: tuple[int, Chooser]) -> object:
+    opening, chooser = known
+    caught, reports = sorted(chooser._caught.items()), sorted(chooser._reports.items())
+    return opening, chooser.last, chooser._held, tuple(caught), tuple(reports)
 
 
 def _action_key(action: Action) -> object:

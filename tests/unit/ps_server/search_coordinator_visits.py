@@ -7,8 +7,10 @@ Carried out here is what waits for something in between: an order for the answer
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import cast
 
+from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, attendance_from_proto
 from ps_server.member import ToMember
 from ps_server.recovery import floor_of, restoration
 from ps_wire.errors import PsError, ServerNotReady
@@ -17,6 +19,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 from .search_coordinators import AT_ONCE
 from .search_member_visits import MemberVisit
+from .search_shards import JOB
 
 
 class CoordinatorVisit(MemberVisit):
@@ -62,8 +65,24 @@ class CoordinatorVisit(MemberVisit):
         self.recovers = "loads"
         self._order(restoration(self.of.saved[snapshot], self.shards.raise_generation()))
 
+    def _on_report(self, shard: int, text: bytes) -> None:
+        """As `Shards.attended`; a shard that does not follow is not heard."""
+        if shard > 0 and shard not in self.shards._registered:
+            return
+        attended = attendance_from_proto(pb.Attendance.FromString(text))
+        self._send(self.shards._choices.reported(shard, attended))
+
+    def _send(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
+        """As `Shards._send_choices`."""
+        for order, shards in choices:
+            there = tuple(shard for shard in shards if shard == 0 or shard in self.shards._registered)
+            self.outputs.append(("order", there, order.SerializeToString(deterministic=True)))
+
     def _order(self, order: pb.Order) -> None:
         """As `Shards.order`."""
+        kind = order.WhichOneof("kind") or ""
+        if kind in FIRST_ROUNDS:
+            self.shards._choices.hold(JOB)
         if not self.shards._complete.is_set():
             self.waits = order
             return
@@ -71,6 +90,7 @@ class CoordinatorVisit(MemberVisit):
         text = order.SerializeToString(deterministic=True)
         message = pb.Order(number=zlib.crc32(text))  # of two that come one after the other, they differ
         message.MergeFrom(order)
+        self.shards._note(message)
         text = message.SerializeToString(deterministic=True)
         self.sent = text, self.shards.standings.known[1][0], (None, None)
         self.outputs.append(("order", (0, 1), text))
@@ -91,6 +111,10 @@ class CoordinatorVisit(MemberVisit):
             return
         self.sent = None
         outcomes = [pb.OrderDone.FromString(cast(bytes, text)) for text in answers]
+        kind = pb.Order.FromString(order).WhichOneof("kind") or ""
+        refused = any(outcome.HasField("refused") for outcome in outcomes)
+        if kind in SECOND_ROUNDS or (refused and kind in FIRST_ROUNDS):
+            self._send(self.shards._choices.release(JOB))
         for outcome in outcomes:
             if outcome.HasField("refused"):
                 self._refused(refused_from_proto(outcome.refused))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_server.agenda import Agenda
+from ps_server.choices import Choices
 from ps_server.generations import Generations
 from ps_server.member import Action
 from ps_server.membership import Job
@@ -75,6 +76,7 @@ class CoordinatorNode:
     again: bool
     sent: Sent | None
     waits: pb.Order | None
+    choices: Choices
     members: dict[int, tuple[int, str]] = field(default_factory=dict)
     heard: frozenset[tuple[int, int]] = frozenset()
     told: frozenset[tuple[int, int]] = frozenset()

@@ -12,25 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from .search_servers import Event, ServerMoves
-from .search_service import (
-    COMES,
-    DEAD,
-    GONE,
-    JOINS,
-    LIVES,
-    MAKES,
-    PULLING,
-    PUSHING,
-    SHARDS,
-    TRAINS,
-    UNDONE,
-    World,
-)
+from .search_coordinators import CoordinatorNode
+from .search_heirs import HeirMoves
+from .search_servers import Event
+from .search_service import JOINS, LIVES, MAKES, UNDONE, World
+from .search_workers import COMES, DEAD, GONE, PULLING, PUSHING, SHARDS, TRAINS
 
 
 @dataclass(slots=True, kw_only=True)
-class ServerSearch(ServerMoves):
+class ServerSearch(HeirMoves):
     """A small job: `run` visits every reachable state.
 
     Attributes:
@@ -105,7 +95,7 @@ class ServerSearch(ServerMoves):
         if any(worker.life not in (GONE, DEAD, UNDONE) for worker in world.workers):
             return False
         coordinator = world.coordinator
-        if any(world.down) or not coordinator.idle or not coordinator.complete:
+        if world.heir is not None or any(world.down) or not coordinator.idle or not coordinator.complete:
             return False
         if any(node.live for node in world.shards):
             return False
@@ -113,7 +103,7 @@ class ServerSearch(ServerMoves):
         assert not first.staged
         assert not second.staged
         differ = first.applied.keys() ^ second.applied.keys()
-        assert len(differ) <= first.mixed_steps + second.mixed_steps, "torn"
+        assert len(differ) <= first.mixed_steps + second.mixed_steps, ("torn", differ)
         if coordinator.state == "ended":
             for number, worker in enumerate(world.workers):
                 if worker.life == GONE and number not in self.uncertain:
@@ -130,7 +120,8 @@ class ServerSearch(ServerMoves):
     def uncertain(self) -> frozenset[int]:
         """Workers some of whose steps may be dropped."""
         late = range(len(self.steps) - self.late, len(self.steps))
-        everybody = range(len(self.steps)) if self.budget.keys() & {"pauses", "leaves"} else ()
+        drops = self.gate.backup or self.budget.keys() & {"pauses", "leaves"}
+        everybody = range(len(self.steps)) if drops else ()
         return frozenset((*late, *everybody))
 
     # -- what can happen -----------------------------------------------------------------------------
@@ -169,10 +160,21 @@ class ServerSearch(ServerMoves):
                 yield "deliver", shard
             elif world.cut is None and world.shards[shard].held.cut is not None:
                 yield "expire", shard
-        if not coordinator.complete:
-            yield ("register",)
-        elif coordinator.recovers == "waits" and coordinator.sent is None and coordinator.waits is None:
-            yield ("recover",)
+        heir = world.heir
+        if heir is None or not heir.followed:
+            if not coordinator.complete:
+                yield ("register",)
+            elif self._can_recover(coordinator):
+                yield ("recover",)
+        if heir is not None:
+            yield ("fenced",)
+            if heir.down:
+                yield ("heir_carries_out",)
+            elif heir.followed and self._can_recover(heir.coordinator):
+                yield ("heir_recovers",)
+
+    def _can_recover(self, it: CoordinatorNode) -> bool:
+        return it.complete and it.recovers == "waits" and it.sent is None and it.waits is None
 
     def _faults(self, world: World) -> Iterator[Event]:
         coordinator = world.coordinator
@@ -196,6 +198,10 @@ class ServerSearch(ServerMoves):
                 yield "kill", shard
             if world.stops[shard] and (shard == 1 or coordinator.idle):
                 yield "stop", shard
+        if world.heirs:
+            yield ("double",)
+        if world.heir is not None and not world.heir.followed:
+            yield ("follow_heir",)
         if world.breaks and coordinator.complete:
             yield "break_off", False
             if world.down[1]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import Executor
+from copy import deepcopy
 from typing import Any, cast
 
 from ps_server import coordinator_state
@@ -75,6 +76,7 @@ class MemberVisit:
             self.follows()
         self.recovers, self.again = before.recovers, before.again
         self.sent, self.waits = before.sent, before.waits
+        self.shards._choices = deepcopy(before.choices)
         was = before.agenda
         agenda = Agenda(was.frozen, deque(map(_copied, was._actions)), was._change)
         if before.room is not None:

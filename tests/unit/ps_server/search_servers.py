@@ -6,27 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from .search_coordinators import CoordinatorNode
-from .search_service import (
+from .search_service import ENDS, JOINS, LATER, MAKES, OVER, STARTS, UNDONE, Moves, Worker, World
+from .search_shards import Input, register_of
+from .search_workers import (
     COMES,
     DEAD,
     DONE,
-    ENDS,
     GONE,
-    JOINS,
-    LATER,
-    MAKES,
-    OVER,
     PULLING,
     PUSHED,
-    STARTS,
     TRAINS,
-    UNDONE,
     WAITING,
-    Moves,
-    Worker,
-    World,
+    move,
+    put,
 )
-from .search_shards import Input, register_of
 
 Event = tuple[Any, ...]  # a move's name, then what it takes
 
@@ -42,13 +35,14 @@ class ServerMoves(Moves):
 
     # -- what is sent --------------------------------------------------------------------------------
 
-    def give(self, world: World, shard: int, given: Input) -> World:
-        """A shard gets an input."""
+    def give(self, world: World, shard: int, given: Input, lost: tuple[str, ...] = ()) -> World:
+        """A shard gets an input; of what comes out some is `lost`."""
         node, outputs = self.shards.step(world.shards[shard], given)
         world = world._replace(shards=with_(world.shards, shard, node))
         for name, *what in outputs:
-            self.reached.add(name)
-            world = getattr(self, f"_on_{name}")(world, shard, *what)
+            if name not in lost:
+                self.reached.add(name)
+                world = getattr(self, f"_on_{name}")(world, shard, *what)
         return world
 
     def tell(self, world: World, given: Input) -> World:
@@ -76,20 +70,27 @@ class ServerMoves(Moves):
         given, *rest = world.down[shard]
         return self.give(world._replace(down=with_(world.down, shard, tuple(rest))), shard, given)
 
+    def _on_report(self, world: World, shard: int, text: bytes) -> World:
+        return self.tell_of_shard(world, shard, ("report", shard, text))
+
     def _on_done(self, world: World, shard: int, text: bytes) -> World:
-        return self.tell(world, ("done", shard, text))
+        return self.tell_of_shard(world, shard, ("done", shard, text))
+
+    def tell_of_shard(self, world: World, shard: int, given: Input) -> World:
+        """A shard tells the coordinator something."""
+        return self.tell(world, given)
 
     def _on_pulled(self, world: World, shard: int, number: int, incarnation: int, version: int) -> World:
         worker = world.workers[number]
         if (worker.life, worker.incarnation) != (TRAINS, incarnation) or worker.at[shard] != WAITING:
             return world
-        return self._turn(self._move(world, number, shard, version), number)
+        return self._turn(move(world, number, shard, version), number)
 
     def _on_ack(self, world: World, shard: int, number: int, incarnation: int, step: int) -> World:
         worker = world.workers[number]
         if (worker.life, worker.incarnation) != (TRAINS, incarnation) or worker.at[shard] != PUSHED:
             return world
-        return self._turn(self._move(world, number, shard, DONE), number) if step == worker.step else world
+        return self._turn(move(world, number, shard, DONE), number) if step == worker.step else world
 
     def _on_refused(self, world: World, _: int, number: int, incarnation: int, error: str) -> World:
         if world.workers[number].incarnation != incarnation or world.workers[number].life == DEAD:
@@ -123,7 +124,7 @@ class ServerMoves(Moves):
             return world
         first, second, ended = value
         incarnation, _state = world.coordinator.members[number]
-        world = self.put(world, number, life=MAKES, incarnation=incarnation, generations=(first, second))
+        world = put(world, number, life=MAKES, incarnation=incarnation, generations=(first, second))
         return self.gone(world, number) if ended else world
 
     def _told_table_made(self, world: World, _number: int, _worker: Worker, upload: bool) -> World:
@@ -133,9 +134,9 @@ class ServerMoves(Moves):
     def _told_table_started(self, world: World, number: int, worker: Worker, step: int) -> World:
         if worker.life != STARTS:
             return world
-        world = self.put(world, number, life=TRAINS, step=step, pushes=False, at=(PULLING, PULLING))
+        world = put(world, number, life=TRAINS, step=step, pushes=False, at=(PULLING, PULLING))
         over = step >= self.steps[number]
-        return self.finish(self.put(world, number, life=ENDS), number) if over else world
+        return self.finish(put(world, number, life=ENDS), number) if over else world
 
     def _told_upload_final(self, world: World, number: int, worker: Worker, _: None) -> World:
         return self.say(world, "final", number) if worker.life == ENDS else world
@@ -149,7 +150,7 @@ class ServerMoves(Moves):
 
     def _told_refused(self, world: World, number: int, worker: Worker, error: str) -> World:
         assert error in (*OVER, "ServerNotReady"), ("a worker's process ends", error)
-        return self._over(self.put(world, number, life=COMES) if worker.life == JOINS else world, number)
+        return self._over(put(world, number, life=COMES) if worker.life == JOINS else world, number)
 
     # -- servers -------------------------------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class ServerMoves(Moves):
             world = self.broken(world)
             fresh = self.shards.fresh(1, world.boots)
         else:
-            world = self._coordinator(world, self.coordinators.crashed(world.coordinator))
+            world = self.replace_coordinator(world, self.coordinators.crashed(world.coordinator))
             fresh = self.shards.fresh(0, world.boots, world.coordinator.own_shard)
         return self._without(world._replace(shards=with_(world.shards, shard, fresh)), shard)
 
@@ -176,16 +177,20 @@ class ServerMoves(Moves):
             world = self.broken(world)
             node = self.shards.stopped(world.shards[1])
         else:
-            world = self._coordinator(world, self.coordinators.stopped(world.coordinator))
+            for given in world.down[0]:
+                if given[0] == "order":  # it is behind these before it hands anything on
+                    world = self.give(world, 0, given, lost=("done", "report"))
+            world = self.replace_coordinator(world, self.coordinators.stopped(world.coordinator))
             node = self.shards.stopped(world.shards[0], world.coordinator.own_shard)
-        return self._without(world._replace(shards=with_(world.shards, shard, node)), shard)
+        world = self._without(world._replace(shards=with_(world.shards, shard, node)), shard)
+        return self.give(world, shard, ("attend",), lost=("report",) * shard)
 
-    def _coordinator(self, world: World, coordinator: CoordinatorNode) -> World:
+    def replace_coordinator(self, world: World, coordinator: CoordinatorNode) -> World:
         """Another one: who was about to join asks again, and shard 1 registers again."""
         world = world._replace(coordinator=coordinator, down=((), ()))
         for number, worker in enumerate(world.workers):
             if worker.life == JOINS:
-                world = self.put(world, number, life=COMES)
+                world = put(world, number, life=COMES)
         return self.give_up(world) if world.cut is not None else world
 
     def broken(self, world: World) -> World:
@@ -199,8 +204,7 @@ class ServerMoves(Moves):
         """That, after an order was carried out whose answer is lost, or before."""
         world = world._replace(breaks=world.breaks - 1)
         if heard:
-            node, _ = self.shards.step(world.shards[1], world.down[1][0])
-            world = world._replace(shards=(world.shards[0], node))
+            world = self.give(world, 1, world.down[1][0], lost=("done", "report"))
         return self.broken(world)
 
     def register(self, world: World) -> World:
@@ -208,10 +212,14 @@ class ServerMoves(Moves):
         return self.tell(world, ("register", register))
 
     def recover(self, world: World) -> World:
+        return self.tell(self.undo(world), ("recover", world.snapshot))
+
+    def undo(self, world: World) -> World:
+        """The job goes back, also for those who are gone."""
         for number, worker in enumerate(world.workers):
             if worker.life == GONE:
-                world = self.put(world, number, life=UNDONE)
-        return self.tell(world, ("recover", world.snapshot))
+                world = put(world, number, life=UNDONE)
+        return world
 
     def expire(self, world: World, shard: int) -> World:
         """A cut that nobody takes any more ends by itself."""

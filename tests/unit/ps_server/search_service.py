@@ -20,12 +20,22 @@ from .search_coordinator_nodes import Coordinators
 from .search_coordinators import LEASE_S, CoordinatorNode, Jobs
 from .search_shard_nodes import Shards, start
 from .search_shards import JOB, SPEC, Input, ShardNode
+from .search_workers import (
+    COMES,
+    DEAD,
+    DONE,
+    GONE,
+    PULLING,
+    PUSHED,
+    PUSHING,
+    TRAINS,
+    WAITING,
+    move,
+    put,
+)
 
-# a worker with its step on one shard; READY is the version that it got, 0 or more
-PULLING, WAITING, PUSHING, PUSHED, DONE = -1, -2, -3, -4, -5
-COMES, JOINS, MAKES, STARTS, TRAINS = "comes", "joins", "makes", "starts", "trains"
-ENDS, GONE, DEAD, UNDONE = "ends", "gone", "dead", "undone"  # undone: gone, and the job went back after that
-SHARDS = (0, 1)
+JOINS, MAKES, STARTS = "joins", "makes", "starts"
+ENDS, UNDONE = "ends", "undone"  # undone: gone, and the job went back after that
 LIVES = (MAKES, STARTS, TRAINS, ENDS)
 LATER = ("ServerNotReady", "JobUnknown")  # what a worker that has had a connection tries again after
 OVER = ("RolledBack", "Evicted")
@@ -68,6 +78,8 @@ class World(NamedTuple):
     breaks: int = 0
     kills: tuple[int, int] = (0, 0)  # by shard; the coordinator is on shard 0
     stops: tuple[int, int] = (0, 0)
+    heirs: int = 0
+    heir: Any = None  # see `search_heirs`
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,16 +150,6 @@ class Moves:
         workers[number] = worker
         return world._replace(workers=tuple(workers))
 
-    def put(self, world: World, number: int, **changes: Any) -> World:
-        workers = list(world.workers)
-        workers[number] = workers[number]._replace(**changes)
-        return world._replace(workers=tuple(workers))
-
-    def _move(self, world: World, number: int, shard: int, at: int) -> World:
-        places = list(world.workers[number].at)
-        places[shard] = at
-        return self.put(world, number, at=tuple(places))
-
     def frame(self, world: World, number: int, shard: int) -> Input:
         """What a worker sends next to a shard."""
         worker = world.workers[number]
@@ -165,15 +167,15 @@ class Moves:
 
     def pull(self, world: World, number: int, shard: int) -> World:
         given = self.frame(world, number, shard)
-        return self.give(self._move(world, number, shard, WAITING), shard, given)
+        return self.give(move(world, number, shard, WAITING), shard, given)
 
     def push(self, world: World, number: int, shard: int) -> World:
         given, worker = self.frame(world, number, shard), world.workers[number]
         if worker.life != TRAINS:
-            world = self._move(world, number, shard, DONE)
+            world = move(world, number, shard, DONE)
         else:
             last = worker.step + 1 == self.steps[number]
-            world = self._move(world, number, shard, PUSHED if last else PULLING)
+            world = move(world, number, shard, PUSHED if last else PULLING)
         return self.give(world, shard, given)
 
     def _again(self, world: World, shard: int) -> World:
@@ -182,7 +184,7 @@ class Moves:
             if worker.life == TRAINS and worker.at[shard] in (WAITING, PUSHED, PULLING):
                 # a push that has no ACK; where it was taken that is a duplicate
                 at = PUSHING if worker.pushes else PULLING
-                world = self._move(world, number, shard, at)
+                world = move(world, number, shard, at)
         return world
 
     def die(self, world: World, number: int) -> World:
@@ -219,10 +221,10 @@ class Moves:
         worker = after.workers[number]
         if after == world or worker.life != COMES:
             return after
-        return self.put(after, number, life=JOINS, incarnation=incarnation)
+        return put(after, number, life=JOINS, incarnation=incarnation)
 
     def make(self, world: World, number: int) -> World:
-        return self.say(self.put(world, number, life=STARTS), "make", number)
+        return self.say(put(world, number, life=STARTS), "make", number)
 
     def finish(self, world: World, number: int) -> World:
         return self.say(self._drop_out(world, number), "finish", number)
@@ -252,20 +254,29 @@ class Moves:
             if worker.pushes:
                 self._check_acknowledged(world, number)
             if self.gate.aggregates:
-                assert first == second == step, ("a pull has one version", worker)
+                assert first == second, ("a pull has one version", worker)
+                assert first == step or (self.gate.backup and first > step), worker
+                step = first
+            if step >= self.steps[number]:  # with backup workers: others went on without it
+                return self._ended(world, number, step)
             world = self._capture(world, number, step)
-            return self.put(world, number, step=step, pushes=True, at=(PUSHING, PUSHING))
+            return put(world, number, step=step, pushes=True, at=(PUSHING, PUSHING))
         if first == second == DONE:
             self._check_acknowledged(world, number)
-            world = self.put(world, number, life=ENDS, step=worker.step + 1, pushes=False)
-            if world.coordinator.members.get(number) == (worker.incarnation, "joined"):
-                return self.finish(world, number)
-        return world  # with `ENDS`, it hears first what became of it
+            return self._ended(world, number, worker.step + 1)
+        return world
+
+    def _ended(self, world: World, number: int, step: int) -> World:
+        """It has taken its last step; if it is a member no more, it hears first what became of it."""
+        world = put(world, number, life=ENDS, step=step, pushes=False, at=(DONE, DONE))
+        if world.coordinator.members.get(number) == (world.workers[number].incarnation, "joined"):
+            return self.finish(world, number)
+        return world
 
     def _check_acknowledged(self, world: World, number: int) -> None:
         """A step that a live member was told is done is on all shards, unless they are about to go back."""
         worker, key = world.workers[number], (number, world.workers[number].step)
-        if key in self.abstains or not self.gate.aggregates:
+        if key in self.abstains or not self.gate.aggregates or self.gate.backup:
             return
         if all(node.live.get(number) == worker.incarnation for node in world.shards):
             assert all(key in node.taken or key in node.staged for node in world.shards), (key, world)

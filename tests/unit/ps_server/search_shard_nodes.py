@@ -91,6 +91,7 @@ class Shards:
             shard.generation,
             json.dumps(_without_counters(facts), sort_keys=True),
             tuple(sorted(applied.items())),
+            tuple(sorted(name for name in tensors if f"/{hand_off.KEPT}/" in name)),
             held,
             follows,
         )

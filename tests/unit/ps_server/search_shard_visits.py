@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
+from ps_server.choices import UNANSWERED, attendance_to_proto
 from ps_server.follower import Follower
 from ps_server.partition import Pull
 from ps_server.shard import Shard
@@ -87,6 +89,7 @@ class ShardVisit:
 
     def __post_init__(self) -> None:
         self.follows = self.before.follows
+        self.shard.on_attendance = self._attend
 
     def take_up(self, held: Held) -> None:
         """What is not handed off."""
@@ -146,6 +149,9 @@ class ShardVisit:
 
     def _on_order(self, _: Input, text: bytes) -> None:
         order = pb.Order.FromString(text)
+        if order.WhichOneof("kind") in UNANSWERED:
+            assert not carry_out(self.shard, order).HasField("refused"), order
+            return
         number, answer = self.follows.done
         if order.number != number:
             done = carry_out(self.shard, order)
@@ -162,6 +168,15 @@ class ShardVisit:
         follower = follower_of(self.shard, self.follows)
         follower._begin(pb.Granted(generation=generation, coordinator=coordinator))
         self._note(follower, self.follows.done)
+        self._on_attend(_)
+
+    def _on_attend(self, _: Input) -> None:
+        """Somebody else listens, who may not know who is there."""
+        for attended in self.shard.unchosen():
+            self._attend(attended)
+
+    def _attend(self, attended: TableAttendance) -> None:
+        self.outputs.append(("report", attendance_to_proto(attended).SerializeToString(deterministic=True)))
 
     def _on_save(self, _: Input, limits: tuple[tuple[int, int], ...]) -> None:
         try:

@@ -22,11 +22,22 @@ from ps_server.gate import Gate, gate_of
 from ps_wire.consistency import Consistency
 
 from .search_nodes import NOBODY, ChooserNode, Input, Node, Nodes
+from .search_workers import (
+    COMES,
+    DEAD,
+    DONE,
+    GONE,
+    PULLING,
+    PUSHED,
+    PUSHING,
+    SHARDS,
+    TRAINS,
+    WAITING,
+    move,
+    put,
+)
 
-# a worker with its step on one shard; READY is the version that it got, 0 or more
-PULLING, WAITING, PUSHING, PUSHED, DONE = -1, -2, -3, -4, -5
-TRAINS, DEAD, COMES, GOES, GONE = "trains", "dead", "comes", "goes", "gone"
-SHARDS = (0, 1)
+GOES = "goes"
 
 
 class Worker(NamedTuple):
@@ -89,46 +100,36 @@ class Moves:
 
     # -- workers -------------------------------------------------------------------------------------
 
-    def _put(self, world: World, number: int, **changes: Any) -> World:
-        workers = list(world.workers)
-        workers[number] = workers[number]._replace(**changes)
-        return world._replace(workers=tuple(workers))
-
-    def _move(self, world: World, number: int, shard: int, at: int) -> World:
-        places = list(world.workers[number].at)
-        places[shard] = at
-        return self._put(world, number, at=tuple(places))
-
     def pull(self, world: World, number: int, shard: int) -> World:
         worker = world.workers[number]
-        world = self._move(world, number, shard, WAITING)
+        world = move(world, number, shard, WAITING)
         return self._give(world, shard, ("pull", number, worker.incarnation, worker.step + worker.pushes))
 
     def push(self, world: World, number: int, shard: int) -> World:
         worker = world.workers[number]
         if worker.life == TRAINS:
-            world = self._move(world, number, shard, PULLING if worker.left > 1 else PUSHED)
+            world = move(world, number, shard, PULLING if worker.left > 1 else PUSHED)
         else:
-            world = self._move(world, number, shard, DONE)
+            world = move(world, number, shard, DONE)
         abstains = (number, worker.step) in self.abstains
         return self._give(world, shard, ("push", number, worker.incarnation, worker.step, abstains))
 
     def reconnect(self, world: World, number: int, shard: int) -> World:
         """Answers are lost, or were not there yet: what was sent is sent again."""
         worker = world.workers[number]
-        world = self._move(world._replace(breaks=world.breaks - 1), number, shard, PUSHING)
-        return world if worker.pushes else self._move(world, number, shard, PULLING)
+        world = move(world._replace(breaks=world.breaks - 1), number, shard, PUSHING)
+        return world if worker.pushes else move(world, number, shard, PULLING)
 
     def die(self, world: World, number: int) -> World:
-        return self._put(world._replace(deaths=world.deaths - 1), number, life=DEAD)
+        return put(world._replace(deaths=world.deaths - 1), number, life=DEAD)
 
     def pause(self, world: World, number: int) -> World:
-        world = self._put(world._replace(pauses=world.pauses - 1), number, asked=True)
+        world = put(world._replace(pauses=world.pauses - 1), number, asked=True)
         return self._ordered(world, "evict", number, world.workers[number].incarnation)
 
     def ask(self, world: World, number: int) -> World:
         worker = world.workers[number]
-        world = self._put(world, number, asked=True)
+        world = put(world, number, asked=True)
         if worker.life == DEAD:
             return self._ordered(world, "evict", number, worker.incarnation)
         return self._ordered(world, "enter", number, worker.incarnation + 1)
@@ -146,9 +147,9 @@ class Moves:
                 assert first == step or (self.gate.backup and first > step)
                 step = first
             left = worker.left - worker.pushes
-            return self._put(world, number, step=step, left=left, pushes=True, at=(PUSHING, PUSHING))
+            return put(world, number, step=step, left=left, pushes=True, at=(PUSHING, PUSHING))
         if first == second == DONE:
-            world = self._put(world, number, life=GOES, asked=True, left=0)
+            world = put(world, number, life=GOES, asked=True, left=0)
             if not worker.asked:  # else its eviction is on the way
                 return self._ordered(world, "leave", number, worker.incarnation)
         return world
@@ -223,11 +224,11 @@ class Moves:
         worker = world.workers[number]
         if kind == "enter":
             entered = {"step": world.named, "pushes": False, "at": (PULLING, PULLING)}
-            world = self._put(world, number, life=TRAINS, incarnation=incarnation, asked=False, **entered)
+            world = put(world, number, life=TRAINS, incarnation=incarnation, asked=False, **entered)
         elif kind == "evict" and worker.life == TRAINS and worker.left:
-            world = self._put(world, number, life=COMES, asked=False)
+            world = put(world, number, life=COMES, asked=False)
         elif kind == "leave" or worker.life == GOES:
-            world = self._put(world, number, life=GONE)
+            world = put(world, number, life=GONE)
         return self._begin(world._replace(queue=tuple(rest), phase=0, named=0, answers=()))
 
     def hold(self, world: World) -> World:
@@ -277,13 +278,13 @@ class Moves:
     def _on_ack(self, world: World, shard: int, number: int, step: int) -> World:
         worker = world.workers[number]
         if worker.at[shard] == PUSHED and worker.life == TRAINS and step == worker.step:
-            return self._turn(self._move(world, number, shard, DONE), number)
+            return self._turn(move(world, number, shard, DONE), number)
         return world
 
     def _on_pulled(self, world: World, shard: int, number: int, incarnation: int, version: int) -> World:
         worker = world.workers[number]
         if worker.at[shard] == WAITING and (worker.life, worker.incarnation) == (TRAINS, incarnation):
-            return self._turn(self._move(world, number, shard, version), number)
+            return self._turn(move(world, number, shard, version), number)
         return world
 
     def _on_mixed(self, world: World, shard: int, number: int, incarnation: int, step: int) -> World:

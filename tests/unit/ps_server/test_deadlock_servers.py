@@ -1,4 +1,4 @@
-"""Law 17 with servers that die, stop and come back: every reachable state of small jobs is visited.
+"""Law 17 with servers that die, stop, come back, or are there twice: all reachable states of small jobs.
 
 On real shards and the real decisions of the coordinator. From each state honest events alone lead to an end
 of the job; versions never go back but with a generation; no push is applied twice, none of an incarnation
@@ -71,6 +71,27 @@ def test_law_17_a_server_that_stops_holds_nobody_up(faults, states, ends):
     visits(BSP(), (1, 1), faults, states, ends)
 
 
+@pytest.mark.parametrize(
+    ("steps", "faults", "states", "ends"),
+    [
+        ((1, 1), {"kills": (1, 0)}, 8272, 77),
+        ((1, 1), {"kills": (0, 1)}, 4878, 25),
+        ((1, 1), {"stops": (1, 0)}, 2497, 26),
+        ((2, 1), {"stops": (0, 1)}, 10297, 14),
+    ],
+    ids=str,
+)
+def test_law_17_with_backup_workers_too_all_go_back_or_on_together(steps, faults, states, ends):
+    """What was chosen, and who is late, is undone on all shards, or known to who takes a server's place."""
+    visits(BSP(1), steps, faults, states, ends, "report")
+
+
+@pytest.mark.parametrize(("model", "states", "ends"), [(BSP(), 3482, 14), (SSP(1), 4100, 14)], ids=str)
+def test_law_17_of_two_coordinators_at_a_time_the_newer_one_has_all_go_back(model, states, ends):
+    """Whatever the older one, and who is still with it, do meanwhile."""
+    visits(model, (1, 1), {"heirs": 1}, states, ends, *BACK)
+
+
 @thorough
 @pytest.mark.parametrize(
     ("model", "steps", "faults", "states", "ends"),
@@ -89,6 +110,17 @@ def test_law_17_a_server_that_stops_holds_nobody_up(faults, states, ends):
         (BSP(), (1, 1), {"kills": (0, 1), "stops": (1, 0), "deaths": 1}, 57740, 575),
         (BSP(), (1, 1), {"stops": (1, 1), "deaths": 1, "late": 1}, 50703, 580),
         (BSP(), (1, 1, 1), {"kills": (0, 1)}, 19020, 8),
+        (BSP(1), (2, 1), {"stops": (1, 1)}, 32692, 46),
+        (BSP(1), (2, 1), {"kills": (1, 0)}, 14306, 41),
+        (BSP(1), (1, 1), {"kills": (1, 0), "deaths": 1}, 96270, 1103),
+        (BSP(1), (1, 1), {"kills": (0, 1), "deaths": 1}, 63361, 423),
+        (BSP(1), (1, 1), {"kills": (1, 0), "late": 1}, 13910, 78),
+        (BSP(1), (1, 1), {"kills": (0, 1), "breaks": 1}, 31207, 121),
+        (BSP(1), (1, 1, 1), {"kills": (0, 1)}, 64098, 253),
+        (BSP(1), (1, 1), {"heirs": 1}, 13806, 77),
+        (BSP(), (1, 1), {"heirs": 1, "deaths": 1}, 46538, 382),
+        (BSP(), (1, 1), {"heirs": 1, "late": 1}, 7093, 17),
+        (SSP(1), (2, 1), {"heirs": 1, "pauses": 1}, 304712, 486),
     ],
     ids=str,
 )

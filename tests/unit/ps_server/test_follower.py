@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 
+import grpc.aio
+import pytest
+
+from ps_server.coordinator import Coordinator
 from ps_server.follower import Follower
 from ps_server.generations import Generations
 from ps_server.hand_off import Inherited
+from ps_server.orders import Shards
 from ps_server.shard import Shard
 from ps_server.standings import Standings
+from ps_wire.channel import dial_async
+from ps_wire.errors import Fenced
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
 
 
-def follower() -> Follower:
+def follower(on_fenced: Callable[[Fenced], None] = lambda _: None, **inherited: int) -> Follower:
     shard = Shard(index=1, num_shards=2, memory_limit_bytes=None)
     return Follower(
         shard,
         address="a:1",
         advertise="b:1",
-        inherited=Inherited(boot=b"b"),
+        inherited=Inherited(boot=b"b", **inherited),
         on_ready=lambda _: None,
-        on_fenced=lambda _: None,
+        on_fenced=on_fenced,
     )
 
 
@@ -56,3 +66,31 @@ def test_a_shard_that_missed_a_rollback_is_restored_as_of_the_generation_that_it
     follow(it, standings)
     restore(it, generation)
     assert it._shard.generation == standings.known[1][1] == generation
+
+
+async def meet(it: Follower, folder: Path) -> tuple[str, list[Fenced]]:
+    """A follower comes to a coordinator that has just started: what it makes of it, and that one of it."""
+    fenced: list[Fenced] = []
+    own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
+    shards = Shards(own, "a:1", asyncio.get_running_loop(), Generations(folder))
+    coordinator = Coordinator(shards, on_fenced=fenced.append)
+    server = grpc.aio.server()
+    rpc.add_CoordinatorServicer_to_server(coordinator.service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with dial_async(f"127.0.0.1:{port}") as channel:
+            return await it._follow_on(channel), fenced
+    finally:
+        coordinator.stop()
+        await server.stop(None)
+
+
+def test_a_shard_that_comes_to_a_coordinator_that_was_left_behind_keeps_what_it_holds(tmp_path: Path):
+    """It is that one which ends, and the shard goes on looking for the newer one, which it has followed."""
+    it = follower(on_fenced=lambda error: pytest.fail(error.message), coordinator=7)
+    restore(it, generation=8)
+    reason, fenced = asyncio.run(meet(it, tmp_path))
+    assert "has followed a coordinator of generation 7" in reason
+    assert [error.facts["coordinator"] for error in fenced] == [7]
+    assert [entry.name for entry in it._shard.jobs()] == ["j"]

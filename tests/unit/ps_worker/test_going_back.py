@@ -13,9 +13,12 @@ from ps_lab.observer import ask
 from ps_server import recovery
 from ps_server.generations import Generations
 from ps_server.snapshot_taking import Taking
+from ps_server.state_store import CAPTURED
 from ps_wire.access import OPEN
 from ps_wire.errors import Fenced, JobFull, PsError, SnapshotFailed
 from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.v1 import coordinator_pb2 as pb
+from tests.until import until
 
 from .service import Cluster, fresh_name
 from .test_rollback import LIMIT_S, step, table_of
@@ -148,3 +151,61 @@ def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
     with ps.connect(servers=durable.servers, job=job, num_workers=1, lease=25) as worker:
         table_of(worker)
         assert state() == "running"
+
+
+def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_without_a_word(durable, caplog):
+    """Nothing has gone wrong; what was written of it has no manifest, and the older ones stay."""
+    job, takings = fresh_name(), durable.coordinator._takings
+    errors = []
+
+    def take():
+        try:
+            list(snapshot_calls.take(durable.servers, job, OPEN))
+        except PsError as error:
+            errors.append(error)
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        taking = threading.Thread(target=take, daemon=True)
+        taking.start()
+        until(lambda: job in takings._takings and takings._takings[job]._members, "the worker is asked")
+        durable.stop(0)
+        taking.join(LIMIT_S)
+        durable.start_again(0)
+        step(table, 0)
+        worker.finish()
+    assert errors
+    assert "NO SNAPSHOT" not in caplog.text
+    assert durable.shards[0].shard.snapshots.store.names(job) == []
+
+
+def test_what_a_worker_captures_for_a_cut_that_was_given_up_is_not_written(durable):
+    """Its word is late: what there was of the snapshot has been deleted."""
+    job, takings = fresh_name(), durable.coordinator._takings
+    errors = []
+
+    def take():
+        try:
+            list(snapshot_calls.take(durable.servers, job, OPEN))
+        except PsError as error:
+            errors.append(error)
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        step(table_of(worker), 0)
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        until(lambda: job in takings._takings and takings._takings[job]._members, "the worker is asked")
+        taking = takings._takings[job]
+        (member,) = taking._members.values()
+        durable._loop.loop.call_soon_threadsafe(takings.goes_back, job)
+        thread.join(LIMIT_S)
+
+        async def captured():
+            taking._states.put(job, f"{CAPTURED}/0", b"state")
+            taking.captured(member, pb.CutCaptured(number=taking._number))
+
+        durable._loop.start(captured()).result(LIMIT_S)
+        worker.finish()
+    assert errors
+    assert taking._writes == {}

@@ -1,0 +1,233 @@
+"""One round of chaos: a job from its start to its end, and what happens to its processes meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ps_wire.snapshot import MANIFEST
+from tests.integration.processes import LIMIT_S, Process
+from tests.integration.servers import until
+
+from .controller import Faults, Stop
+from .links import Link
+from .middle import Fault, Middle
+from .proxy import Proxy
+from .schedule import Act, Event, Round
+from .trainer import OVER
+from .world import World
+
+ROUND_LIMIT_S = 100.0  # for its workers to end; what a fault waits for has 40 s
+TRIES = 3  # of shard 1 to reach shard 0, until it does again
+AGAIN = 75  # how a worker ends that is to be started again
+SNAPSHOTS = "snapshots"  # of a round's folder
+
+
+class Chaos:
+    """One round.
+
+    Attributes:
+        happened: events that came to their point, in that order.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        faults: Faults,
+        plan: Round,
+        networks: list[Link],
+        between: Proxy,
+        folder: Path,
+    ) -> None:
+        """Takes the way from shard 1 to shard 0, and the folder of the round."""
+        self.happened: list[Event] = []
+        self._world = world
+        self._faults = faults
+        self._plan = plan
+        self._networks = networks
+        self._between = between
+        self._snapshots = folder / SNAPSHOTS
+        self._over = folder / "over"  # is there when all has happened: workers train until then
+        self._reach: dict[int, str] = {}
+        self._workers: dict[int, Process] = {}
+        self._killed: list[Process] = []
+        self._lock = threading.Lock()  # guards who is which worker
+        self._errors: list[BaseException] = []
+
+    def run(self) -> None:
+        """From the start of the job until all have ended, and the laws hold."""
+        events = {
+            self._faults.arm(event.process, event.point, since=event.step): event
+            for event in self._plan.events
+        }
+        with self._middle() as middle:
+            if middle is not None:
+                self._reach[1] = f"{self._world.servers.addresses[0]},{middle.address}"
+            for worker in range(self._plan.num_workers):
+                self._begin(worker)
+            stopping = threading.Event()
+            doing = threading.Thread(target=self._do_all, args=(events, stopping), daemon=True)
+            doing.start()
+            until_s = time.monotonic() + ROUND_LIMIT_S
+            try:
+                for worker in range(self._plan.num_workers):
+                    self._wait(worker, until_s)
+            finally:
+                stopping.set()
+                doing.join(LIMIT_S)
+                for process in self._killed:
+                    process.wait_end()
+        if self._errors:
+            raise self._errors[0]
+        self._world.check(*range(self._plan.num_workers))
+
+    @contextlib.contextmanager
+    def _middle(self) -> Iterator[Middle | None]:
+        if not self._plan.frames:
+            yield None
+            return
+        wanted = [Fault(kind=frame.kind, step=frame.step, do=frame.do) for frame in self._plan.frames]
+        for fault in wanted:
+            fault.go()  # what is delayed gives way to other threads, and goes on
+        with Middle(self._world.servers.addresses[1], self._world.data_ports[1], wanted) as middle:
+            yield middle
+
+    def _begin(self, worker: int) -> None:
+        extra = {OVER: str(self._over)} | ({"ROLLBACKS": "1"} if self._plan.ends_servers else {})
+        reach = self._reach.get(worker)
+        if self._networks:
+            extra |= self._networks[worker].environment
+            reach = self._world.servers.option.replace("127.0.0.1", self._networks[worker].host)
+        self._workers[worker] = self._world.begin(
+            worker,
+            f"{self._plan.num_workers}",
+            carrier=self._carrier(worker),
+            steps=self._plan.steps,
+            reach=reach,
+            extra=extra,
+        )
+
+    def _carrier(self, worker: int) -> str:
+        return "auto" if self._networks else self._plan.carriers[worker]
+
+    def _wait(self, worker: int, until_s: float) -> None:
+        """Until the process that is this worker last has ended."""
+        while True:
+            process = self._workers[worker]
+            try:
+                code = process.wait_end(max(until_s - time.monotonic(), 1.0))
+            except TimeoutError:
+                raise AssertionError(f"worker {worker} never ended:\n{process.text}") from None
+            if not self._is_followed(worker, process, code):
+                assert code == 0, f"worker {worker} ended with {code}:\n{process.text}"
+                return
+
+    def _is_followed(self, worker: int, process: Process, code: int) -> bool:
+        """Whether a worker has another process after one that ended; as its supervisor sees to it."""
+        with self._lock:
+            if self._workers[worker] is process and code == AGAIN:
+                self._begin(worker)
+            return self._workers[worker] is not process
+
+    def _do_all(self, events: dict[Stop, Event], stopping: threading.Event) -> None:
+        threads: list[threading.Thread] = []
+        while not (stopping.is_set() or self._errors or len(threads) == len(events)):
+            stop = self._faults.poll_stop()
+            if stop is not None:
+                threads.append(threading.Thread(target=self._do, args=(events[stop], stop), daemon=True))
+                threads[-1].start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        self._over.touch()
+
+    def _do(self, event: Event, stop: Stop) -> None:
+        try:
+            self._act(event, stop)
+        except BaseException as error:  # noqa: BLE001 - it is raised again by `run`
+            self._errors.append(error)
+
+    def _act(self, event: Event, stop: Stop) -> None:
+        self.happened.append(event)
+        side, number = event.process.split()
+        if side == "server":
+            self._act_on_server(int(number), event.act, stop)
+            return
+        worker = int(number)
+        process = self._workers[worker]
+        match event.act:
+            case Act.KILL:
+                with self._lock:
+                    process.signal(signal.SIGKILL)
+                    self._begin(worker)
+                    self._killed.append(process)
+            case Act.STOP:
+                process.signal(signal.SIGTERM)
+                stop.go()
+                self._is_followed(worker, process, process.wait_end())
+            case Act.PAUSE | Act.SLEEP:
+                with contextlib.suppress(ProcessLookupError):
+                    process.signal(signal.SIGSTOP)
+                stop.go()
+                try:
+                    until(lambda: is_stopped(process), f"{process.name} is stopped")
+                    if event.act is Act.SLEEP:
+                        self._wait_evicted(worker, process)
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.signal(signal.SIGCONT)
+            case Act.CUT | Act.BLINK:
+                self._networks[worker].cut()
+                stop.go()
+                try:
+                    if event.act is Act.CUT:
+                        self._wait_evicted(worker, process)
+                finally:
+                    self._networks[worker].mend()
+
+    def _act_on_server(self, shard: int, act: Act, stop: Stop) -> None:
+        match act:
+            case Act.CUT | Act.BLINK:
+                self._between.cut()
+                stop.go()
+                try:
+                    self._between.wait_tries(TRIES * (act is Act.CUT))
+                finally:
+                    self._between.mend()
+            case Act.KILL | Act.STOP:
+                self._end_server(shard, act, stop)
+
+    def _end_server(self, shard: int, act: Act, stop: Stop) -> None:
+        """And starts it again, at the same address; not before there is a snapshot to go back to."""
+        if not any(self._snapshots.rglob(MANIFEST)):
+            stop.go()
+            return
+        process = self._world.servers.processes[shard]
+        process.signal(signal.SIGKILL if act is Act.KILL else signal.SIGTERM)
+        if act is Act.STOP:
+            stop.go()
+            assert process.wait_end() == 0, process.text
+        self._killed.append(self._world.begin_server_again(shard))
+
+    def _wait_evicted(self, worker: int, process: Process) -> None:
+        """Or has another process by now.
+
+        A job that went back to a snapshot may have no worker of this number, or wait for it to return.
+        """
+
+        def is_gone() -> bool:
+            followed = self._workers[worker] is not process
+            return followed or self._world.state(worker) not in ("running", "joining", "unknown")
+
+        until(is_gone, f"worker {worker} is evicted")
+
+
+def is_stopped(process: Process) -> bool:
+    """Whether SIGSTOP has arrived, or the process is gone."""
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return True
