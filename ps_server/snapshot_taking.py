@@ -157,7 +157,7 @@ class Taking:
                     await self._arm()
                     return
                 while not await self._agree():
-                    await asyncio.sleep(LOOK_S)  # somebody is still making tables
+                    pass
                 await self._wait(self._all_captured, "workers to reach the cut")
                 if not self._members:
                     raise CutAborted(f"job {self._job.name}: all workers finished during the cut")
@@ -188,6 +188,7 @@ class Taking:
                 + (", ".join(silent) or "a shard")
             ) from None
         self._let_go()
+        await asyncio.sleep(LOOK_S)  # somebody is still making tables
         return False
 
     async def _prepare(self) -> bool:

@@ -201,7 +201,7 @@ class WrappedOptimizer(Stages):
         self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
         if any(table.seen for table in self._tables):
             self._arrival.plan()
-        if self.overlaps and self._arrival.wanted and not any(table.in_place for table in self._tables):
+        if self.overlaps and self._arrival.wanted and not self._as_views:  # which a script may write to
             self._arrival.expect()
             self._ask()
             stopping.step_ended()  # its pushes have left: they count, whatever the others do
@@ -217,8 +217,7 @@ class WrappedOptimizer(Stages):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
-        zeros_what_left = self._as_views and not set_to_none
-        if self._stage != ARRIVING or zeros_what_left:  # else none has, and weights may go on arriving
+        if self._stage != ARRIVING:  # else none has, and weights may go on arriving
             self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
 

@@ -81,11 +81,12 @@ def test_accumulated_and_clipped_gradients_are_exact_without_overlap(cluster: Cl
 
 
 @pytest.mark.parametrize("carrier", ["shm", "uds"])
+@pytest.mark.parametrize("whose", ["model", "optimizer"])
 def test_zeros_are_not_written_over_gradients_that_shards_have_not_read(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, carrier: str
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, carrier: str, whose: str
 ):
-    """They take those of step 3 only when the worker waits for weights, after its `step()` has returned."""
-    left, waits = threading.Event(), threading.Event()
+    """They take those of step 3 only when the worker waits for weights; its `step()` returns after that."""
+    begun, waits = threading.Event(), threading.Event()
     place = FrameSocket._place
 
     def late(head: wire.Header, landing: Any) -> memoryview:
@@ -97,14 +98,15 @@ def test_zeros_are_not_written_over_gradients_that_shards_have_not_read(
         for step in range(5):
             optimizer.zero_grad()
             loss_of(model, rank, step).backward()
+            if step == 3:
+                begun.set()
             optimizer.step()
             if step == 3:
-                left.set()
-                optimizer.zero_grad(set_to_none=False)
+                (model if whose == "model" else optimizer).zero_grad(set_to_none=False)
 
     model = seeded(lambda: Mlp(700))
     expected = alone(script, model, sgd)
-    left.clear()
+    begun.clear()
     monkeypatch.setattr(FrameSocket, "_place", staticmethod(late))
 
     def body(worker: ps.Worker) -> None:
@@ -113,7 +115,7 @@ def test_zeros_are_not_written_over_gradients_that_shards_have_not_read(
         wait_pulled = exchange.wait_pulled
 
         def waiting(*what: Any) -> None:
-            if left.is_set():
+            if begun.is_set():
                 waits.set()
             wait_pulled(*what)
 
