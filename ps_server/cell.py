@@ -109,6 +109,8 @@ class Cell(CellMembers, CellScreening):
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
             self._check_failed(contribution.worker, contribution.incarnation, contribution.step)
+            if self._closing is not None and contribution.step > self._closing:
+                self._close_now(now_s, scratch)  # it was acknowledged: whoever goes on may do so at once
             gradient, found = contribution.payload, None
             if gradient is not None and not self.machine.gate.aggregates:
                 found = self._nonfinite(gradient.values)

@@ -137,6 +137,19 @@ def test_a_step_that_is_complete_when_a_table_is_handed_off_closes_there():
     assert {cell.machine.version for cell in successor.cells()} == {2}
 
 
+def test_who_pushes_on_before_its_step_has_closed_closes_it():
+    """A step closes on another thread, after the acknowledgement of what completed it."""
+    at_once, later = make(MOMENTUM, 1, BSP()), make(MOMENTUM, 1, BSP())
+    closes = []
+    later.shards[0]._submit = closes.append
+    train(at_once, range(3))
+    train(later, range(3))
+    assert {cell.machine.version for cell in later.shards[0].cells()} == {2}  # nobody has pushed on after it
+    for close in closes:
+        close()
+    assert tables.same(later.pull(0, 3), at_once.pull(0, 3))
+
+
 def test_a_missing_part_of_a_parameter_is_named():
     servers = make(ADAM, 2, BSP())
     train(servers, range(1))
