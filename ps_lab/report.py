@@ -46,7 +46,7 @@ def _jobs(status: Status) -> RichTable:
             job.name,
             job.consistency,
             job.state,
-            f"{members} of {job.num_workers}",
+            f"{members} of {job.num_workers}" if job.num_workers else "",
             str(len(job.tables)),
             str(job.updates),
         )

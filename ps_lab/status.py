@@ -143,6 +143,9 @@ class Table:
 class Job:
     """One job: waiting, running, suspended or ended.
 
+    Or asleep: the servers were started again, have a snapshot of it, and nobody has come to it since; or
+    going back to that snapshot. Of such a job only its name is known.
+
     Attributes:
         name: of it.
         consistency: as typed.

@@ -125,6 +125,7 @@ class Coordinator:
             Whether it did, in time: else there is nothing to hand off.
         """
         self._members.close()
+        self._members.entrances.settle()
         if not self._recovery.idle:
             return False
         with suppress(TimeoutError):

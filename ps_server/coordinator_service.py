@@ -31,7 +31,9 @@ from ps_wire.messages import epoch_use_to_proto, state_parts
 from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
+from ps_wire.v1 import spec_pb2
 
+MAX_ABSENT_SHOWN = 1024  # jobs that have snapshots, and nobody has come to
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
 
@@ -183,17 +185,24 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
         """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        piece = room.job.shares.ask(
-            share_messages.check_loader(request.loader),
-            request.epoch,
+        loader, shares = share_messages.check_loader(request.loader), room.job.shares
+        piece = shares.once(
+            loader,
             member.worker,
             member.incarnation,
-            room.job.sharing(),
-            begins=request.begins,
-            first=request.first,
-            samples=request.samples,
-            mark=share_messages.mark_of(request.mark),
-            rest=share_messages.mark_of(request.rest),
+            request.request,
+            lambda: shares.ask(
+                loader,
+                request.epoch,
+                member.worker,
+                member.incarnation,
+                room.job.sharing(),
+                begins=request.begins,
+                first=request.first,
+                samples=request.samples,
+                mark=share_messages.mark_of(request.mark),
+                rest=share_messages.mark_of(request.rest),
+            ),
         )
         room.say_epochs()
         if piece is None:
@@ -236,11 +245,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusReply:
         """All jobs with their workers."""
-        return pb.StatusReply(
-            num_shards=self._shards.num_shards,
-            shards=self._shards.addresses,
-            jobs=[self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)],
-        )
+        jobs = [self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)]
+        absent = [(name, state) for name, state in self._recovery.absent.items() if gatekeeper.sees(name)]
+        for name, state in absent[:MAX_ABSENT_SHOWN]:
+            jobs.append(pb.JobStatus(job=spec_pb2.Job(name=name), state=state))
+        return pb.StatusReply(num_shards=self._shards.num_shards, shards=self._shards.addresses, jobs=jobs)
 
     @staticmethod
     def _job_status(room: Room) -> pb.JobStatus:

@@ -31,7 +31,7 @@ LEFT_OUT = {
     JobLife: {"name", "consistency", "num_workers", "nonfinite", "min_workers"}  # in its spec
     | {"state", "shares", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
     | {"_broken"},  # those who were told have to be gone
-    Member: {"state"},
+    Member: {"state"} | {"enters"},  # who was about to enter does so at once
     TableRecord: {"spec", "asked"},
 }
 

@@ -104,6 +104,11 @@ class JobLife:
         return [record.spec for record in self._tables.records if record.opened]
 
     @property
+    def num_started(self) -> int:
+        """Of its tables, those that train."""
+        return sum(record.started for record in self._tables.records)
+
+    @property
     def forgotten(self) -> bool:
         """Nobody is here and there is no state to keep."""
         return not self.roster.present() and not self._has_state

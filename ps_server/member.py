@@ -7,7 +7,7 @@ anywhere. After a rollback it is returning, from anywhere, until another incarna
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -50,6 +50,7 @@ class Member:
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
         steps: that it has taken, as it says when it goes.
+        enters: by table, the first step that a late one may enter at.
     """
 
     worker: int
@@ -62,6 +63,7 @@ class Member:
     late: bool = False
     lease_s: float = 0.0
     steps: int = 0
+    enters: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def holder(self) -> str:
@@ -174,11 +176,12 @@ def eviction(job: str, member: Member, epoch: int) -> TwoRounds:
 
 
 def entrance(job: str, member: Member, table: int) -> TwoRounds:
-    """Brings a worker into the gates of a table, at the first step that has closed nowhere."""
+    """Brings a worker into the gates of a table, at the first step that has closed nowhere, or later."""
+    least = member.enters.get(table, 0)
     place = {"job": job, "table": table, "worker": member.worker, "incarnation": member.incarnation}
 
     def named(first: Mapping[int, int]) -> pb.Order:
-        return pb.Order(enter=pb.EnterTable(**place, step=first.get(table, 0)))  # type: ignore[arg-type]
+        return pb.Order(enter=pb.EnterTable(**place, step=max(first.get(table, 0), least)))  # type: ignore[arg-type]
 
     return TwoRounds(pb.Order(prepare=pb.EnterTable(**place)), False, named)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import grpc.aio
 
 from ps_server import gatekeeper
+from ps_server.entrances import Entrances
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.mailbox import LAST_WORDS, Mailbox, Stream
@@ -68,6 +69,7 @@ class MemberStreams:
         self._takings = takings
         self._room_of = room_of
         self._looking: asyncio.Task[None] | None = None
+        self.entrances = Entrances()
         self.recovery: Recovery | None = None
         self._closed = False
 
@@ -79,7 +81,8 @@ class MemberStreams:
                 mailbox.end_stream()
 
     def stop(self) -> None:
-        """Evicts nobody any more."""
+        """Evicts nobody any more, and lets nobody in."""
+        self.entrances.stop()
         if self._looking is not None:
             self._looking.cancel()
 
@@ -253,17 +256,15 @@ class MemberStreams:
                 room.progress[member.worker] = _bounded(message.heartbeat.progress)
                 mailbox.heard(message.heartbeat.heard)
             case "make_table":
-                room.do(job.make_table(member, table_from_proto(message.make_table.table)))
+                self.entrances.make_table(room, member, table_from_proto(message.make_table.table))
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:
                 self._readers.uploaded(job.name, member, message.uploaded.step)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
-            case "cut_ready":
-                self._takings.ready(job.name, member, message.cut_ready)
-            case "cut_captured":
-                self._takings.captured(job.name, member, message.cut_captured)
+            case "cut_ready" | "cut_captured" | "holding" as kind:
+                self._hold(kind, message, job.name, member)
             case "finish":
                 room.progress[member.worker] = _bounded(message.finish.progress)
                 member.steps = message.finish.progress.step
@@ -280,6 +281,15 @@ class MemberStreams:
                 self._no_more(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
+
+    def _hold(self, kind: str, message: pb.MemberRequest, job: str, member: Member) -> None:
+        """What a member says that is asked to wait between two steps."""
+        if kind == "cut_ready":
+            self._takings.ready(job, member, message.cut_ready)
+        elif kind == "cut_captured":
+            self._takings.captured(job, member, message.cut_captured)
+        else:
+            self.entrances.holding(job, member, message.holding)
 
     def _gone(self, room: Room, member: Member) -> None:
         """A member has heard its last word: if that was not its own wish, it is out at once."""

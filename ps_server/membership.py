@@ -219,6 +219,7 @@ class Job(JobLife):
             ended=member.reader,
             resumed=member.late,
             rolled_back=self._restored,
+            num_tables=len(self._tables),
         )
         return [tell(member, joined=joined), *self._tell_waiting()]
 

@@ -72,6 +72,13 @@ class Recovery:
         """Whether nothing is under way."""
         return self._task is None
 
+    @property
+    def absent(self) -> dict[str, str]:
+        """Jobs that have snapshots and are not held by the servers yet: name -> what becomes of it."""
+        going_back = self._pending | ({self._current} if self._current else set())
+        states = dict.fromkeys(self._asleep, "asleep") | dict.fromkeys(going_back, "going back")
+        return {name: states[name] for name in sorted(states.keys() - self._rooms.keys())}
+
     def check(self, job: str) -> None:
         """Refuses who comes to a job that goes back to its snapshot; one that sleeps is woken.
 

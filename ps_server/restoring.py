@@ -42,9 +42,8 @@ def restore(
             fit, or was damaged while it was read: the job has none then.
     """
     shard.check_part(job.name, snapshot, tables)
-    before = shard.drop(job.name)
+    before = shard.end(job.name)
     for session in before.connections() if before is not None else ():
-        session.retire()
         session.cut()  # it hears why when it connects again
     shard.generation = generation
     shard.put(

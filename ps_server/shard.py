@@ -154,11 +154,9 @@ class Shard:
         """Forgets a job and returns it; its memory is free when nobody has it any more."""
         return self._jobs.drop(job)
 
-    def end(self, job: str) -> None:
-        """Forgets a job; who is still in it hears why from the coordinator."""
-        entry = self.drop(job)
-        if entry is not None:
-            entry.retire()
+    def end(self, job: str) -> ShardJob | None:
+        """Forgets a job and returns it; who is still in it hears why from the coordinator."""
+        return self._jobs.end(job)
 
     def begin(self, generation: int) -> None:
         """From now on the shard is of this generation; if it was of another one, what it holds is void."""

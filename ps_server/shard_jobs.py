@@ -51,3 +51,14 @@ class ShardJobs:
         """Forgets a job and returns it."""
         with self.lock:
             return self.by_name.pop(name, None)
+
+    def end(self, name: str) -> ShardJob | None:
+        """Takes nothing more of a job's workers, then forgets and returns it."""
+        with self.lock:
+            known = self.by_name.get(name)
+        if known is not None:  # first: a frame that finds no job would end its worker, who is to hear why
+            known.retire()
+        entry = self.drop(name)
+        if entry is not None:  # of who has connected meanwhile
+            entry.retire()
+        return entry

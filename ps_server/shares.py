@@ -8,9 +8,9 @@ such as one to validate on, nothing is left over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ps_server.dealt import Dealt, Mark
 from ps_server.epoch import Epoch
@@ -33,6 +33,9 @@ class Piece:
     first: int
 
 
+_Answer: TypeAlias = tuple[int, int, Piece | None]  # to an incarnation's request
+
+
 @dataclass(slots=True)
 class Shares:
     """See the module's docstring. Not thread-safe."""
@@ -42,6 +45,16 @@ class Shares:
     _training: set[int] = field(default_factory=set)  # loaders of whose batches steps were made
     _live: dict[tuple[int, int], None] = field(default_factory=dict)  # epochs that are not over
     _ended: list[EpochUse] = field(default_factory=list)  # and not asked for yet
+    _answers: dict[tuple[int, int], _Answer] = field(default_factory=dict)  # loader, worker: the last one
+
+    def once(
+        self, loader: int, worker: int, incarnation: int, request: int, ask: Callable[[], Piece | None]
+    ) -> Piece | None:
+        """What `ask` gives, once for each request: one whose answer was lost is asked again. 0: it is not."""
+        known = self._answers.get((loader, worker))
+        if not request or known is None or known[:2] != (incarnation, request):
+            known = self._answers[loader, worker] = incarnation, request, ask()
+        return known[2]
 
     def ask(
         self,
@@ -208,7 +221,7 @@ class Shares:
 
     def restore(self, captured: Iterable[Mapping[str, Any]]) -> None:
         """All is as captured; each worker goes on in its share under the incarnation that asks first."""
-        for name in ("_epochs", "_dealt", "_training", "_live", "_ended"):
+        for name in ("_epochs", "_dealt", "_training", "_live", "_ended", "_answers"):
             getattr(self, name).clear()
         for entry in captured:
             key = int(entry["loader"]), int(entry["epoch"])
@@ -239,6 +252,10 @@ class Shares:
             "training": sorted(self._training),
             "live": list(self._live),
             "ended": [asdict(use) for use in self._ended],
+            "answers": [
+                [*key, incarnation, request, None if piece is None else asdict(piece)]
+                for key, (incarnation, request, piece) in self._answers.items()
+            ],
         }
 
     def take_over(self, facts: Mapping[str, Any]) -> None:
@@ -250,6 +267,8 @@ class Shares:
         self._training.update(facts["training"])
         self._live.update(dict.fromkeys(map(tuple, facts["live"])))
         self._ended.extend(EpochUse(**use) for use in facts["ended"])
+        for loader, worker, incarnation, request, piece in facts["answers"]:
+            self._answers[loader, worker] = incarnation, request, None if piece is None else Piece(**piece)
 
     # -- accounts --------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@
               the cut's step; who goes meanwhile is left out
     write     shards write on threads of their own, and training goes on; the manifest comes last
 
-The first three take at most `CAPTURE_LIMIT_S`, or the cut is given up. Used on the event loop only.
+The first two, in which workers may be held, take at most `ARM_LIMIT_S`, and with the third `CAPTURE_LIMIT_S`,
+or the cut is given up. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
 CAPTURE_LIMIT_S = 60.0
+ARM_LIMIT_S = 10.0  # workers that hear nothing go on after 15 s
 LOOK_S = 0.05  # between two looks at the shards
 
 
@@ -91,11 +93,9 @@ class Taking:
                 return
             if self._over:  # it is being given up: nothing is written where all is deleted
                 return
-            write = asyncio.ensure_future(
-                asyncio.to_thread(
-                    self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
-                )
-            )
+            file = worker_file(member.worker)
+            writing = asyncio.to_thread(self._store.write, self._job.name, self._name, file, [blob])
+            write = asyncio.ensure_future(writing)
             write.add_done_callback(lambda it: it.cancelled() or it.exception())  # of several, one is raised
             self._writes[member.worker] = write
             self._changed.set()
@@ -142,8 +142,7 @@ class Taking:
             self._over = True
             for write in self._writes.values():
                 write.cancel()
-            for member in self._members.values():
-                self._room.do([tell(member, cut_ended=pb.CutEnded(number=self._number))])
+            self._let_go()
             if not stops:
                 await self._end()
         return self.manifest
@@ -157,10 +156,9 @@ class Taking:
                     await self._arm()
                     return
                 while True:
-                    if await self._prepare():
+                    if await self._agree():
                         break
                     await asyncio.sleep(LOOK_S)  # somebody is still making tables
-                await self._arm()
                 await self._wait(self._all_captured, "workers to reach the cut")
                 if not self._members:
                     raise CutAborted(f"job {self._job.name}: all workers finished during the cut")
@@ -176,6 +174,22 @@ class Taking:
                 f"job {self._job.name}: the cut did not come about in {CAPTURE_LIMIT_S:g} s: "
                 + (", ".join(late) + " took no step" if late else self.progress.phase)
             ) from None
+
+    async def _agree(self) -> bool:
+        """Fixes the cut, while workers are held; whether all of them have all tables."""
+        try:
+            async with asyncio.timeout(ARM_LIMIT_S):
+                if await self._prepare():
+                    await self._arm()
+                    return True
+        except TimeoutError:
+            silent = [f"worker {worker}" for worker in sorted(self._members.keys() - self._ready.keys())]
+            raise CutAborted(
+                f"job {self._job.name}: in {ARM_LIMIT_S:g} s not answered whether a cut may come: "
+                + (", ".join(silent) or "a shard")
+            ) from None
+        self._let_go()
+        return False
 
     async def _prepare(self) -> bool:
         """Asks all who train; whether all of them have all tables."""
@@ -203,6 +217,10 @@ class Taking:
         for worker, member in self._members.items():
             steps = {table: clocks[worker] for table, clocks in self._steps.items()}
             self._room.do([tell(member, cut_armed=pb.CutArmed(number=self._number, steps=steps))])
+
+    def _let_go(self) -> None:
+        for member in self._members.values():
+            self._room.do([tell(member, cut_ended=pb.CutEnded(number=self._number))])
 
     def _all_captured(self) -> bool:
         return self._members.keys() <= self._writes.keys()

@@ -59,6 +59,7 @@ class Takings:
         self._takings: dict[str, Taking] = {}
         self._tasks: dict[str, asyncio.Task[Taking]] = {}
         self._last: dict[str, tuple[int, float]] = {}  # job -> step and time of its last one
+        self._tables: dict[str, int] = {}  # job -> tables that had started at its last one
         self._errors: dict[str, PsError] = {}
         self._training: set[str] = set()  # jobs that somebody has joined, and whose end was not seen
         self._periodic: asyncio.Task[None] | None = None
@@ -101,6 +102,7 @@ class Takings:
     def goes_back(self, job: str) -> None:
         """The job goes back to an older snapshot: one of what it was is not taken any more."""
         self._last.pop(job, None)
+        self._tables.pop(job, None)
         if job in self._takings:
             self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
 
@@ -202,6 +204,7 @@ class Takings:
             )
         finally:
             self._last[name] = self._step_of(room), time.monotonic()
+            self._tables[name] = room.job.num_started
             self._takings.pop(name, None)
         return taking
 
@@ -212,6 +215,7 @@ class Takings:
             await asyncio.sleep(LOOK_S)
             for name in [name for name in self._last if name not in self._rooms]:
                 del self._last[name]
+                self._tables.pop(name, None)
             for room in list(self._rooms.values()):
                 if self._is_due(room):
                     with suppress(PsError):  # it was said
@@ -229,6 +233,8 @@ class Takings:
         last_step, last_s = self._last.setdefault(name, (step, now_s))
         if step < last_step:  # the fastest has gone: the others have it as far to the next one as before
             last_step, _ = self._last[name] = step, last_s
+        if room.job.num_started > self._tables.get(name, room.job.num_started):
+            return True  # workers could not go back to one that has not all tables
         every_steps, every_s = self._policy.every_steps, self._policy.every_s
         if every_steps:
             return step // every_steps > last_step // every_steps

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-PROMISE_LIMIT_S = 60.0  # then the coordinator has given the cut up, or is gone
+PROMISE_LIMIT_S = 15.0  # then the coordinator, which gives the cut up before, must be gone
 
 
 class Capture:

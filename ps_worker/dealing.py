@@ -39,6 +39,7 @@ class Dealing:
         self._deals = deals
         self._samples = samples
         self._incarnation = 0  # that has the piece; 0: there is none
+        self._requests = 0
         self._step = 0
         self._batches = self._of_samples = 0  # of the piece, handed out
         self._told = pb.Mark()  # what the coordinator foretells by
@@ -62,7 +63,9 @@ class Dealing:
     def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
         """See `Dealer`."""
         kept = not self.void
+        self._requests += 1
         request = pb.ShareRequest(
+            request=self._requests,
             loader=self._loader,
             epoch=epoch,
             begins=begins,

@@ -152,7 +152,7 @@ class Exchange(MemorySharing, Reentry, Waits):
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
         """
-        self._begin(step)
+        self.begin(step)
         frames = []
         for partition, there in zip(partitions, present, strict=True):
             payload = self._rounded.payload(partition.index) if any(there) else b""
@@ -175,14 +175,15 @@ class Exchange(MemorySharing, Reentry, Waits):
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
-        self._begin(step)
+        self.begin(step)
         self._send_again()
         for partition in self.partitions:
             if self._pushes.steps.get(partition.index) != step:
                 place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
                 self._send_noted([self._frame(wire.Kind.ABSTAIN, **place)])
 
-    def _begin(self, step: int) -> None:
+    def begin(self, step: int) -> None:
+        """The first push of a step is about to leave. May be called again."""
         if step != self._begun:
             self._begun = step
             self.begins()
@@ -273,8 +274,8 @@ class Exchange(MemorySharing, Reentry, Waits):
         if not frame.flags & wire.SHARED:  # else the shard has them where they are read
             try:
                 self.memory.put(self.partitions[index], frame.version, frame.payload, frame.codec)
-            except FrameMalformed as error:
-                self.fail(error)
+            except (FrameMalformed, OSError) as error:
+                self.fail(self.cannot_keep(error) if isinstance(error, OSError) else error)
                 return
         self.memory.on_arrival(self.partitions[index])
         with self._changed:

@@ -43,10 +43,10 @@ class Link(Rejoining):
         rank: the worker's number.
         ended: the job had ended before this worker joined: it may only read.
         resumed: the job has its weights and steps, which this worker takes up.
-        written: what `close` found that the script had written into a parameter.
+        written: what `close` found: the script had written into a parameter, or weights cannot be kept.
     """
 
-    written: WeightsChanged | None = None
+    written: PsError | None = None
 
     def __init__(
         self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
@@ -126,7 +126,7 @@ class Link(Rejoining):
             self._membership.make_table(spec)
             maps = pulls and all(value.is_cpu for value in values)
             exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
-            exchange.begins = partial(self.capture.begin, (spec.number,))
+            exchange.begins = partial(self._begin_push, spec.number)
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
@@ -320,12 +320,12 @@ class Link(Rejoining):
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator. See `written` afterwards."""
         for exchange in self.exchanges:
-            try:
-                exchange.check_written()
-            except WeightsChanged as error:
-                self.written = error
-                self._say(error.message)
-            exchange.own()
+            for last in (exchange.check_written, exchange.own):
+                try:
+                    last()
+                except (WeightsChanged, ConfigurationRefused) as error:
+                    self.written = error
+                    self._say(error.message)
         self._membership.leave(reason)
         for connection in self._connections:
             connection.close()

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ps_wire.errors import (
@@ -34,6 +34,7 @@ from ps_worker.capture import Capture
 from ps_worker.coordinator_calls import CoordinatorCalls
 from ps_worker.member_stream import MemberStream
 from ps_worker.reason import sendable
+from ps_worker.rounds import Rounds
 from ps_worker.settings import Settings
 from ps_worker.waiting import waits
 
@@ -50,6 +51,7 @@ class Membership:
         again: it was in the job before, and was evicted.
         live_wanted: a reader wants what lies outside tables, at the next step.
         capture: what snapshots take.
+        rounds: where the script is, for others who join.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Membership:
         self._leaving = False
         self.live_wanted = False
         self.capture: Capture | None = None
+        self.rounds: Rounds | None = None
         self._stream: MemberStream | None = None
         self.joined = pb.Joined()
         self.again = False
@@ -231,8 +234,8 @@ class Membership:
     def abandon(self) -> None:
         """This incarnation was evicted: its stream ends, without a word."""
         self._leaving = True
-        if self.capture is not None:
-            self.capture.end()
+        self._end_holds()
+        self.capture = self.rounds = None  # what comes late is of no incarnation after this one
         if self._stream is not None:
             self._stream.close(cancel=True)
 
@@ -251,6 +254,9 @@ class Membership:
         kind = reply.WhichOneof("kind")
         if kind in ("cut_prepare", "cut_armed", "cut_ended"):
             self._take_cut(reply)
+            return
+        if kind in ("hold", "let_go"):
+            self._take_hold(reply)
             return
         with self._changed:
             match kind:
@@ -283,9 +289,29 @@ class Membership:
             case "cut_ended" if capture is not None:
                 capture.end(reply.cut_ended.number)
 
-    def _fail(self, error: PsError) -> None:
+    def _take_hold(self, reply: pb.MemberReply) -> None:
+        rounds, hold = self.rounds, reply.hold
+        if reply.HasField("let_go"):
+            if rounds is not None:
+                rounds.let_go(reply.let_go.number)
+        elif rounds is not None and hold.named:
+            rounds.hold(hold.number, hold.beyond)
+        else:
+            steps = rounds.ask(hold.number) if rounds is not None else {}
+            self._send(holding=pb.Holding(number=hold.number, steps=steps))
+
+    def held(self, number: int, steps: Mapping[int, int]) -> None:
+        """This worker begins no round beyond these steps."""
+        self._send(holding=pb.Holding(number=number, held=True, steps=steps))
+
+    def _end_holds(self) -> None:
         if self.capture is not None:
             self.capture.end()
+        if self.rounds is not None:
+            self.rounds.let_go()
+
+    def _fail(self, error: PsError) -> None:
+        self._end_holds()
         with self._changed:
             if self._error is not None:
                 return

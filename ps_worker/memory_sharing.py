@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ps_wire import frame as wire
-from ps_wire.errors import ConnectionLost, PsError
+from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
 from ps_wire.plan import Partition
 from ps_worker.connection import Connection
 from ps_worker.table_memory import TableMemory
@@ -54,11 +54,24 @@ class MemorySharing:
         """Weights stay as they are from now on, and shards let go of this worker's memory.
 
         Before it leaves the gates, where others may train on; or once the job has `ended`.
+
+        Raises:
+            ConfigurationRefused: the system has no memory or mapping left; it may be called again.
         """
         if self.memory.mapped:
-            self.memory.own_all(ended=ended)
+            try:
+                self.memory.own_all(ended=ended)
+            except OSError as error:
+                raise self.cannot_keep(error) from None
             for connection in self._connections:
                 connection.send(self._frame(wire.Kind.SHARE))
+
+    def cannot_keep(self, error: OSError) -> ConfigurationRefused:
+        """Why weights go on showing what shards write."""
+        return ConfigurationRefused(
+            f"table {self.number}: its weights cannot be kept while shards write others: {error.strerror}. "
+            "This host has no memory or no mappings left (vm.max_map_count)"
+        )
 
     def _take_share(self, frame: wire.Frame) -> None:
         """A shard's halves. Without any it has none, or could not take what is shared, and ends the stream.

@@ -25,7 +25,7 @@ from typing import Any, Literal, Self, TypeAlias, cast
 import torch
 
 from ps_wire import frame as wire
-from ps_wire.errors import ConnectionLost, CutAborted, PsError, TableMismatch, UsageError
+from ps_wire.errors import ConnectionLost, CutAborted, PsError, ServerUnreachable, TableMismatch, UsageError
 from ps_wire.messages import refused_from_proto, table_from_proto
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
@@ -220,14 +220,16 @@ class Reader:
     # -- what comes in ---------------------------------------------------------------------------------
 
     def _listen(self, replies: Iterator[pb.ReadReply]) -> None:
+        joined = False
         try:
             for reply in replies:
                 self._inbox.put(reply)
-            error: PsError = ConnectionLost(
-                f"the coordinator at {self._service.addresses[0]} ended the stream"
-            )
+                joined = True
+            why, error = f"the coordinator at {self._service.addresses[0]} ended the stream", None
         except PsError as broken:
-            error = broken
+            why, error = broken.message, broken
+        if error is None or (joined and isinstance(error, ServerUnreachable)):  # it was there
+            error = ConnectionLost(why)
         self._inbox.put(error)
 
     def _next(self, until_s: float) -> pb.ReadReply | tuple[_News, int, int]:

@@ -18,6 +18,7 @@ from ps_worker.pushes import Pushes
 class Reentry:
     """See the module's docstring."""
 
+    _begun: int
     _changed: threading.Condition
     _error: PsError | None
     _hyper_frames: OrderedDict[int, wire.Frame]
@@ -39,3 +40,4 @@ class Reentry:
             for number, frame in self._hyper_frames.items():
                 self._hyper_frames[number] = replace(frame, incarnation=incarnation)
             self._error = None
+        self._begun = -1

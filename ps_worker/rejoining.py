@@ -27,6 +27,7 @@ from ps_worker.random_state import RandomState
 from ps_worker.reach import reach
 from ps_worker.reason import sendable
 from ps_worker.registered import Registered
+from ps_worker.rounds import Rounds
 from ps_worker.settings import Settings
 from ps_worker.shared_state import SharedState
 
@@ -44,6 +45,7 @@ class Rejoining(Exchanges):
         positions: where the script is in its data.
         clocks: table -> the step that is under way or comes next.
         capture: of all of this for snapshots.
+        rounds: where the script is, for others who join.
         on_reentry: called when the worker has joined again, with its first step by table.
         tell: tells the script that steps of it are undone, if they are; an error, or whether it did.
         dropping: whether the script is still busy with a batch of before.
@@ -63,6 +65,7 @@ class Rejoining(Exchanges):
         self.positions: Callable[[], Positions] = lambda: Positions(epoch=None, loaders=())
         self.capture = Capture(self._clocks, self._captured)
         self.capture.before = self._before_step
+        self.rounds = Rounds(self._clocks)
         self._again: Mapping[str, torch.Tensor] | None = None
         self.on_reentry: Callable[[dict[int, int]], None] = lambda _: None
         self.on_restored: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
@@ -85,6 +88,7 @@ class Rejoining(Exchanges):
         """Joins as a new incarnation."""
         now = Incarnation(self._settings, self._service, peer=self, progress=self._report, say=self._say)
         now.membership.capture, self.capture.put = self.capture, now.membership.put_cut
+        now.membership.rounds, self.rounds.say = self.rounds, now.membership.held
         try:
             joined = now.membership.join(evicted)
         except BaseException:  # in a notebook the process lives on, and nobody could leave for it
@@ -155,13 +159,15 @@ class Rejoining(Exchanges):
         except PsError as error:
             self.fail(error)
             raise
+        restored = self._now.joined.rolled_back
+        if restored and len(self._begun) > self._now.joined.num_tables:
+            raise _made_later(self._now.joined.num_tables)
         with self._lock:
             self._failure = None
         for exchange in self.exchanges:
             exchange.reenter(self._now.joined.incarnation)
             exchange.connect(self._connections)
         self._now.connect(self._carriers, self._places)
-        restored = self._now.joined.rolled_back
         if restored:
             live = self._saved()
         else:
@@ -170,18 +176,20 @@ class Rejoining(Exchanges):
         for spec in self._begun:
             exchange = self._exchanges[spec.number]
             self._membership.make_table(spec)
-            if self._membership.wait_made(spec.number):
-                raise ConfigurationRefused(
-                    f"table {spec.number} was made after the snapshot that the job went back to: start the "
-                    "script again"
-                )
-            exchange.share()
-            steps[spec.number] = self._membership.wait_started(spec.number) or 0
+            upload = self._membership.wait_made(spec.number)
+            step = None
+            if not upload:
+                exchange.share()
+                step = self._membership.wait_started(spec.number)
+            if step is None:  # someone's weights are to start it
+                raise _made_later(spec.number)
+            steps[spec.number] = step
             self._get(exchange, steps[spec.number], read=self.ended)
         self._set(live, own=restored)
         if restored:
             self.on_restored(live)
         self.on_reentry(steps)
+        self.rounds.begin_anew()
         if restored or isinstance(evicted, RolledBack) or self.undone:
             step = max(steps.values(), default=0)
             undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
@@ -202,6 +210,10 @@ class Rejoining(Exchanges):
             self._set(self._again, own=True)
             self._again = self._again if self.dropping() else None
         self.random.apply()
+
+    def _begin_push(self, table: int) -> None:
+        self.rounds.begin(table)
+        self.capture.begin((table,))
 
     def _clocks(self) -> Mapping[int, int]:
         return self.clocks()
@@ -316,3 +328,9 @@ class Rejoining(Exchanges):
         with suppress(JobUnknown):
             return model_spec.unpack(self._membership.calls.get_state(f"start/{number}"))
         return {}  # the job was restored, from a snapshot in which no worker had anything else
+
+
+def _made_later(table: int) -> ConfigurationRefused:
+    return ConfigurationRefused(
+        f"table {table} was made after the snapshot that the job went back to: start the script again"
+    )

@@ -62,6 +62,7 @@ class Table:
         announce: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step = step
+        self._void = False
         self._before_step, self._at_step = before_step, at_step
         self._rejoin_only, self._announce = rejoin, announce
         self.number = exchange.number
@@ -135,22 +136,33 @@ class Table:
         self._rejoin_only()
         self._announce()
 
-    def reenter(self, step: int) -> None:
-        """The worker was evicted and has joined again: what it had pushed at its last step is void."""
-        self.step = step
+    def reenter(self, step: int, *, void: bool) -> None:
+        """The worker was evicted and has joined again: what it had pushed at its last step is void.
+
+        Args:
+            step: its next one.
+            void: so is what it pushes next, of a round that it has begun on other tables.
+        """
+        self.step, self._void = step, void
+
+    def renew(self) -> None:
+        """What is pushed from now on counts."""
+        self._void = False
 
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
         self.step = self._exchange.step_of(self.step)
-        if not self._announce():
+        if not self._announce() and not self._void:
             self._before_step(self.step + 1)
             try:
+                self._exchange.begin(self.step)
                 push()
             except Evicted:
                 self._rejoin()
             else:
                 self.step += 1
             self._at_step(self.step)
+        self._void = False
         return _future(self._exchange.when_acked, lambda: None, lambda: self._again(lambda: None))
 
     def _again(self, result: Callable[[], Result]) -> Result:

@@ -106,6 +106,7 @@ class TableMemory:
 
         Raises:
             FrameMalformed: they are not as many as the partition has, or their codec is unknown.
+            OSError: see `own`.
         """
         weights = self.of(version).partition(partition)
         dtype = travelling(codec, weights.dtype)
@@ -161,25 +162,33 @@ class TableMemory:
         self._windows = list(self._parts())
 
     def own(self, shard: int) -> None:
-        """A shard's weights come another way from now on; those that are here stay as they are."""
+        """A shard's weights come another way from now on; those that are here stay as they are.
+
+        Raises:
+            OSError: the system has no memory or mapping left; they may change, and there is no way on.
+        """
+        del self._laid[shard]  # what has become private looks as if the script had written it
+        self._windows = list(self._parts())
         for half in self._halves:
             for at, count in self._spans(shard):
                 half.own(at=at, nbytes=count)
-        del self._laid[shard]
-        self._windows = list(self._parts())
 
     def own_all(self, *, ended: bool = False) -> None:
         """The weights shown last stay here, whatever shards do; nothing is shared any more.
 
         Args:
             ended: shards write these weights no more, so they stay where they are, and are not copied.
+
+        Raises:
+            OSError: the system has no memory or mapping left; it may be called again.
         """
-        for half, flat in zip(self._halves, self._flats, strict=False):
+        halves = list(zip(self._halves, self._flats, strict=False))
+        for half, flat in halves:
+            for at, count in self._laid_spans() if flat is self.weights and not ended else ():
+                half.own(at=at, nbytes=count)
+        for half, flat in halves:
             if flat is not self.weights:
                 half.drop()
-                continue
-            for at, count in () if ended else self._laid_spans():
-                half.own(at=at, nbytes=count)
         self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
         self._windows = []
 

@@ -96,10 +96,11 @@ class WorkerState:
         if self.ended:
             self._data.end()
         self._data.drop_batch()
+        stepped = self._link.rounds.stepped
         for optimizer in self._optimizers:
-            optimizer.reenter(steps)
+            optimizer.reenter(steps, stepped=stepped)
         for table in self._tables:
-            table.reenter(steps[table.number])
+            table.reenter(steps[table.number], void=bool(stepped) and table.number not in stepped)
 
     def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
         if not self._data.inside:
@@ -186,6 +187,8 @@ class WorkerState:
         """The script begins with another batch: what it computed before is no part of the next step."""
         for optimizer in self._optimizers:
             optimizer.renew()
+        for table in self._tables:
+            table.renew()
 
     def _clocks(self) -> dict[int, int]:
         clocks = {table.number: table.step for table in self._tables}

@@ -10,7 +10,7 @@ with overlap modules wait instead, in the next forward, and for the rest its fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -265,15 +265,19 @@ class WrappedOptimizer(Stages):
         """Table -> the step that is under way or comes next."""
         return {started.number: table.step for started, table in zip(self._started, self._tables)}  # noqa: B905 - a table may be on its way
 
-    def reenter(self, steps: Mapping[int, int]) -> None:
+    def reenter(self, steps: Mapping[int, int], *, stepped: Collection[int] = ()) -> None:
         """The worker has joined again, and the weights are those of its first step there, by table.
 
         The batch in hand is dropped: until `step()` has been called, or `renew`, nothing of it leaves.
+
+        Args:
+            steps: by table.
+            stepped: tables that the script has stepped on this batch; its next `step()` is of another one.
         """
+        self._void = self.sends or not self.clocks.keys() <= set(stepped)
         for started, table in zip(self._started, self._tables, strict=True):
             table.reenter(steps[started.number])
         self.step_number = steps[self._started[0].number]
-        self._void = True
         self._arrival.replace()
         self._arrived(begin=True)
 

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MemberRequest(_message.Message):
-    __slots__ = ("join", "make_table", "uploaded", "heartbeat", "finish", "leave", "resume", "cut_ready", "cut_captured", "number")
+    __slots__ = ("join", "make_table", "uploaded", "heartbeat", "finish", "leave", "resume", "cut_ready", "cut_captured", "holding", "number")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     MAKE_TABLE_FIELD_NUMBER: _ClassVar[int]
     UPLOADED_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class MemberRequest(_message.Message):
     RESUME_FIELD_NUMBER: _ClassVar[int]
     CUT_READY_FIELD_NUMBER: _ClassVar[int]
     CUT_CAPTURED_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     join: Join
     make_table: MakeTable
@@ -28,8 +29,9 @@ class MemberRequest(_message.Message):
     resume: Resume
     cut_ready: CutReady
     cut_captured: CutCaptured
+    holding: Holding
     number: int
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., make_table: _Optional[_Union[MakeTable, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., cut_ready: _Optional[_Union[CutReady, _Mapping]] = ..., cut_captured: _Optional[_Union[CutCaptured, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., make_table: _Optional[_Union[MakeTable, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., cut_ready: _Optional[_Union[CutReady, _Mapping]] = ..., cut_captured: _Optional[_Union[CutCaptured, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "job", "worker", "host", "pid", "lease_s", "evicted")
@@ -129,7 +131,7 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ...) -> None: ...
 
 class MemberReply(_message.Message):
-    __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "rolled_back", "cut_prepare", "cut_armed", "cut_ended", "number")
+    __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "rolled_back", "cut_prepare", "cut_armed", "cut_ended", "hold", "let_go", "number")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     TABLE_MADE_FIELD_NUMBER: _ClassVar[int]
     TABLE_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +148,8 @@ class MemberReply(_message.Message):
     CUT_PREPARE_FIELD_NUMBER: _ClassVar[int]
     CUT_ARMED_FIELD_NUMBER: _ClassVar[int]
     CUT_ENDED_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    LET_GO_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     table_made: TableMade
@@ -163,11 +167,13 @@ class MemberReply(_message.Message):
     cut_prepare: CutPrepare
     cut_armed: CutArmed
     cut_ended: CutEnded
+    hold: Hold
+    let_go: LetGo
     number: int
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., rolled_back: _Optional[_Union[RolledBack, _Mapping]] = ..., cut_prepare: _Optional[_Union[CutPrepare, _Mapping]] = ..., cut_armed: _Optional[_Union[CutArmed, _Mapping]] = ..., cut_ended: _Optional[_Union[CutEnded, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., table_made: _Optional[_Union[TableMade, _Mapping]] = ..., table_started: _Optional[_Union[TableStarted, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., upload_final: _Optional[_Union[UploadFinal, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., upload_live: _Optional[_Union[UploadLive, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., rolled_back: _Optional[_Union[RolledBack, _Mapping]] = ..., cut_prepare: _Optional[_Union[CutPrepare, _Mapping]] = ..., cut_armed: _Optional[_Union[CutArmed, _Mapping]] = ..., cut_ended: _Optional[_Union[CutEnded, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., let_go: _Optional[_Union[LetGo, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed", "session", "shards", "rolled_back")
+    __slots__ = ("worker", "incarnation", "num_shards", "ended", "resumed", "session", "shards", "rolled_back", "num_tables")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +182,7 @@ class Joined(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    NUM_TABLES_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     num_shards: int
@@ -184,7 +191,8 @@ class Joined(_message.Message):
     session: bytes
     shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
     rolled_back: bool
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ..., session: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., rolled_back: bool = ...) -> None: ...
+    num_tables: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., ended: bool = ..., resumed: bool = ..., session: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ..., rolled_back: bool = ..., num_tables: _Optional[int] = ...) -> None: ...
 
 class ShardPlace(_message.Message):
     __slots__ = ("address", "generation")
@@ -311,6 +319,46 @@ class CutCaptured(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class CutEnded(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("number", "named", "beyond")
+    class BeyondEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    named: bool
+    beyond: _containers.ScalarMap[int, int]
+    def __init__(self, number: _Optional[int] = ..., named: bool = ..., beyond: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("number", "held", "steps")
+    class StepsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    held: bool
+    steps: _containers.ScalarMap[int, int]
+    def __init__(self, number: _Optional[int] = ..., held: bool = ..., steps: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class LetGo(_message.Message):
     __slots__ = ("number",)
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     number: int
@@ -811,7 +859,7 @@ class GetStateRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest")
+    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest", "request")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -822,6 +870,7 @@ class ShareRequest(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
@@ -832,7 +881,8 @@ class ShareRequest(_message.Message):
     samples: int
     mark: Mark
     rest: Mark
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+    request: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ..., request: _Optional[int] = ...) -> None: ...
 
 class Mark(_message.Message):
     __slots__ = ("step", "batches", "samples", "pace_batches", "pace_samples")

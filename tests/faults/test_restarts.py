@@ -134,7 +134,8 @@ class Counting:
     def __init__(self, servers: Restarting, consistency: str, shard: int) -> None:
         self.job = fresh_job()
         self.undone: list[list[int]] = [[], []]
-        self.read = threading.Event()  # what a reader has come for
+        self.came = threading.Event()  # a reader, and has read
+        self.read = threading.Event()  # what readers have come for
         self._servers, self._consistency, self._shard = servers, consistency, shard
         self._taken = threading.Event()
         self._left = 3  # steps of worker 0 until the server dies
@@ -167,7 +168,7 @@ class Counting:
     def _at_step(self, step: int) -> None:
         if step == 2 and not self.undone[0]:
             threading.Thread(target=self._take, daemon=True).start()
-        if self._taken.is_set() and self._left:
+        if self._taken.is_set() and self.came.is_set() and self._left:
             self._left -= 1
             if not self._left:
                 self._servers.processes[self._shard].kill()
@@ -183,6 +184,7 @@ class Counting:
             until(self._runs, "the job runs")
             with self._reader() as before:
                 check_read(before)
+                self.came.set()
                 until(lambda: all(self.undone), "both workers have gone back")
                 with pytest.raises((ps.RolledBack, ps.ConnectionLost)):
                     before.read(Counted())

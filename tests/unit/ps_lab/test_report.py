@@ -106,3 +106,10 @@ def test_servers_without_jobs_show_themselves() -> None:
     text = printed(made_status())
     assert "2 KiB" in text
     assert "none" in text
+
+
+def test_of_a_job_that_sleeps_its_name_is_shown() -> None:
+    job = made_job(state="asleep", num_workers=0, consistency="", workers=(), tables=())
+    (line,) = [line for line in printed(made_status(job)).splitlines() if "asleep" in line]
+    assert job.name in line
+    assert " of " not in line

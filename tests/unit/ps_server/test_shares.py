@@ -87,6 +87,35 @@ def test_what_is_left_over_goes_to_a_later_epoch_only_where_nobody_is_left_in_it
     assert shares.ask(0, 1, 0, 1, three, begins=False, mark=at(30, 10)) == piece(0, 1, 3, first=4)
 
 
+def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it():
+    """The same request gets the same answer, also of a successor; another one, or incarnation, gets on."""
+    shares = begun({0: 1, 1: 1, 2: 1})
+    shares.gone(1, 1, 4)
+    shares.gone(2, 1, 6)
+
+    def ask(dealing: Shares, request: int, incarnation: int = 1) -> Piece | None:
+        mark = at(10, 10)
+        return dealing.once(
+            *(0, 0, incarnation, request),
+            lambda: dealing.ask(0, 0, 0, incarnation, {}, begins=False, mark=mark),
+        )
+
+    assert ask(shares, 2) == ask(shares, 2) == piece(0, 1, 3, first=4)
+    successor = Shares()
+    successor.take_over(json.loads(json.dumps(shares.hand_off())))
+    assert ask(successor, 2) == piece(0, 1, 3, first=4)
+    assert ask(successor, 3) == piece(0, 2, 3, first=6)
+    assert ask(successor, 4) is None
+
+
+def test_the_start_of_a_share_is_not_lost_with_the_answer_that_brought_it():
+    """After a rollback an epoch goes on where it was; asked again, it would be another iteration."""
+    shares = Shares()
+    shares.restore(begun().capture({0: 1, 1: 1}))
+    ask = lambda: shares.once(0, 0, 9, 1, lambda: shares.ask(0, 0, 0, 9, {}))  # noqa: E731
+    assert ask() == ask() == piece(0, 0, first=1)
+
+
 def test_who_came_after_an_epoch_was_dealt_gets_what_is_left_over():
     """So a worker that was evicted goes on where it was, if nobody was quicker."""
     shares = begun()

@@ -9,7 +9,10 @@ import torch
 
 import ps_worker as ps
 from ps_lab.observer import ask
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.dealing import Dealing
 from ps_worker.link import Link
+from tests.until import until
 
 from .loaders import Stream
 from .service import fresh_name, together
@@ -186,9 +189,47 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
             for number, batch in enumerate(loader):
                 if epoch == 0 and number == at:
                     one_shard.evict(job, 0)
+                    until(lambda: worker._link._failure is not None, "it has heard")
                 before = table.step
                 table.push({"w": torch.ones(3)}).result(LIMIT_S)
                 table.pull().result(LIMIT_S)
                 found[-1] += batch.tolist() if table.step == before + 1 else []
         assert [sorted(samples) for samples in found] == [list(range(40))] * 2
         assert account(worker) == [(0, 40, 40, 0), (1, 40, 40, 0)]
+
+
+class AskingTwice:
+    """Sends every question again, as where its answer was lost."""
+
+    def __init__(self, deals: Link) -> None:
+        self.answers: list[list[pb.ShareReply]] = []
+        self.use = deals.use
+        self._deals = deals
+
+    @property
+    def incarnation(self) -> int:
+        return self._deals.incarnation
+
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        self.answers.append([self._deals.share(request) for _ in range(2)])
+        return self.answers[-1][1]
+
+
+def test_a_question_for_samples_that_is_asked_again_gets_the_same_answer(one_shard):
+    """What another worker has left over is not lost with the answer that brought it."""
+    job = fresh_name()
+
+    def join(rank):
+        return ps.connect(servers=one_shard.servers, job=job, num_workers="2:2", worker=rank)
+
+    with join(0) as worker:
+        with join(1) as other:
+            gone = Dealing(0, other._link, 8)
+            gone.deal(0, begins=True, first=0)
+            gone.hand_out(2)
+            gone.take_step(1)
+        asks = AskingTwice(worker._link)
+        dealing = Dealing(0, asks, 8)
+        pieces = [dealing.deal(0, begins=begins, first=0) for begins in (True, False, False)]
+    assert all(first == second for first, second in asks.answers)
+    assert [piece and piece.place for piece in pieces] == [0, 1, None]

@@ -9,6 +9,7 @@ import pytest
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
+from ps_lab.observer import ask
 from ps_server import recovery
 from ps_server.generations import Generations
 from ps_server.snapshot_taking import Taking
@@ -195,3 +196,16 @@ def test_what_a_worker_captures_for_a_cut_that_was_given_up_is_not_written(durab
         worker.finish()
     assert errors
     assert taking._writes == {}
+
+
+def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
+    """A coordinator that was started again knows of it what its snapshots' folder is called."""
+    job = fresh_name()
+    assert take_while_training(durable, job) is None
+    durable.kill(0)
+    durable.start_again(0)
+    state = lambda: ask((durable.servers,)).job(job).state  # noqa: E731
+    assert state() == "asleep"
+    with ps.connect(servers=durable.servers, job=job, num_workers=1, lease=25) as worker:
+        table_of(worker)
+        assert state() == "running"

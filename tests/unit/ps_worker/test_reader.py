@@ -255,3 +255,20 @@ def test_a_reader_alone_has_nobody_to_read_from(monkeypatch: Any):
     monkeypatch.setenv("PS_ROLE", "writer")
     with pytest.raises(ps.UsageError, match=r"PS_ROLE.*'writer'"):
         ps.connect()
+
+
+def test_a_reader_whose_coordinator_is_gone_has_lost_its_connection(loop_thread):
+    """Whichever notices first, the stream to the coordinator or a data connection."""
+    made = Cluster(loop_thread, 1)
+    job = fresh_name()
+    try:
+        with ps.connect(servers=made.servers, job=job, num_workers=1, retry_limit=0.1) as worker:
+            worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0))
+            with reader_of(made, job) as reader:
+                reader.read(Holder())
+                made.kill(0)
+                until(lambda: not reader._thread.is_alive(), "the stream has ended")
+                with pytest.raises(ps.ConnectionLost):
+                    reader.read(Holder())
+    finally:
+        made.close()

@@ -18,6 +18,7 @@ import torch
 import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_server import hand_off
+from ps_server.shard_job import ShardJob
 from ps_wire import snapshot_store, snapshot_tensors
 from ps_wire.access import OPEN
 from ps_wire.channel import dial
@@ -30,6 +31,7 @@ from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
 from ps_worker.model_spec import pack
+from tests.until import until
 
 from .saving import save
 from .service import Cluster, fresh_name, together
@@ -81,6 +83,9 @@ def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp
         assert incarnation > 1 << 16
 
 
+PATIENT_AFTER = 25  # steps: then a busy machine gets time to write the snapshot before the run is over
+
+
 class Faults:
     """Takes a snapshot of a job that runs, and has a server die some steps after it is there."""
 
@@ -94,7 +99,8 @@ class Faults:
         """By one worker, before each step."""
         if step == self._takes_at:
             threading.Thread(target=self._take, daemon=True).start()
-        if step < self._takes_at or self._died or not self._taken.wait(0.02):
+        late = step > self._takes_at + PATIENT_AFTER  # before, steps that a cut needs are taken quickly
+        if step < self._takes_at or self._died or not self._taken.wait(0.5 if late else 0.02):
             return
         self._left -= 1
         if self._left == 0:
@@ -320,3 +326,23 @@ def test_a_reader_is_over_after_a_rollback_and_another_one_reads_what_the_job_ha
         with ps.connect(role="reader", servers=durable.servers, job=job) as reader:
             reader.read(read)
             assert torch.equal(read.weight, model.weight)
+
+
+def test_when_a_job_goes_back_no_frame_finds_its_shards_without_it(durable, tmp_path, monkeypatch):
+    """Who trains at full speed meanwhile would be refused, and end with an error, in place of going back."""
+    job, retire, known = fresh_name(), ShardJob.retire, []
+
+    def retires(entry):
+        known.append(durable.shards[0].shard._jobs.by_name.get(entry.name) is entry)
+        retire(entry)
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        monkeypatch.setattr(ShardJob, "retire", retires)
+        durable.kill(1)
+        durable.start_again(1)
+        with pytest.raises(ps.RolledBack):
+            until(lambda: step(table, 0) is None, "it goes back")
+    assert known == [True, False]

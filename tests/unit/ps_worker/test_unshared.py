@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -17,7 +18,7 @@ from ps_wire.errors import ConfigurationRefused
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import OverlaidMemory
 
-from .mapped import SMALL, Wide, script, sgd
+from .mapped import SMALL, Wide, mapped, script, sgd
 from .reference import assert_same, seeded
 from .service import Cluster, run_workers
 
@@ -144,3 +145,66 @@ def test_where_memory_cannot_be_sealed_against_writers_weights_are_copied_over_s
         run_workers(cluster, train_model)
     assert "data goes over shm" in caplog.text
     assert "Invalid argument" not in caplog.text
+
+
+def no_memory(_address: int, _nbytes: int) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def comes_as_payload(worker: ps.Worker) -> None:
+    """From the third step on, as where a shard no more maps what this worker shares."""
+    model, twin = seeded(Wide), seeded(Wide)
+    optimizer = worker.wrap(sgd(model), model, buckets=SMALL, overlap=False)
+    exchange = mapped(optimizer)
+    steps = []
+
+    def cut(*_: Any) -> None:
+        steps.append(0)
+        if len(steps) == 3:
+            exchange.memory.descriptors = ()
+            for connection in worker._link._connections:
+                connection._call.cancel()
+
+    model.register_forward_hook(cut)
+    script(0, model, optimizer)
+    worker.finish()
+    script(0, twin, sgd(twin, fused=True))
+    assert_same(model, twin)
+
+
+def test_weights_that_come_another_way_than_before_are_the_same(cluster: Cluster) -> None:
+    run_workers(cluster, comes_as_payload)
+
+
+def test_memory_that_cannot_become_private_ends_the_worker_by_name(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OverlaidMemory, "_own", staticmethod(no_memory))
+    with pytest.raises(ConfigurationRefused, match=r"cannot be kept.*Cannot allocate memory"):
+        run_workers(cluster, comes_as_payload)
+
+
+@pytest.mark.parametrize("end", ["finish", "leave"])
+def test_a_worker_that_cannot_keep_its_weights_leaves_all_the_same_and_says_so(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """What shards write from then on shows in the model."""
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Wide)
+        optimizer = worker.wrap(sgd(model), model, buckets=SMALL)
+        assert mapped(optimizer)
+        if worker.rank == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(OverlaidMemory, "_own", staticmethod(no_memory))
+                with pytest.raises(ConfigurationRefused, match="table 0: its weights cannot be kept"):
+                    getattr(worker, end)()
+                with contextlib.suppress(ConfigurationRefused):
+                    worker.leave()
+            gone.set()
+        else:
+            assert gone.wait(20)
+            script(1, model, optimizer)  # nobody waits for it
+
+    gone = threading.Event()
+    run_workers(cluster, body, num_workers=2)

@@ -1,0 +1,63 @@
+"""Workers that a snapshot's cut holds while it is agreed on: for how long at most."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ps_worker as ps
+from ps_lab import snapshot_calls
+from ps_server import snapshot_taking
+from ps_wire.access import OPEN
+from ps_wire.errors import CutAborted
+from ps_worker import capture
+from tests.until import until
+
+from .service import Cluster, fresh_name, run_workers, together
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def saving(loop_thread, tmp_path):
+    """One shard that has a place for snapshots."""
+    made = Cluster(loop_thread, 1, options={"snapshot_dir": str(tmp_path / "snapshots")})
+    yield made
+    made.close()
+
+
+def test_a_worker_that_does_not_answer_holds_nobody_for_longer_than_a_limit(saving, monkeypatch):
+    """A cut is given up before those who have promised to begin no step go on by themselves."""
+    assert snapshot_taking.ARM_LIMIT_S < capture.PROMISE_LIMIT_S <= 20.0
+    monkeypatch.setattr(snapshot_taking, "ARM_LIMIT_S", 0.1)
+    job, answers, over = fresh_name(), threading.Event(), threading.Event()
+    steps = [0, 0]
+
+    def body(worker: ps.Worker) -> None:
+        mine = worker._link.capture
+        prepare = mine.prepare
+
+        def late(number: int) -> dict[int, int]:
+            assert answers.wait(WAIT_S)
+            return prepare(number)
+
+        if worker.rank == 1:
+            mine.prepare = late
+        table = worker.table({"w": torch.zeros(100)}, optimizer=ps.SGD(lr=1.0))
+        while not over.is_set():
+            table.push({"w": torch.ones(100)})
+            table.pull().result(WAIT_S)
+            steps[worker.rank] = table.step
+
+    def watch() -> None:
+        until(lambda: all(steps), "both train")
+        with pytest.raises(CutAborted, match="worker 1"):
+            list(snapshot_calls.take(saving.servers, job, OPEN))
+        given_up = steps[0]
+        until(lambda: steps[0] > given_up + 1, "the other trains on")
+        answers.set()
+        over.set()
+
+    together([lambda: run_workers(saving, body, num_workers=2, consistency="asp", job=job), watch])
