@@ -153,10 +153,13 @@ class Session:
             return self._share(frame, table)
         if self._regions is not None:
             frame = self._regions.filled(frame)
-        elif self.carrier == Carrier.UDS and frame.flags & wire.PULLS and frame.kind is wire.Kind.PUSH:
+        elif member and self._says_pulls(frame):
             self._lend(table)
         table.receive(frame, self._outlet, member=member)
         return True
+
+    def _says_pulls(self, frame: wire.Frame) -> bool:
+        return self.carrier == Carrier.UDS and frame.kind is wire.Kind.PUSH and bool(frame.flags & wire.PULLS)
 
     def _lend(self, table: ShardTable) -> None:
         """Has weights leave by reference: what the worker pushes says that it has those of before."""

@@ -128,8 +128,7 @@ class Taking:
             CutAborted: it did not come about; another try may succeed.
             PsError: it could not be taken or written.
         """
-        job = self._job
-        self._name = await asyncio.to_thread(self._store.new_name, job.name)
+        self._name = await asyncio.to_thread(self._store.new_name, self._job.name)
         stops = False
         try:
             async with lock:
@@ -155,10 +154,8 @@ class Taking:
                 if self._job.state is JobState.ENDED:
                     await self._arm()
                     return
-                while True:
-                    if await self._agree():
-                        break
-                    await asyncio.sleep(LOOK_S)  # somebody is still making tables
+                while not await self._agree():
+                    pass
                 await self._wait(self._all_captured, "workers to reach the cut")
                 if not self._members:
                     raise CutAborted(f"job {self._job.name}: all workers finished during the cut")
@@ -189,6 +186,7 @@ class Taking:
                 + (", ".join(silent) or "a shard")
             ) from None
         self._let_go()
+        await asyncio.sleep(LOOK_S)  # somebody is still making tables
         return False
 
     async def _prepare(self) -> bool:

@@ -113,11 +113,6 @@ class Gradients:
         return [parameter for bucket in self._buckets for parameter in bucket.arrived]
 
     @property
-    def in_place(self) -> bool:
-        """Whether the script may write into memory that is pushed, as `zero_grad(set_to_none=False)` does."""
-        return any(bucket.in_place for bucket in self._buckets)
-
-    @property
     def there(self) -> bool:
         """Whether a parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self._parameters)

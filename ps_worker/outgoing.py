@@ -48,7 +48,6 @@ class Outgoing:
         left: what it has in this step is final: it is being copied, under way, or there.
         arrived: the parameters whose hooks have fired in this step, in order, again for each time.
         ticket: of the copy that `copy` began.
-        in_place: backward has written a gradient where it is pushed from, so the script keeps it over steps.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Outgoing:
         self.bucket = bucket
         self.left = False
         self.arrived: list[torch.Tensor] = []
-        self.in_place = False
         self.ticket: Ticket = DONE
         self._exchange = exchange
         mine = [place.parameter for place in bucket.placements]
@@ -238,9 +236,7 @@ class Outgoing:
             view = self._views[place]
             if gradient.dtype is view.dtype and gradient.device == view.device:
                 self.parameters[place].grad = gradients[place] = view
-        there = [gradient for gradient in gradients if gradient is not None]
-        self.in_place = len(moved) < len(there)
-        return there
+        return [gradient for gradient in gradients if gradient is not None]
 
     def _copy_out(self, views: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         if gradients:

@@ -201,7 +201,7 @@ class WrappedOptimizer(Stages):
         self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
         if any(table.seen for table in self._tables):
             self._arrival.plan()
-        if self.overlaps and self._arrival.wanted and not any(table.in_place for table in self._tables):
+        if self.overlaps and self._arrival.wanted and not self._as_views:  # which a script may write to
             self._arrival.expect()
             self._ask()
             stopping.step_ended()  # its pushes have left: they count, whatever the others do

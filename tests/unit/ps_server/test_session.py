@@ -10,7 +10,8 @@ import pytest
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_wire import frame as wire
-from ps_wire.carrier import deliver
+from ps_wire import shared_memory
+from ps_wire.carrier import MEMORY, Carrier, deliver
 from ps_wire.errors import FrameMalformed, InternalError, StrangerRefused
 from ps_wire.frame import Kind
 from ps_wire.messages import parse_message, refused_from_proto
@@ -42,9 +43,9 @@ class Wire:
             reader=reader,
         )
 
-    def connect(self):
+    def connect(self, carrier=MEMORY):
         self.outlet = Kept()
-        self.session = Session(self.shard, self.outlet, token_bytes=TOKEN_BYTES)
+        self.session = Session(self.shard, self.outlet, token_bytes=TOKEN_BYTES, carrier=carrier)
 
     def send(self, kind, worker=0, incarnation=1, **fields):
         frame = wire.Frame(kind=kind, worker=worker, incarnation=incarnation, **fields)
@@ -218,6 +219,19 @@ def test_a_new_connection_retires_the_one_before_it():
     assert it.session.receive(load)
     assert other.receive(wire.Frame(kind=Kind.LOAD, worker=1, incarnation=1, payload=bytes(4096)))
     assert it.shard.refused_frames == 0
+
+
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="no memory to be lent here")
+@pytest.mark.parametrize(("worker", "doubles"), [(0, True), (wire.FIRST_READER, False)])
+def test_only_a_members_push_has_a_shard_hold_its_weights_twice(worker, doubles):
+    it = Wire()
+    if not doubles:
+        it.admit(worker, reader=True)
+    it.shard.start_table("j", 0)
+    it.connect(Carrier.UDS)
+    assert it.hello(worker)
+    assert it.send(Kind.PUSH, worker, weight=1.0, flags=wire.PULLS, payload=bytes(4096))
+    assert [cell.values.doubled for cell in it.shard.table("j", 0).cells()] == [doubles]
 
 
 def test_a_bug_of_ours_is_loud(caplog, monkeypatch):

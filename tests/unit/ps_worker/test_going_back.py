@@ -140,6 +140,19 @@ def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(dura
         assert list(coordinator._rooms) == [job]
 
 
+def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
+    """A coordinator that was started again knows of it what its snapshots' folder is called."""
+    job = fresh_name()
+    assert take_while_training(durable, job) is None
+    durable.kill(0)
+    durable.start_again(0)
+    state = lambda: ask((durable.servers,)).job(job).state  # noqa: E731
+    assert state() == "asleep"
+    with ps.connect(servers=durable.servers, job=job, num_workers=1, lease=25) as worker:
+        table_of(worker)
+        assert state() == "running"
+
+
 def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_without_a_word(durable, caplog):
     """Nothing has gone wrong; what was written of it has no manifest, and the older ones stay."""
     job, takings = fresh_name(), durable.coordinator._takings
@@ -196,16 +209,3 @@ def test_what_a_worker_captures_for_a_cut_that_was_given_up_is_not_written(durab
         worker.finish()
     assert errors
     assert taking._writes == {}
-
-
-def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
-    """A coordinator that was started again knows of it what its snapshots' folder is called."""
-    job = fresh_name()
-    assert take_while_training(durable, job) is None
-    durable.kill(0)
-    durable.start_again(0)
-    state = lambda: ask((durable.servers,)).job(job).state  # noqa: E731
-    assert state() == "asleep"
-    with ps.connect(servers=durable.servers, job=job, num_workers=1, lease=25) as worker:
-        table_of(worker)
-        assert state() == "running"

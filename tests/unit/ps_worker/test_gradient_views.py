@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import ps_worker as ps
+from ps_wire import frame as wire
+from ps_wire.frame_socket import FrameSocket
 
 from .models import Mlp, loss_of
-from .reference import check, seeded
+from .reference import alone, assert_same, check, seeded
 from .service import Cluster, run_workers
 
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
 VIEWS = {"gradient_as_bucket_view": True, "buckets": EACH}
+LIMIT_S = 20.0
 OVERLAP = pytest.mark.parametrize("overlap", ["auto", True, False])
 
 
@@ -74,6 +78,53 @@ def test_accumulated_and_clipped_gradients_are_exact_without_overlap(cluster: Cl
             optimizer.zero_grad(set_to_none=set_to_none)
 
     check(cluster, script, seeded(Mlp), sgd, num_workers=2, overlap=False, **VIEWS)
+
+
+@pytest.mark.parametrize("carrier", ["shm", "uds"])
+@pytest.mark.parametrize("whose", ["model", "optimizer"])
+def test_zeros_are_not_written_over_gradients_that_shards_have_not_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, carrier: str, whose: str
+):
+    """They take those of step 3 only when the worker waits for weights; its `step()` returns after that."""
+    begun, waits = threading.Event(), threading.Event()
+    place = FrameSocket._place
+
+    def late(head: wire.Header, landing: Any) -> memoryview:
+        if head.kind is wire.Kind.PUSH and head.frame().step == 3:
+            assert waits.wait(LIMIT_S)
+        return place(head, landing)
+
+    def script(rank: int, model: torch.nn.Module, optimizer: Any) -> None:
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            if step == 3:
+                begun.set()
+            optimizer.step()
+            if step == 3:
+                (model if whose == "model" else optimizer).zero_grad(set_to_none=False)
+
+    model = seeded(lambda: Mlp(700))
+    expected = alone(script, model, sgd)
+    begun.clear()
+    monkeypatch.setattr(FrameSocket, "_place", staticmethod(late))
+
+    def body(worker: ps.Worker) -> None:
+        optimizer = worker.wrap(sgd(model), model, overlap=True, **VIEWS)
+        exchange = optimizer._started[0].exchange
+        wait_pulled = exchange.wait_pulled
+
+        def waiting(*what: Any) -> None:
+            if begun.is_set():
+                waits.set()
+            wait_pulled(*what)
+
+        exchange.wait_pulled = waiting
+        script(0, model, optimizer)
+        worker.finish()
+
+    run_workers(cluster, body, carrier=carrier)
+    assert_same(model, expected)
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])
