@@ -93,11 +93,9 @@ class Taking:
                 return
             if self._over:  # it is being given up: nothing is written where all is deleted
                 return
-            write = asyncio.ensure_future(
-                asyncio.to_thread(
-                    self._store.write, self._job.name, self._name, worker_file(member.worker), [blob]
-                )
-            )
+            file = worker_file(member.worker)
+            writing = asyncio.to_thread(self._store.write, self._job.name, self._name, file, [blob])
+            write = asyncio.ensure_future(writing)
             write.add_done_callback(lambda it: it.cancelled() or it.exception())  # of several, one is raised
             self._writes[member.worker] = write
             self._changed.set()

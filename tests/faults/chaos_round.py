@@ -56,6 +56,7 @@ class Chaos:
         self._workers: dict[int, Process] = {}
         self._killed: list[Process] = []
         self._lock = threading.Lock()  # guards who is which worker
+        self._pausing = [threading.Lock() for _ in range(plan.num_workers)]
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
@@ -169,16 +170,8 @@ class Chaos:
                 stop.go()
                 self._is_followed(worker, process, process.wait_end())
             case Act.PAUSE | Act.SLEEP:
-                with contextlib.suppress(ProcessLookupError):
-                    process.signal(signal.SIGSTOP)
-                stop.go()
-                try:
-                    until(lambda: is_stopped(process), f"{process.name} is stopped")
-                    if event.act is Act.SLEEP:
-                        self._wait_evicted(worker, process)
-                finally:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.signal(signal.SIGCONT)
+                with self._pausing[worker]:  # else one that ends would end another, too
+                    self._pause(worker, event.act, stop)
             case Act.CUT | Act.BLINK:
                 self._networks[worker].cut()
                 stop.go()
@@ -187,6 +180,19 @@ class Chaos:
                         self._wait_evicted(worker, process)
                 finally:
                     self._networks[worker].mend()
+
+    def _pause(self, worker: int, act: Act, stop: Stop) -> None:
+        process = self._workers[worker]
+        with contextlib.suppress(ProcessLookupError):
+            process.signal(signal.SIGSTOP)
+        stop.go()
+        try:
+            until(lambda: is_stopped(process), f"{process.name} is stopped")
+            if act is Act.SLEEP:
+                self._wait_evicted(worker, process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.signal(signal.SIGCONT)
 
     def _act_on_server(self, shard: int, act: Act, stop: Stop) -> None:
         match act:
