@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 
 from ps_wire.certificates import CA, CERTIFICATE, TlsFolder
 from ps_wire.errors import TlsRefused
 
 LIMIT_S = 1.0
+RECEIVED_BYTES = 1 << 14
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
 
 
@@ -43,13 +45,43 @@ def why(error: ssl.SSLError) -> str:
     return f"TLS fails: {error.reason or error}"
 
 
+class _Conversation:
+    """TLS over a socket that stays the caller's: some Pythons' `wrap_socket` leaks what a peer resets."""
+
+    def __init__(self, connected: socket.socket, context: ssl.SSLContext, host: str | None = None) -> None:
+        self._connected = connected
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._spoken = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+
+    def shake(self) -> None:
+        """Raises OSError, of which SSLError is one."""
+        self._do(self._spoken.do_handshake)
+
+    def hears(self) -> bool:
+        """Whether the peer says something; raises as `shake`, also at an end in order."""
+        return bool(self._do(lambda: self._spoken.read(1)))
+
+    def _do(self, call: Callable[[], object]) -> object:
+        while True:
+            try:
+                return call()
+            except ssl.SSLWantReadError:
+                pass
+            finally:
+                self._connected.sendall(self._outgoing.read())
+            if data := self._connected.recv(RECEIVED_BYTES):
+                self._incoming.write(data)
+            else:
+                self._incoming.write_eof()
+
+
 def _plain(connected: socket.socket, address: str) -> TlsRefused | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # we only want to know whether anybody speaks TLS there
     context.set_alpn_protocols(["h2"])
     try:
-        context.wrap_socket(connected).close()
+        _Conversation(connected, context).shake()
     except OSError:
         return None
     return TlsRefused(f"server {address} speaks TLS: set --tls-dir (PS_TLS_DIR)", address=address)
@@ -58,9 +90,10 @@ def _plain(connected: socket.socket, address: str) -> TlsRefused | None:
 def _with_tls(connected: socket.socket, host: str, address: str, tls: TlsFolder) -> TlsRefused | None:
     context = tls.identity().probing
     try:
-        with context.wrap_socket(connected, server_hostname=host) as shaken:
-            if shaken.recv(1):  # the first frame of HTTP/2: it has taken our certificate
-                return None
+        conversation = _Conversation(connected, context, host)
+        conversation.shake()
+        if conversation.hears():  # the first frame of HTTP/2: it has taken our certificate
+            return None
     except TimeoutError:
         return None
     except ssl.SSLCertVerificationError as error:

@@ -82,6 +82,11 @@ def used(it):
     return {"token": token}
 
 
+def bad_end(it):
+    token = it.shard.make_token("j", 0, 1)
+    return {"token": token[:-1] + bytes([token[-1] ^ 1])}
+
+
 def replaced(it):
     token = it.shard.make_token("j", 0, 1)
     it.admit(0, 2)
@@ -94,7 +99,7 @@ def replaced(it):
         lambda _: {"token": bytes(TOKEN_BYTES)},
         lambda _: {"token": b""},
         lambda it: {"token": it.shard.make_token("j", 1, 1)},
-        lambda it: {"token": it.shard.make_token("j", 0, 1)[:-1] + b"\0"},
+        bad_end,
         lambda it: {"token": it.shard.make_token("j", 0, 1), "incarnation": 2},
         lambda it: {"token": it.shard.make_token("j", 0, 1), "worker": 9},
         lambda it: {"token": it.shard.make_token("j", 0, 1), "job": "k"},

@@ -44,17 +44,18 @@ def test_what_a_worker_does_to_its_gradients_once_it_has_left_changes_nobodys_we
     left = threading.Event()
 
     def body(worker: ps.Worker) -> None:
-        model, optimizer = wrapped(worker, gradient_as_bucket_view=True, overlap=True)
-        for _ in range(3):  # from then on gradients are where shards read them
+        model, optimizer = wrapped(worker, overlap=True)
+        for _ in range(3):  # from then on `step()` returns before its own step has closed
             backward(model)
             optimizer.step()
             optimizer.zero_grad()
         if worker.rank == 1:
             backward(model)
             optimizer.step()
+            gradients = mapped(optimizer).gradients.tensors  # shards read them where they lie
             worker.leave()
-            for parameter in model.parameters():
-                parameter.grad.fill_(1000.0)
+            for flat in gradients:
+                flat.fill_(1000.0)
             left.set()
             return
         assert left.wait(30)
