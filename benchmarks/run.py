@@ -76,6 +76,10 @@ class Runs(ExitStack):
     def _snapshot(self) -> Figures:
         return self._line("snapshot.py", {})
 
+    def tell(self, what: str, measured: str, verdict: str | Text) -> None:
+        """Says beside the table what a row came to."""
+        self._console.print(f"  {what}:", measured, verdict, highlight=False, soft_wrap=True)
+
     def _fault_times(self) -> Figures:
         return self._line("fault_times.py", {})
 
@@ -170,6 +174,7 @@ def main() -> None:
     with Runs(options.rounds) as runs:
         for row in [row for row in ROWS if options.only in row.what]:
             measured, verdict = cells(row, runs)
+            runs.tell(row.what, measured, verdict)  # the table comes at the end, which may be an hour away
             table.add_row(
                 row.what, measured, "" if row.target is None else f"<= {row.target:g} {row.unit}", verdict
             )
