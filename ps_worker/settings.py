@@ -21,7 +21,7 @@ ALONE = "none"  # instead of addresses: a server inside this process
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
-LEASE_S = 10.0  # ten heartbeats; few calls hold Python's interpreter for so long
+LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
