@@ -168,14 +168,15 @@ def same_as_torch(kernels: Kernels) -> bool:
         expected.div_(workers)
         mean, stepped = torch.empty(size), torch.empty(size)
         finite = kernels.mean(gradients, mean), kernels.mean_step(gradients, weights, 0.1, stepped)
-        if finite != (True, True) or not _same_bits(mean, expected):
+        if finite != (True, True) or not same_bits(mean, expected):
             return False
-        if not _same_bits(stepped, torch.add(weights, expected, alpha=-0.1)):
+        if not same_bits(stepped, torch.add(weights, expected, alpha=-0.1)):
             return False
     return True
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both, of shape (E,) and float32, are the same also where they are zero or no number."""
     return torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 

@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping
 from ps_worker.waiting import waits
 
 HOLD_LIMIT_S = 60.0  # then the coordinator is gone
-OUT_OF_USE = (
-    100  # steps of one table in a round in which another has one at most: the script has left that one
-)
+# Steps of one table in a round in which another has one at most: the script has left that one.
+OUT_OF_USE = 100
 
 
 class Rounds:

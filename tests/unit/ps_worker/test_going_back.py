@@ -29,23 +29,30 @@ def num_durable() -> int:
     return 1
 
 
-def take_while_training(cluster: Cluster, job: str) -> PsError | None:
-    """A snapshot of a job that trains meanwhile; why there is none."""
-    errors, over = [], threading.Event()
+def begin_to_take(cluster: Cluster, job: str) -> tuple[threading.Thread, list[PsError]]:
+    """A thread that takes a snapshot, and why there is none once it has ended."""
+    errors: list[PsError] = []
 
     def take():
         try:
             list(snapshot_calls.take(cluster.servers, job, OPEN))
         except PsError as error:
             errors.append(error)
-        over.set()
 
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def take_while_training(cluster: Cluster, job: str) -> PsError | None:
+    """A snapshot of a job that trains meanwhile; why there is none."""
     with ps.connect(servers=cluster.servers, job=job, num_workers=1, lease=25) as worker:
         table = table_of(worker)
         step(table, 0)
-        threading.Thread(target=take, daemon=True).start()
-        while not over.wait(0.01):
+        thread, errors = begin_to_take(cluster, job)
+        while thread.is_alive():
             step(table, 0)
+            thread.join(0.01)
     return errors[0] if errors else None
 
 
@@ -156,19 +163,11 @@ def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
 def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_without_a_word(durable, caplog):
     """Nothing has gone wrong; what was written of it has no manifest, and the older ones stay."""
     job, takings = fresh_name(), durable.coordinator._takings
-    errors = []
-
-    def take():
-        try:
-            list(snapshot_calls.take(durable.servers, job, OPEN))
-        except PsError as error:
-            errors.append(error)
 
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         table = table_of(worker)
         step(table, 0)
-        taking = threading.Thread(target=take, daemon=True)
-        taking.start()
+        taking, errors = begin_to_take(durable, job)
         until(lambda: job in takings._takings and takings._takings[job]._members, "the worker is asked")
         durable.stop(0)
         taking.join(LIMIT_S)
@@ -183,18 +182,10 @@ def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_wit
 def test_what_a_worker_captures_for_a_cut_that_was_given_up_is_not_written(durable):
     """Its word is late: what there was of the snapshot has been deleted."""
     job, takings = fresh_name(), durable.coordinator._takings
-    errors = []
-
-    def take():
-        try:
-            list(snapshot_calls.take(durable.servers, job, OPEN))
-        except PsError as error:
-            errors.append(error)
 
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         step(table_of(worker), 0)
-        thread = threading.Thread(target=take, daemon=True)
-        thread.start()
+        thread, errors = begin_to_take(durable, job)
         until(lambda: job in takings._takings and takings._takings[job]._members, "the worker is asked")
         taking = takings._takings[job]
         (member,) = taking._members.values()
