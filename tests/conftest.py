@@ -5,6 +5,8 @@ import signal
 
 from hypothesis import settings
 
+pytest_plugins = ["tests.watchdog"]
+
 # As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

@@ -70,11 +70,14 @@ def test_after_its_close_nothing_is_sent(start: Start, monkeypatch: pytest.Monke
 
 def test_who_has_the_number_now_gets_no_signal(start: Start, monkeypatch: pytest.MonkeyPatch):
     """The process was reaped behind the handle's back, and the number is another's."""
-    process = start("")
-    handle = ProcessHandle(process.pid)
+    process, other = start(""), start()
+    handle, living = ProcessHandle(process.pid), ProcessHandle(other.pid)
     process.wait(LIMIT_S)
-    monkeypatch.setattr(handle, "pid", os.getpid())
-    handle.send(signal.SIGKILL)  # else the end of this test run
+    monkeypatch.setattr(handle, "pid", other.pid)
+    handle.send(signal.SIGKILL)
+    handle.send_group(signal.SIGKILL)
+    assert not living.wait(0.1)
+    living.close()
     handle.close()
 
 
