@@ -11,9 +11,10 @@ import pytest
 from ps_server import hand_off
 from ps_server.attendance import Attendance, CatchUp, Choose, Late, TableAttendance
 from ps_server.backup_partition import BackupPartition
-from ps_server.choices import Choices, choice_from_proto
+from ps_server.choices import Choices
 from ps_server.hand_off import Inherited
 from ps_server.partition import _Member
+from ps_server.report_messages import choice_from_proto
 from ps_server.shard import Shard
 from ps_server.shard_job import ShardJob
 from ps_server.table_state import MachineState, TableState, capture, restore
