@@ -45,4 +45,11 @@ MUTANTS = (
         fault="                    pass\n",
         tests=("tests/unit/ps_server/test_generations.py",),
     ),
+    Mutant(
+        name="a lease that ends while its worker leaves deals again what it has used",
+        file="ps_server/job_life.py",
+        text="        if member.state in (MemberState.LEAVING, MemberState.FINISHING):\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_server/test_shares.py",),
+    ),
 )
