@@ -17,15 +17,14 @@ from ps_server.member import (
     MemberState,
     ToMember,
     ToShards,
-    evicted,
     eviction,
     notices,
     refusal,
     removal,
-    rolled_back,
     size_of,
     tell,
 )
+from ps_server.refusals import evicted, rolled_back
 from ps_server.roster import Roster
 from ps_server.shares import ANY, Shares
 from ps_wire.errors import ConfigurationRefused, Evicted, PsError
