@@ -1,4 +1,4 @@
-"""One run of some tests in a tree, forked from a process that has imported all that they need but our packages.
+"""One run of some tests in a tree, forked from a process that has imported all but our own packages.
 
 Between that process and pytest stands a warden, which becomes the parent of whatever a test's processes leave
 behind and ends it all: when pytest ends, at the limit, or when the process that asked is gone. The first
@@ -27,8 +27,8 @@ from .tree import Tree
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 # All that tests and packages import, else each run would: 4 s.
 WARM = (
-    "torch", "torch._dynamo", "torch.utils.data", "numpy", "safetensors.torch", "fsspec", "typer", "rich.live",
-    "rich.progress", "grpc.aio", "grpc_health.v1.health_pb2_grpc", "grpc_reflection.v1alpha.reflection",
+    "torch", "torch._dynamo", "torch.utils.data", "numpy", "safetensors.torch", "fsspec", "typer",
+    "rich.live", "rich.progress", "grpc.aio", "grpc_health.v1.health_pb2_grpc", "grpc_reflection.v1alpha.reflection",
     "google.protobuf.message", "cryptography.x509", "ssl", "asyncio", "concurrent.futures", "pytest",
     "pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin", "hypothesis.stateful",
 )  # fmt: skip
