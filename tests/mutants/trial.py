@@ -27,11 +27,29 @@ from .tree import Tree
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 # All that tests and packages import, else each run would: 4 s.
 WARM = (
-    "torch", "torch._dynamo", "torch.utils.data", "numpy", "safetensors.torch", "fsspec", "typer",
-    "rich.live", "rich.progress", "grpc.aio", "grpc_health.v1.health_pb2_grpc",
-    "grpc_reflection.v1alpha.reflection", "google.protobuf.message", "cryptography.x509", "ssl", "asyncio", "concurrent.futures", "pytest",
-    "pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin", "hypothesis.stateful",
-)  # fmt: skip
+    "torch",
+    "torch._dynamo",
+    "torch.utils.data",
+    "numpy",
+    "safetensors.torch",
+    "fsspec",
+    "typer",
+    "rich.live",
+    "rich.progress",
+    "grpc.aio",
+    "grpc_health.v1.health_pb2_grpc",
+    "grpc_reflection.v1alpha.reflection",
+    "google.protobuf.message",
+    "cryptography.x509",
+    "ssl",
+    "asyncio",
+    "concurrent.futures",
+    "pytest",
+    "pytest_asyncio.plugin",
+    "pytest_timeout",
+    "_hypothesis_pytestplugin",
+    "hypothesis.stateful",
+)
 PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
 
 
