@@ -113,10 +113,10 @@ def test_what_one_used_who_left_while_a_shard_was_away_is_used_once_though_its_l
 
     def trained(worker, batches, most=1000):
         table, found = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL), []
-        for batch in itertools.islice(batches, most):
+        for samples in itertools.islice(batches, most):
             table.push({"w": torch.ones(3000)}).result(LIMIT_S)
             table.pull().result(LIMIT_S)
-            found += batch.tolist()
+            found += samples.tolist()
             assert most < 1000 or back.wait(LIMIT_S)
         return found
 
