@@ -3,12 +3,13 @@
 What was sent and not yet answered is the business of `exchange`: after a new HELLO, `replay` sends it again,
 and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
 
-A shard that hangs keeps its sockets. Where nothing comes from it for a while, its process is asked, and where that
-does not answer either, the connection is cut, as if it had broken (`liveness`).
+A shard that hangs keeps its sockets. Where nothing comes from it for a while, its process is asked; where
+that does not answer either, the connection is cut, as if it had broken (`liveness`).
 
-Threads: one receives; one watches; the carrier's own sends. `_lock` guards which outbox is the live one, and is held over
-a replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is read when the
-carrier asks for the next frame, and its memory must stay as it is until the shard's ACK.
+Threads: one receives; one watches; the carrier's own sends. `_lock` guards which outbox is the live one,
+and is held over a replay, so that nothing new overtakes what is sent again. Sending only queues: a
+payload is read when the carrier asks for the next frame, and its memory must stay as it is until the
+shard's ACK.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Whether the shard at the other end of a data connection still runs, where nothing comes from it.
 
-A process that was stopped (SIGSTOP), or that hangs, keeps its sockets: its host answers for it, and no end of a
-stream tells that nothing will come. So whoever has heard nothing for a while asks the process itself, beside the
-data connection. A shard that waits for other workers answers, however long it waits.
+A process that was stopped (SIGSTOP), or that hangs, keeps its sockets: its host answers for it, and no
+end of a stream tells that nothing will come. So whoever has heard nothing for a while asks the process
+itself, beside the data connection. A shard that waits for other workers answers, however long it waits.
 
-It must not know how the shard is asked, nor what becomes of the connection. One thread looks, another one hears.
+It must not know how the shard is asked, nor what becomes of the connection. One thread looks, another hears.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_where_a_shard_that_hung_runs_on_training_goes_on(
 def test_the_coordinator_says_that_a_shard_hangs_and_goes_on_with_it(
     spawn: Start, two: Servers, tmp_path: Path
 ) -> None:
-    """Its host answers for its connections; pings over them are not answered. So it is with a host that is gone."""
+    """Its host answers for its connections; pings over them are not answered, as if it were gone."""
     coordinator, hung = two.processes
     hung.signal(signal.SIGSTOP)
     coordinator.wait_line(f"shard 1 at {two.addresses[1]} no longer follows: .*hangs")
