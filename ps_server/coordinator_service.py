@@ -15,13 +15,12 @@ import grpc.aio
 
 from ps_server import gatekeeper, share_messages
 from ps_server import member as members
-from ps_server.choices import attendance_from_proto
-from ps_server.decisions import norm_from_proto
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
+from ps_server.report_messages import attendance_from_proto, norm_from_proto
 from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings

@@ -28,9 +28,9 @@ from ps_server.member import (
     check_job,
     entrance,
     refusal,
-    rolled_back,
     tell,
 )
+from ps_server.refusals import rolled_back
 from ps_server.saved_job import SavedJob
 from ps_wire.errors import ConfigurationRefused, PsError, ServerNotReady
 from ps_wire.messages import table_to_proto

@@ -16,6 +16,7 @@ from ps_wire.buffer import as_tensor
 from ps_wire.errors import ConnectionLost, FrameMalformed, FrameTooLarge, ProtocolMismatch
 from ps_wire.frame_socket import FrameSocket, close_all
 from ps_wire.shared_memory import AVAILABLE
+from tests.silence import fall_silent, linux
 
 LIMIT_S = 20.0
 BIG = wire.MAX_PAYLOAD_BYTES
@@ -177,6 +178,31 @@ def test_a_peer_that_has_gone_is_a_lost_connection(ends):
     bare.close()
     with pytest.raises(ConnectionLost, match="sending"):
         ours.send([frame(bytes(1 << 20))] * 100)
+
+
+@linux
+@pytest.mark.parametrize("limit_s", [None, 10 * LIMIT_S])
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_peer_that_only_fell_silent_is_a_lost_connection(sends: bool, limit_s: float | None):
+    """Python raises TimeoutError for ETIMEDOUT, too, which is not the limit of who receives."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connected = socket.create_connection(listener.getsockname())
+        ours, bare = FrameSocket(connected), listener.accept()[0]
+    fall_silent(connected)
+    if sends:
+        ours.send([frame()])
+    with pytest.raises(ConnectionLost, match="receiving: Connection timed out"):
+        ours.receive(until_s=limit_s and time.monotonic() + limit_s)
+    ours.close()
+    bare.close()
+
+
+def test_a_limit_of_ours_that_is_over_leaves_the_connection(ends):
+    ours, bare = ends
+    with pytest.raises(TimeoutError):
+        ours.receive(until_s=time.monotonic() + 0.01)
+    bare.sendall(wire.encode(frame(step=3)))
+    assert ours.receive(until_s=time.monotonic() + LIMIT_S).step == 3
 
 
 def test_small_frames_that_came_together_are_taken_without_waiting(ends):
