@@ -13,6 +13,7 @@ from ps_wire.dtypes import ITEM_BYTES
 from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import BY_NAME, FrameMalformed, ParameterUnsupported, PsError, UsageError
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import spec_pb2 as spec
 
@@ -150,7 +151,7 @@ def test_an_error_crosses_the_wire(name, message, clock):
     data = messages.refused_to_proto(BY_NAME[name](message, clock=clock)).SerializeToString()
     received = messages.refused_from_proto(messages.parse_message(coordinator.Refused, data))
     assert type(received) is BY_NAME[name]
-    assert (received.message, received.facts) == (message, {"clock": clock})
+    assert (received.message, received.facts) == (one_line(message), {"clock": clock})
 
 
 def test_an_account_of_an_epoch_comes_back_and_counts_that_fit_no_message_are_cut():
