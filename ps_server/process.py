@@ -142,9 +142,7 @@ class Server:
         hands_off = False
         if not stopped.done():
             if handed_off is not None:
-                await asyncio.to_thread(
-                    handed_off.use_up
-                )  # before anything is taken, and after all that fails
+                await asyncio.to_thread(handed_off.use_up)  # and before anything is taken
             await server.start()
             sockets.begin()
             if probed is not None:

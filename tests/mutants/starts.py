@@ -45,4 +45,18 @@ MUTANTS = (
         fault="                    pass\n",
         tests=("tests/unit/ps_server/test_generations.py",),
     ),
+    Mutant(
+        name="a param-group is added to what servers clip by one norm",
+        file="ps_worker/wrapped.py",
+        text="        if self._one_norm:\n",
+        fault="        if self._clip is not None:\n",
+        tests=("tests/unit/ps_worker/test_clip.py",),
+    ),
+    Mutant(
+        name="a lease that ends while its worker leaves deals again what it has used",
+        file="ps_server/job_life.py",
+        text="        if member.state in (MemberState.LEAVING, MemberState.FINISHING):\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_server/test_shares.py",),
+    ),
 )
