@@ -158,7 +158,11 @@ class Shards:
             del self._registered[shard]
             self._complete.clear()
             entry.give_up()
-            logger.warning("shard %d at %s no longer follows", shard, entry.address)
+            logger.warning(
+                "shard %d at %s no longer follows: it is gone, or its process hangs, or nothing reaches it",
+                shard,
+                entry.address,
+            )
 
     def answered(self, shard: int, done: pb.OrderDone) -> None:
         """A follower has carried out an order, or refused it."""

@@ -46,7 +46,7 @@ class SocketServer:
     """
 
     def __init__(self, shard: Shard, *, host: str, port: int, tls: TlsFolder | None = None) -> None:
-        """Listens, and starts to accept.
+        """Listens; who connects waits until `begin`.
 
         Args:
             shard: that serves.
@@ -82,6 +82,10 @@ class SocketServer:
             self._close_listeners()
             raise
         self._wake, self._woken = socket.socketpair()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Starts to accept."""
         self._thread = threading.Thread(target=self._accept_all, name="ps-accept", daemon=True)
         self._thread.start()
 
@@ -90,7 +94,8 @@ class SocketServer:
         until_s = time.monotonic() + limit_s
         self._stopping.set()
         self._wake.send(b"\0")
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._wake.close()
         self._woken.close()
         self._close_listeners()

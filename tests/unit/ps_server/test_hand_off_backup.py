@@ -37,7 +37,10 @@ def hand_on(servers: Servers, number: int, folder) -> None:
     before.put(job)
     job.tables[0] = servers.shards[number]
     hand_off.write(folder, before, INHERITED)
-    assert hand_off.take(folder, after) is not None
+    found = hand_off.find(folder, after)
+    assert found is not None
+    assert found.inherited is not None
+    found.use_up()
     servers.shards[number] = after.table("j", 0)
     after.on_norm = partial(servers.report, number)
     after.on_attendance = partial(servers.attend, number)

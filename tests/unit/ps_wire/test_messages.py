@@ -147,7 +147,7 @@ def test_no_bytes_raise_anything_but_the_named_errors(data):
 
 @given(st.sampled_from(sorted(BY_NAME)), st.text(max_size=30), st.integers())
 def test_an_error_crosses_the_wire(name, message, clock):
-    """A refusal has the same class, message and facts on the other end."""
+    """A refusal has the same class, message (escaped, for it is shown there) and facts on the other end."""
     data = messages.refused_to_proto(BY_NAME[name](message, clock=clock)).SerializeToString()
     received = messages.refused_from_proto(messages.parse_message(coordinator.Refused, data))
     assert type(received) is BY_NAME[name]
