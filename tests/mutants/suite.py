@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 HANDLE = "ps_lab/process_handle.py"
 OF_HANDLES = ("tests/unit/ps_lab/test_process_handle.py",)
 OF_THE_WATCHDOG = ("tests/unit/test_watchdog.py",)
+OF_SOAKS = ("tests/unit/test_soak.py",)
 
 MUTANTS = (
     Mutant(
@@ -97,5 +98,33 @@ MUTANTS = (
         text="        limit_s = self._limit_s if mark is None else float(mark.args[0])\n",
         fault="        limit_s = self._limit_s\n",
         tests=OF_THE_WATCHDOG,
+    ),
+    Mutant(
+        name="a soak of which a run failed ends well",
+        file="tests/soak.py",
+        text='            well = well and run.end == "ok"\n',
+        fault="            well = True\n",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
+        name="a soak leaves its busy loops behind",
+        file="tests/soak.py",
+        text="            loop.kill()\n            loop.wait()\n",
+        fault="            pass\n",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
+        name="a run that hangs holds a soak up for ever",
+        file="tests/soak.py",
+        text="            ended = handle.wait(limit_s)\n",
+        fault="            ended = handle.wait()\n",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
+        name="reasons of skips are not counted",
+        file="tests/skips.py",
+        text="    for reason, count in counts.most_common():\n",
+        fault="    for reason, count in Counter(counts.keys()).most_common():\n",
+        tests=("tests/unit/test_skips.py",),
     ),
 )
