@@ -11,8 +11,10 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from ps_server.cut import Cut, CutKey
+from ps_server.log import logger
 from ps_server.partition import Partition
 from ps_server.snapshot_cut import workers_beyond
+from ps_wire import watched
 from ps_wire.carrier import Message, Outlet
 from ps_wire.errors import CutAborted, PsError
 
@@ -192,8 +194,7 @@ class CutTable(Generic[AnyCell]):
         return unsent
 
     def _set_limit(self, key: CutKey, limit_s: float) -> None:
-        timer = threading.Timer(limit_s, self.end, (key,))
-        timer.daemon = True
+        timer = watched.timer("ps-cut", limit_s, partial(self.end, key), log=logger)
         with self._lock:
             before, self._limit = self._limit, (key, timer)
         if before is not None:

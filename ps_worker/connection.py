@@ -4,7 +4,8 @@ What was sent and not yet answered is the business of `exchange`: after a new HE
 and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
 
 Threads: one receives; the carrier's own sends. `_lock` guards which outbox is the live one, and is held over
-a replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is read when the
+a replay, so that nothing new overtakes what is sent again. `_receiving` is held by the receiving thread while
+frames come: as long as it may write or take what they bring. Sending only queues: a payload is read when the
 carrier asks for the next frame, and its memory must stay as it is until the shard's ACK.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ps_wire import frame as wire
+from ps_wire import watched
 from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, JobUnknown, PsError, ServerNotReady
 from ps_wire.frame_socket import close_all
 from ps_wire.messages import parse_message, refused_from_proto
@@ -89,11 +91,12 @@ class Connection:
         self._retry_limit_s = retry_limit_s
         self._log = log
         self._lock = threading.Lock()
+        self._receiving = threading.Lock()
         self._outbox: Outbox | None = None
         self._call: DataStream | None = None
         self._closing = threading.Event()
         self._lived = False
-        self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
+        self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
         self._thread.start()
 
     @property
@@ -118,6 +121,13 @@ class Connection:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(drain_s)
+
+    def wait_received(self, limit_s: float) -> bool:
+        """After `close`: waits until nothing that has come is written or taken any more; whether it is so."""
+        if not self._receiving.acquire(timeout=limit_s):
+            return False
+        self._receiving.release()
+        return True
 
     # -- the receiving thread --------------------------------------------------------------------------
 
@@ -165,6 +175,9 @@ class Connection:
             self._pause(attempt)
             attempt += 1
 
+    def _fail(self, bug: Exception) -> None:
+        self._peer.fail(InternalError(f"{type(bug).__name__}: {bug}"))
+
     def _pause(self, attempt: int) -> None:
         """Before the next try."""
         if attempt == 0:
@@ -207,10 +220,11 @@ class Connection:
         )
         assert outbox is not None
         try:
-            for frame in call:
-                if frame.kind is wire.Kind.HELLO:
-                    self._go_live(outbox)
-                yield frame
+            with self._receiving:
+                for frame in call:
+                    if frame.kind is wire.Kind.HELLO:
+                        self._go_live(outbox)
+                    yield frame
         finally:
             outbox.close()
             call.close()
