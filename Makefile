@@ -4,7 +4,7 @@ PY = $(VENV)/bin/python
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
 
-.PHONY: install demo test check chaos bench bench-peers protos api clean
+.PHONY: install demo test check chaos mutants bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -21,6 +21,10 @@ check: $(VENV)/installed-test
 # Faults drawn from a seed, over real processes; what fails says how to run it again.
 chaos: $(VENV)/installed-test
 	$(PY) -m tests.faults.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),2)
+
+# Deliberate faults, one after the other; what no test sees is said.
+mutants: $(VENV)/installed-test
+	$(PY) -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') --jobs $(or $(JOBS),1)
 
 bench: $(VENV)/installed-test
 	$(PY) benchmarks/run.py

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ps_lab.errors import OutputClosed
+from ps_wire.text import one_line
 
 PLAIN_EVERY_S = 5.0
 PLAIN_WIDTH = 160  # of tables where there is no terminal to ask
@@ -68,7 +69,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """A sentence of our own."""
-        self._print("ps-lab", Text(text), "bold")
+        self._print("ps-lab", Text(one_line(text)), "bold")
 
     def progress(self, text: str) -> None:
         """The progress now; shown at once on a terminal; elsewhere at times, where it has changed.
@@ -79,7 +80,7 @@ class Display:
         if self._closed:
             raise OutputClosed("stdout was closed")
         if self._live is not None:
-            self._live.update(Text(text, style="bold", no_wrap=True, overflow="ellipsis"))
+            self._live.update(Text(one_line(text), style="bold", no_wrap=True, overflow="ellipsis"))
         elif text != self._said and time.monotonic() - self._said_s >= PLAIN_EVERY_S:
             self._said, self._said_s = text, time.monotonic()
             self.note(text)

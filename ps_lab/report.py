@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table as RichTable
 
 from ps_lab.status import Job, Status, Table, TableWorker, Worker
+from ps_wire.text import one_line
 
 SHOWN_EVENTS = 5
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -42,7 +43,8 @@ def _jobs(status: Status) -> RichTable:
     table = _table("jobs", ("job", "consistency", "state"), ("workers", "tables", "updates"))
     for job in status.jobs:
         members = sum(worker.state in {"joined", "running"} for worker in job.workers)
-        table.add_row(
+        _row(
+            table,
             job.name,
             job.consistency,
             job.state,
@@ -64,7 +66,7 @@ def _workers(status: Status) -> RichTable:
     table.add_column("no better carrier")
     for job in status.jobs:
         for worker in job.workers:
-            table.add_row(*_worker_cells(job, worker))
+            _row(table, *_worker_cells(job, worker))
     return table
 
 
@@ -103,7 +105,8 @@ def _tables(status: Status) -> RichTable:
     )
     for job in status.jobs:
         for part in job.tables:
-            table.add_row(
+            _row(
+                table,
                 job.name,
                 str(part.table),
                 range_text(part.min_version, part.max_version),
@@ -125,7 +128,7 @@ def _epochs(status: Status) -> RichTable:
         for use in job.epochs:
             samples, unused = (use.samples, use.unused) if use.samples else ("?", "?")
             counts = (use.loader, use.epoch, samples, use.used, use.handed_on, unused if use.over else "")
-            table.add_row(job.name, *map(str, counts))
+            _row(table, job.name, *map(str, counts))
     return table
 
 
@@ -133,14 +136,15 @@ def _happened(status: Status) -> RichTable:
     table = _table("events", ("job", "event"))
     for job in status.jobs:
         for line in job.happened[-SHOWN_EVENTS:]:
-            table.add_row(job.name, line)
+            _row(table, job.name, line)
     return table
 
 
 def _shards(status: Status) -> RichTable:
     table = _table("servers", ("shard", "address"), ("memory", "limit", "refused frames"))
     for shard in status.shards:
-        table.add_row(
+        _row(
+            table,
             str(shard.shard),
             shard.address,
             bytes_text(shard.memory_bytes),
@@ -158,3 +162,8 @@ def _table(title: str, left: tuple[str, ...], *right: tuple[str, ...]) -> RichTa
         for name in names:
             table.add_column(name, justify="right")
     return table
+
+
+def _row(table: RichTable, *cells: str) -> None:
+    """Adds a row; what is in it was said by peers."""
+    table.add_row(*map(one_line, cells))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ps_lab.snapshots import Found
+from ps_wire.text import one_line
 
 
 class Word(Protocol):
@@ -32,7 +33,7 @@ def table(found: list[Found]) -> Table:
     for one in found:
         known = one.manifest
         if known is None:
-            shown.add_row(one.job, one.name, "", "", "", "", Text(one.fault, style="red"))
+            shown.add_row(one.job, one.name, "", "", "", "", Text(one_line(one.fault), style="red"))
             continue
         workers = "ended" if known.ended else ",".join(str(worker) for worker in sorted(known.workers))
         shown.add_row(
@@ -42,7 +43,7 @@ def table(found: list[Found]) -> Table:
             workers,
             str(known.num_shards),
             str(known.total_bytes),
-            known.created,
+            one_line(known.created),
         )
     return shown
 
@@ -56,11 +57,11 @@ def show(words: Iterator[AnyWord], console: Console) -> AnyWord:
         task = progress.add_task("beginning", total=None)
         for word in words:
             progress.update(
-                task, description=word.phase, completed=word.bytes, total=word.total_bytes or None
+                task, description=one_line(word.phase), completed=word.bytes, total=word.total_bytes or None
             )
             if word.phase != said and not console.is_terminal:
                 said = word.phase
-                console.print(said)
+                console.print(one_line(said))
             last = word
     assert last is not None, "the coordinator's last word is `done`"
     return last

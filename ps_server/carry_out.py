@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from ps_server.choices import choice_from_proto
 from ps_server.log import logger
+from ps_server.report_messages import choice_from_proto
 from ps_server.restoring import restore
 from ps_server.shard import Shard
 from ps_wire.errors import InternalError, PsError

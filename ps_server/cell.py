@@ -21,7 +21,7 @@ from ps_server.cell_members import CellMembers
 from ps_server.cell_screening import CellScreening
 from ps_server.cell_values import CellValues
 from ps_server.clipping import Clipping
-from ps_server.cut_table import CutCell
+from ps_server.cut_cell import CutCell
 from ps_server.gradient import Gradient, differ
 from ps_server.optimizers import PieceOptimizer, State
 from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Partition, Pull

@@ -21,7 +21,7 @@ from ps_wire.carrier import Outlet
 
 if TYPE_CHECKING:
     from ps_server.cell_values import CellValues
-    from ps_server.cut_table import CutCell
+    from ps_server.cut_cell import CutCell
 
 
 class CellMembers:

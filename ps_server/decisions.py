@@ -91,27 +91,3 @@ class Decisions:
             scale=coefficient(table.max_norm, squares),
         )
         return table.decided, table.holders
-
-
-def norm_to_proto(norm: Norm) -> pb.Norm:
-    """A norm as a message."""
-    return pb.Norm(
-        job=norm.job,
-        table=norm.table,
-        opening=norm.opening,
-        step=norm.step,
-        squares=norm.squares,
-        epoch=norm.epoch,
-    )
-
-
-def norm_from_proto(message: pb.Norm) -> Norm:
-    """The norm in a message."""
-    return Norm(
-        job=message.job,
-        table=message.table,
-        opening=message.opening,
-        step=message.step,
-        squares=message.squares,
-        epoch=message.epoch,
-    )

@@ -29,6 +29,7 @@ from ps_wire.errors import PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
 
 ENTER_LIMIT_S = 10.0  # for the script between two tables
 LOOK_S = 0.02  # between two looks whether an order was carried out
@@ -41,14 +42,14 @@ class Entrances:
         self._numbers = itertools.count(secrets.randbits(32))
         self._under_way: dict[str, _Entrance] = {}
 
-    def make_table(self, room: Room, member: Member, spec: TableSpec) -> None:
-        """A worker makes its next table; one that comes late, when the others stand.
+    def make_table(self, room: Room, member: Member, spec: TableSpec, message: spec_pb2.Table) -> None:
+        """A worker makes its next table, which came as `message`; one that is late, when the others stand.
 
         Raises:
             ConfigurationRefused: see `Job.make_table`.
         """
         if not self._takes(room, member, spec):
-            room.do(room.job.make_table(member, spec))
+            room.do(room.job.make_table(member, spec, message))
 
     def _takes(self, room: Room, member: Member, spec: TableSpec) -> bool:
         name, job = room.job.name, room.job

@@ -1,20 +1,12 @@
-"""What happened to a job and its members: a line of the log each, and how often each kind came.
+"""Kinds of events in the life of a job and its members, and the line of the log that each makes.
 
 A line is `job NAME: event=KIND key=value ...`, then details in brackets.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-from collections import Counter, deque
 from collections.abc import Mapping
 from enum import StrEnum
-
-from ps_server.log import logger
-from ps_server.member import Member
-from ps_wire.epoch_use import EpochUse
-
-KEPT = 20  # lines for status
 
 
 class Event(StrEnum):
@@ -55,50 +47,3 @@ MEANING: Mapping[str, str] = {
 def line_of(event: Event, facts: Mapping[str, object]) -> str:
     """How an event is logged."""
     return " ".join([f"event={event.value}", *(f"{name}={value}" for name, value in facts.items())])
-
-
-class Events:
-    """See the module's docstring. Used on the event loop only.
-
-    Attributes:
-        counts: kind -> how often it came.
-        last: lines with their times, the newest last.
-    """
-
-    def __init__(self, job: str) -> None:
-        self.counts: Counter[str] = Counter()
-        self.last: deque[str] = deque(maxlen=KEPT)
-        self._job = job
-
-    def record(self, event: Event, member: Member, *, epoch: int, detail: str = "") -> None:
-        """Counts and logs what happened to a member."""
-        self.say(
-            event,
-            worker=member.worker,
-            incarnation=member.incarnation,
-            host=member.host,
-            pid=member.pid,
-            epoch=epoch,
-            detail=detail,
-        )
-
-    def record_epoch(self, use: EpochUse) -> None:
-        """Counts and logs the account of an epoch that is over."""
-        samples, unused = (use.samples, use.unused) if use.samples else ("?", "?")
-        self.say(
-            Event.EPOCH,
-            loader=use.loader,
-            number=use.epoch,
-            samples=samples,
-            used=use.used,
-            unused=unused,
-            handed_on=use.handed_on,
-        )
-
-    def say(self, event: Event, *, detail: str = "", **facts: object) -> None:
-        """Counts and logs an event."""
-        self.counts[event.value] += 1
-        line = line_of(event, facts) + (f" ({detail})" if detail else "")
-        now = dt.datetime.now(dt.UTC)
-        self.last.append(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")
-        logger.info("job %s: %s", self._job, line)

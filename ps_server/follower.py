@@ -9,11 +9,10 @@ import grpc.aio
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
-from ps_server.choices import UNANSWERED, attendance_to_proto
 from ps_server.clipping import Norm
-from ps_server.decisions import norm_to_proto
 from ps_server.hand_off import Inherited
 from ps_server.log import logger
+from ps_server.report_messages import UNANSWERED, attendance_to_proto, norm_to_proto
 from ps_server.shard import Shard
 from ps_wire import watched
 from ps_wire.access import OPEN, Access

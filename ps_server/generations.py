@@ -1,9 +1,9 @@
 """Generations: numbers that only grow, one for each server process, and one for each rollback of all of them.
 
-The coordinator takes them from its state directory, where each is a file that only one process can create. So
-of two coordinators one has the newer number, whoever was started when, and the older one finds the newer's
-files there. Without a directory the numbers live as long as the process, and nothing is said about a process
-after it.
+The coordinator takes them from its state directory, where each is a durable file that only one process can
+create. So of two coordinators one has the newer number, whoever was started when, and the older one finds the
+newer's files there. Without a directory the numbers live as long as the process, and nothing is said about a
+process after it.
 
 It must not know jobs or shards.
 """
@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from ps_wire.errors import ConfigurationRefused, Fenced
+from ps_wire.snapshot_writing import sync_folder
 
 KEPT = 16  # files; older ones are removed
 _NAME = re.compile(r"generation-(\d{1,10})")
@@ -97,6 +98,8 @@ class Generations:
                     file.write(str(self.own or number))
                     file.flush()
                     os.fsync(file.fileno())
+                for changed in (folder, folder.parent):  # else power is lost, and the number comes again
+                    sync_folder(changed)
                 self._remove(folder, number - KEPT)
                 return number
         except OSError as error:

@@ -1,7 +1,11 @@
 """What a shard that is stopped in order hands to the process that takes its place: all it holds, in one file.
 
-    STATE_DIR/hand-off-1.safetensors        written at the end; single use: whoever takes it renames it first
-    STATE_DIR/hand-off-1.safetensors.used   has been taken; nobody looks at it any more
+    STATE_DIR/hand-off-1.safetensors        written at the end; single use: whoever has read it renames it
+    STATE_DIR/hand-off-1.safetensors.used   was used up; nobody looks at it any more
+
+It is used up at one moment: when all that a start can fail at is done, and before the first call is taken.
+Until then the process that reads it may fail, or be killed, and the next one finds it; from then on it is
+void, for what the process holds changes.
 
 It is for the same shard of the same number of shards, and counts as long as the coordinator has not gone on
 without it: the successor comes with its predecessor's boot and generation (`standings`). It holds tables as
@@ -18,7 +22,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -31,11 +35,11 @@ from ps_server.shard_table import ShardTable
 from ps_server.table_state import capture, restore, resume
 from ps_server.table_state_codec import TableReader, encode
 from ps_wire import consistency, snapshot_tensors
-from ps_wire.errors import SnapshotCorrupt
+from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.snapshot_tensors import TensorFile
-from ps_wire.snapshot_writing import write_durably
+from ps_wire.snapshot_writing import sync_folder, write_durably
 from ps_wire.v1 import spec_pb2
 
 FORMAT = 3
@@ -47,6 +51,7 @@ FLAGS = ("prepared", "fenced", "late", "asked")  # of a member of a partition
 _FRESH = _Member(0, 0)
 
 Facts = dict[str, Any]  # JSON
+_File: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,21 +98,68 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
     write_durably(file_of(folder, shard.index), parts)
 
 
-def take(folder: Path, shard: Shard) -> Inherited | None:
-    """Puts what was handed off into a shard that holds nothing yet; None: nothing is there, or fits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A hand-off that lies there: read, and not used up.
+
+    Attributes:
+        path: where it lies.
+        written: which file it was that was read.
+        inherited: what it holds; None: it cannot be used.
+    """
+
+    path: Path
+    written: _File
+    inherited: Inherited | None
+
+    def _check(self) -> None:
+        if _which(self.path) != self.written:
+            raise FileNotFoundError(self.path)
+
+    def use_up(self) -> None:
+        """Sets the file aside, durable on return: nobody takes up again what changes from now on.
+
+        Raises:
+            ConfigurationRefused: it has gone, or cannot be set aside: this process is not to serve.
+        """
+        try:
+            self._check()
+            self.path.rename(self.path.with_name(self.path.name + ".used"))
+            sync_folder(self.path.parent)
+        except FileNotFoundError:
+            raise ConfigurationRefused(
+                f"another process has taken the hand-off {self.path} meanwhile: it is this shard; start one "
+                "process of a shard on a --state-dir"
+            ) from None
+        except OSError as error:
+            raise ConfigurationRefused(
+                f"--state-dir: the hand-off {self.path} cannot be set aside: {error.strerror}"
+            ) from None
+
+
+def find(folder: Path, shard: Shard) -> Found | None:
+    """Puts what was handed off into a shard that holds nothing yet, and leaves the file; None: there is none.
+
+    Nothing may come to the shard before the file is used up.
+    """
     path = file_of(folder, shard.index)
-    used = path.with_name(path.name + ".used")
     try:
-        path.rename(used)
+        written = _which(path)
     except FileNotFoundError:
         return None
+    inherited = None
     try:
-        return _take(TensorFile(used, str(path)), shard)
-    except Exception as error:  # noqa: BLE001 - whatever it is: the file is used up, there is no second try
+        inherited = _take(TensorFile(path, str(path)), shard)
+    except Exception as error:  # noqa: BLE001 - whatever it is: it is said, and the shard counts as lost
         logger.exception("the hand-off %s cannot be used: %s", path, error)
         for entry in shard.jobs():
             shard.drop(entry.name)
-        return None
+    return Found(path=path, written=written, inherited=inherited)
+
+
+def _which(path: Path) -> _File:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _take(file: TensorFile, shard: Shard) -> Inherited:

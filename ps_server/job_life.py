@@ -17,15 +17,14 @@ from ps_server.member import (
     MemberState,
     ToMember,
     ToShards,
-    evicted,
     eviction,
     notices,
     refusal,
     removal,
-    rolled_back,
     size_of,
     tell,
 )
+from ps_server.refusals import evicted, rolled_back
 from ps_server.roster import Roster
 from ps_server.shares import ANY, Shares
 from ps_wire.errors import ConfigurationRefused, Evicted, PsError
@@ -173,6 +172,9 @@ class JobLife:
         if not member.present:
             return []
         told = notices(self.roster.present(), member, why, "")
+        if member.state in (MemberState.LEAVING, MemberState.FINISHING):
+            # it has said how far it came; all of it counts with its removal, which is before its eviction
+            self.shares.gone(member.worker, member.incarnation, member.steps)
         member.state = MemberState.LOST
         self.epoch += 1
         error = evicted(self.name, member.worker, member.incarnation)

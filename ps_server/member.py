@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from ps_wire.errors import Evicted, JobMismatch, PsError, RolledBack
+from ps_wire.errors import JobMismatch, PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -142,21 +142,6 @@ def tell(member: Member, **reply: object) -> ToMember:
 def refusal(member: Member, error: PsError) -> ToMember:
     """An error for a member."""
     return tell(member, refused=refused_to_proto(error))
-
-
-def evicted(job: str, worker: int, incarnation: int) -> Evicted:
-    """What an incarnation gets that was silent for longer than its lease."""
-    return Evicted(
-        f"worker {worker} of job {job} was silent for longer than its lease (PS_LEASE): "
-        f"the others went on without its incarnation {incarnation}",
-        worker=worker,
-        incarnation=incarnation,
-    )
-
-
-def rolled_back(job: str, step: int, why: str = "a server has lost what it held") -> RolledBack:
-    """What every incarnation gets whose steps are no more."""
-    return RolledBack(f"job {job} goes on from its snapshot of step {step}: {why}", step=step)
 
 
 def removal(job: str, member: Member) -> ToShards:

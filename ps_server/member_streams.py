@@ -92,7 +92,8 @@ class MemberStreams:
         try:
             room, member, mailbox, stream = await self._begin(messages)
         except PsError as error:
-            logger.log(logging.DEBUG if error.retryable else logging.WARNING, "join refused: %s", error)
+            level = logging.DEBUG if error.retryable else logging.WARNING
+            self._shards.own.complaints.say(level, "a worker", "join refused: %s", error)
             yield pb.MemberReply(refused=refused_to_proto(error))
             return
         reading = watched.task(
@@ -245,12 +246,21 @@ class MemberStreams:
                 if not member.present or self._closed:  # it has not heard yet that it was evicted
                     continue
                 room.heard(member)
+                spec = None
+                if message.WhichOneof("kind") == "make_table":  # it takes as long as there are parameters
+                    spec = await asyncio.to_thread(table_from_proto, message.make_table.table)
+                    if not member.present or self._closed:
+                        continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
                 void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
                 if mailbox.takes(message) and not void:
-                    self._take(message, room, member, mailbox)
+                    if spec is not None:
+                        self.entrances.make_table(room, member, spec, message.make_table.table)
+                    else:
+                        self._take(message, room, member, mailbox)
         except PsError as error:
-            logger.warning("job %s worker %d refused: %s", room.job.name, member.worker, error)
+            peer = f"job {room.job.name} worker {member.worker}"
+            self._shards.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
             mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
         except grpc.aio.AioRpcError as error:
             logger.debug("job %s worker %d: stream broke: %s", room.job.name, member.worker, error)
@@ -261,8 +271,6 @@ class MemberStreams:
             case "heartbeat":
                 room.progress[member.worker] = _bounded(message.heartbeat.progress)
                 mailbox.heard(message.heartbeat.heard)
-            case "make_table":
-                self.entrances.make_table(room, member, table_from_proto(message.make_table.table))
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:

@@ -131,24 +131,30 @@ class Server:
         keep_large_blocks(one_arena=True)
         optimizers.warm_up()
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
-        if self._options.state_dir is not None:
-            inherited = await asyncio.to_thread(hand_off.take, self._options.state_dir, self._shard)
-            self._inherited = inherited or self._inherited
+        stopped = self._stopped = self._catch_signals()
+        handed_off = await self._find_hand_off()
         server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
         sockets = self._listen()
+        probed = self._bind_health()
         advertised = f"{self._options.advertise}:{port}"
-        stopped = self._stopped = self._catch_signals()
-        self._add_services(server, advertised)
-        await server.start()
-        probed = await self._serve_health()
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        following = self._start_following(advertised)
-        logger.info("serving on %s:%d", self._options.host, port)
-        await asyncio.wait([stopped])
-        logger.info("stopping")
-        await self._health.enter_graceful_shutdown()
-        hands_off = await self._drain(stopped)
+        self._add_services(server, advertised)  # takes a generation: whatever can fail is before it
+        following: asyncio.Task[None] | None = None
+        hands_off = False
+        if not stopped.done():
+            if handed_off is not None:
+                await asyncio.to_thread(handed_off.use_up)  # and before anything is taken
+            await server.start()
+            sockets.begin()
+            if probed is not None:
+                await probed.start()
+            await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+            following = self._start_following(advertised)
+            logger.info("serving on %s:%d", self._options.host, port)
+            await asyncio.wait([stopped])
+            logger.info("stopping")
+            await self._health.enter_graceful_shutdown()
+            hands_off = await self._drain(stopped)
         if following is not None:
             following.cancel()
         for stop in self._stops:
@@ -161,6 +167,15 @@ class Server:
             await asyncio.to_thread(self._hand_off)
         logger.info("stopped")
         return stopped.result()
+
+    async def _find_hand_off(self) -> hand_off.Found | None:
+        """What the process before this one has handed off, put into the shard; it is not used up yet."""
+        if self._options.state_dir is None:
+            return None
+        found = await asyncio.to_thread(hand_off.find, self._options.state_dir, self._shard)
+        if found is not None and found.inherited is not None:
+            self._inherited = found.inherited
+        return found
 
     async def _drain(self, stopped: asyncio.Future[int]) -> bool:
         """Takes nothing any more; what is under way comes to its end. Whether all can be handed off."""
@@ -212,7 +227,7 @@ class Server:
             raise Unavailable(f"cannot listen on {address}: {_why(self._options) or error}") from None
         return port
 
-    async def _serve_health(self) -> grpc.aio.Server | None:
+    def _bind_health(self) -> grpc.aio.Server | None:
         """For probes, which have neither certificate nor token."""
         options = self._options
         if options.health_port is None:
@@ -224,11 +239,10 @@ class Server:
             bind(server, address, None)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {address}: {error} (--health-port)") from None
-        await server.start()
         return server
 
     def _listen(self) -> SocketServer:
-        """For data; the service then offers it."""
+        """For data, which waits until `begin`; the service then offers it."""
         options = self._options
         sockets = SocketServer(
             self._shard,
@@ -329,6 +343,7 @@ class Server:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             else:
+                logger.info("got %s", number.name)
                 stopped.set_result(code)
 
         loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM, 0)

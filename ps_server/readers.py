@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
@@ -125,7 +126,7 @@ class _Reader:
                 except PsError as error:  # it may ask something else
                     await self._reply(refused=refused_to_proto(error))
         except PsError as error:
-            logger.warning("reader refused: %s", error)
+            self._shards.own.complaints.say(logging.WARNING, "a reader", "refused: %s", error)
             await self._reply(refused=refused_to_proto(error))
         except Exception as error:  # noqa: BLE001 - our bug: the reader must hear of it, not wait for ever
             logger.exception("bug while serving a reader")

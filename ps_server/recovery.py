@@ -71,8 +71,8 @@ class Recovery:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
-        return self._task is None
+        """Whether no job goes back, or is about to; jobs to sleep on may still be looked for."""
+        return not self._pending and not self._current
 
     @property
     def absent(self) -> dict[str, str]:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ps_server.agenda import Agenda
-from ps_server.events import Event, Events
+from ps_server.event_log import Events
+from ps_server.events import Event
 from ps_server.leases import Leases
 from ps_server.log import logger
 from ps_server.mailbox import Mailbox

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ps_server.events import Event, line_of
 from ps_server.log import logger
-from ps_server.member import evicted, rolled_back
+from ps_server.refusals import evicted, rolled_back
 from ps_server.shard_table import ShardTable
 from ps_wire import consistency
 from ps_wire.errors import ServerNotReady, StrangerRefused

@@ -107,7 +107,7 @@ class ShardService(rpc.ShardServicer):
         jobs = self._shard.jobs()
         return pb.TablesReply(
             shard=self._shard.index,
-            memory_bytes=sum(job.memory_bytes for job in jobs),
+            memory_bytes=sum(job.memory_bytes for job in jobs if gatekeeper.sees(job.name)),
             memory_limit_bytes=self._shard.memory_limit_bytes or 0,
             refused_frames=self._shard.refused_frames,
             tables=[

@@ -47,7 +47,7 @@ class SocketServer:
     """
 
     def __init__(self, shard: Shard, *, host: str, port: int, tls: TlsFolder | None = None) -> None:
-        """Listens, and starts to accept.
+        """Listens; who connects waits until `begin`.
 
         Args:
             shard: that serves.
@@ -83,6 +83,10 @@ class SocketServer:
             self._close_listeners()
             raise
         self._wake, self._woken = socket.socketpair()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Starts to accept."""
         self._thread = watched.endless_thread(
             "ps-accept", self._accept_all, log=logger, pause=self._stopping.wait
         )
@@ -93,7 +97,8 @@ class SocketServer:
         until_s = time.monotonic() + limit_s
         self._stopping.set()
         self._wake.send(b"\0")
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._wake.close()
         self._woken.close()
         self._close_listeners()

@@ -9,6 +9,7 @@ from typing import cast
 import typer
 
 from ps_wire.errors import PsError, UsageError
+from ps_wire.text import one_line
 
 CTRL_C = 130
 CLICK_USAGE = 2
@@ -27,7 +28,7 @@ def run(app: typer.Typer, name: str, exit_code: Callable[[PsError], int] | None 
     try:
         outcome = app(standalone_mode=False)
     except PsError as error:
-        sys.stderr.write(f"{name}: {type(error).__name__}: {error.message}\n")
+        sys.stderr.write(f"{name}: {type(error).__name__}: {one_line(error.message)}\n")
         sys.exit(exit_code(error) if exit_code is not None else error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(CTRL_C)

@@ -55,6 +55,8 @@ from __future__ import annotations
 import json
 from typing import ClassVar, TypeAlias
 
+from ps_wire.text import one_line
+
 Fact: TypeAlias = str | int | float | None
 
 
@@ -329,6 +331,7 @@ def from_wire(name: str, message: str, facts_json: str = "") -> PsError:
     """The error that the other side raised.
 
     An unknown class becomes `PsError`, its name kept in the message; facts that are no JSON object are none.
+    The message is escaped: what other peers have said may be in it, and a traceback shows it as it is.
     """
     try:
         parsed = json.loads(facts_json) if facts_json else {}
@@ -339,6 +342,7 @@ def from_wire(name: str, message: str, facts_json: str = "") -> PsError:
         key: value for key, value in known.items() if value is None or isinstance(value, str | int | float)
     }
     cls = BY_NAME.get(name)
-    error = PsError(f"{name}: {message}") if cls is None else cls(message)
+    line = one_line(message if cls is not None else f"{name}: {message}")
+    error = PsError(line) if cls is None else cls(line)
     error.facts = facts
     return error

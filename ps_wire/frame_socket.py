@@ -27,6 +27,7 @@ from ps_wire.errors import ConnectionLost, FrameTooLarge
 from ps_wire.frame_queue import FrameQueue
 from ps_wire.service import Landing
 from ps_wire.shared_memory import AVAILABLE
+from ps_wire.tls_socket import ran_out
 
 # Of both sockets of a connection within one host. Measured: a buffer that fits into the cores' caches is up
 # to twice as fast as what the system gives; between hosts the system's own tuning is better.
@@ -162,7 +163,7 @@ class FrameSocket:
             FrameMalformed, FrameTooLarge, ProtocolMismatch: what comes is no frame, or too large. Nothing was
                 allocated for it, and nothing more can be received.
             ConnectionLost: the connection broke, or ended inside a frame.
-            TimeoutError: it is past `until_s`.
+            TimeoutError: it is past `until_s`. A peer that TCP gives up is a lost connection.
         """
         while self._end - self._start < wire.HEADER_BYTES:
             if not self._read_more(until_s):
@@ -293,9 +294,9 @@ def _in_time(
         count = read(view)
         if until_s is not None:
             connected.settimeout(None)
-    except TimeoutError:
-        raise
     except OSError as error:
+        if ran_out(error):
+            raise
         raise ConnectionLost(f"receiving: {error.strerror or error}") from None
     return count
 

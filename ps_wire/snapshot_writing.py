@@ -62,7 +62,7 @@ class Writing:
                 self._file.close()
                 self._unfinished.rename(self._target)
                 for folder in list(self._target.parents)[:3]:  # the snapshot's, the job's, and that of all
-                    _sync_folder(folder)
+                    sync_folder(folder)
         return FileRecord(name=self._name, bytes=self._bytes, sha256=self.sha256)
 
     def abandon(self) -> None:
@@ -88,7 +88,8 @@ def _write_all(file: Any, part: bytes | memoryview) -> None:
         left = left[file.write(left) :]
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes names durable that files of this folder have got, or lost."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

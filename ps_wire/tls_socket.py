@@ -92,10 +92,9 @@ class TlsSocket:
                 place += count
                 if not count or not flags & _WHOLE:
                     break
-        except TimeoutError:
-            raise
-        except OSError:
-            self.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            if not ran_out(error):
+                self.shutdown(socket.SHUT_RDWR)
             raise
         return place
 
@@ -133,6 +132,14 @@ class TlsSocket:
         """Frees both; no thread may be using them."""
         self._sending.close()
         self._receiving.close()
+
+
+def ran_out(error: OSError) -> bool:
+    """Whether what ended a call of a socket is the limit that we have set; the socket is as good as before.
+
+    Python raises TimeoutError for the system's ETIMEDOUT, too: TCP has given the peer up. That has a number.
+    """
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 def cut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:

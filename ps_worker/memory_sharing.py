@@ -13,8 +13,7 @@ from ps_wire import frame as wire
 from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
 from ps_wire.plan import Partition
 from ps_worker.connection import Connection
-from ps_worker.table_memory import TableMemory
-from ps_worker.weights import changed
+from ps_worker.table_memory import TableMemory, weights_changed
 
 logger = logging.getLogger("ps_worker")
 
@@ -48,7 +47,7 @@ class MemorySharing:
         """
         if self.memory.written():
             self.memory.restore()
-            raise changed("a parameter")
+            raise weights_changed("a parameter")
 
     def own(self, *, ended: bool = False) -> None:
         """Weights stay as they are from now on, and shards let go of this worker's memory.

@@ -20,7 +20,7 @@ from enum import Enum
 from ps_wire import shared_memory
 from ps_wire.buffer import as_tensor
 from ps_wire.codec import AS_THEY_ARE, travelling
-from ps_wire.errors import FrameMalformed
+from ps_wire.errors import FrameMalformed, WeightsChanged
 from ps_wire.lent_memory import lend
 from ps_wire.plan import Partition, Plan
 from ps_wire.shared_memory import Layout, SliceLayout
@@ -246,3 +246,11 @@ class TableMemory:
 
     def _spans(self, shard: int) -> list[tuple[int, int]]:
         return [(at, count) for at, _, count in SliceLayout(self._plan, shard).spans]
+
+
+def weights_changed(what: str) -> WeightsChanged:
+    """The error where the script has written into `what`."""
+    return WeightsChanged(
+        f"{what} was written by the script after wrap. The servers hold the weights, and what is written "
+        "here would be lost: load weights before wrap; to evaluate others, use a copy of the model"
+    )

@@ -1,9 +1,14 @@
-"""The worker's log at the terminal of a script that has set up no logging of its own."""
+"""The worker's log at the terminal of a script that has set up no logging of its own.
+
+Its lines hold what peers say of themselves: they are escaped here.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+
+from ps_wire.text import one_line
 
 
 def show(logger: logging.Logger) -> None:
@@ -20,5 +25,5 @@ class _Terminal(logging.Handler):
         """Writes one line."""
         if logging.getLogger().handlers or sys.stderr is None or sys.stderr.closed:
             return
-        sys.stderr.write(f"{record.getMessage()}\n")
+        sys.stderr.write(f"{one_line(record.getMessage())}\n")
         sys.stderr.flush()

@@ -30,7 +30,7 @@ from ps_wire import trace
 from ps_wire.errors import ParameterUnsupported, WeightsChanged
 from ps_wire.plan import Partition
 from ps_worker.flat import FlatBuckets, twin
-from ps_worker.table_memory import TableMemory
+from ps_worker.table_memory import TableMemory, weights_changed
 
 WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
 
@@ -226,15 +226,15 @@ class Weights:
     def _check(self) -> None:
         touched, self._touched = self._touched, None
         if touched is not None:
-            raise changed(touched)
+            raise weights_changed(touched)
         versions = list(map(_version_of, self._parameters))
         if versions != self._versions:
             pairs = zip(versions, self._versions, self._names, strict=True)
-            raise changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
+            raise weights_changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
         if self._moved():
             self._follow(arrived=False)
         if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
-            raise changed("a parameter")
+            raise weights_changed("a parameter")
 
     def _moved(self) -> bool:
         return (
@@ -260,7 +260,7 @@ class Weights:
                     f"{parameter.dtype} now: convert the model before wrap"
                 )
             if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
-                raise changed(f"parameter {name!r}")
+                raise weights_changed(f"parameter {name!r}")
             self._copied.add(index)
         self._note_pointers()
 
@@ -285,11 +285,3 @@ class Weights:
         """On a receiving thread, before anybody is told of it, and may write there."""
         if partition.index == self._window_of:
             self._kept = self._window.clone()
-
-
-def changed(what: str) -> WeightsChanged:
-    """The error where the script has written into `what`."""
-    return WeightsChanged(
-        f"{what} was written by the script after wrap. The servers hold the weights, and what is written "
-        "here would be lost: load weights before wrap; to evaluate others, use a copy of the model"
-    )

@@ -17,6 +17,7 @@ from ps_wire.allocator import keep_large_blocks
 from ps_wire.consistency import BSP
 from ps_wire.errors import RolledBack, UsageError
 from ps_wire.table import BucketOptions
+from ps_wire.text import one_line
 from ps_worker import model_spec, stopping, terminal
 from ps_worker.at_forward import AtForward
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
@@ -176,7 +177,8 @@ class Worker(WorkerData, WorkerState):
             start_table=start_table,
             access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
             overlap=overlap,
-            clip_grad_norm=None if mean else clip_grad_norm,
+            clip_grad_norm=clip_grad_norm,
+            clipped_by_servers=mean,
             as_views=gradient_as_bucket_view,
             weight=partial(self._weigh, len(self._optimizers), by_samples),
             closed=self._closed,
@@ -357,4 +359,4 @@ class Worker(WorkerData, WorkerState):
     def _say(self, text: str) -> None:
         terminal.show(logger)
         rank = getattr(self, "rank", None)
-        logger.info("worker%s: %s", "" if rank is None else f" {rank}", text)
+        logger.info("worker%s: %s", "" if rank is None else f" {rank}", one_line(text))

@@ -51,6 +51,7 @@ class WrappedOptimizer(Stages):
         access: StateAccess,
         overlap: Literal["auto"] | bool,
         clip_grad_norm: float | None,
+        clipped_by_servers: bool,
         as_views: bool,
         weight: Callable[[], float],
         closed: Callable[[], str | None],
@@ -69,7 +70,8 @@ class WrappedOptimizer(Stages):
             start_table: makes and starts a table of these param-groups.
             access: to the optimizer's state on the servers.
             overlap: as in `wrap`.
-            clip_grad_norm: to clip this worker's own gradients to, before they leave.
+            clip_grad_norm: to clip gradients to.
+            clipped_by_servers: they clip the mean; else this worker its own gradients, before they leave.
             as_views: gradients lie in the memory that is pushed.
             weight: of a step's pushes in a BSP mean; called once a step.
             closed: why no step can be taken any more, or None.
@@ -89,9 +91,10 @@ class WrappedOptimizer(Stages):
         self.abstained = 0
         self._model, self._start_table, self._access = model, start_table, access
         self._started = []
-        self._clip = clip_grad_norm
+        self._one_norm = clip_grad_norm is not None
+        self._clip = None if clipped_by_servers else clip_grad_norm
         self._as_views = as_views
-        self._mode = START[overlap] if clip_grad_norm is None else Mode.WAITING
+        self._mode = START[overlap] if self._clip is None else Mode.WAITING
         self._weight = weight
         self._step_weight: float | None = None
         self._closed = closed
@@ -243,13 +246,16 @@ class WrappedOptimizer(Stages):
         Waits until all workers have added the group; the lowest live worker's values start it.
 
         Raises:
-            UsageError: with `clip_grad_norm`, whose norm is over one table; or what `wrap` raises.
+            UsageError: with `clip_grad_norm`; nothing is changed then. Or what `wrap` raises.
         """
         if not self._open:
             super().add_param_group(param_group)
             return
-        if self._clip is not None:
-            raise UsageError("clip_grad_norm is over the parameters of wrap: add param-groups before it")
+        if self._one_norm:
+            raise UsageError(
+                "clip_grad_norm is one norm over all parameters of wrap, and a param-group that is added to it "
+                "is a table with a norm of its own: add param-groups before wrap, or wrap without clip_grad_norm"
+            )
         self._between_steps("add_param_group()")
         super().add_param_group(param_group)
         try:

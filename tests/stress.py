@@ -15,12 +15,38 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 SWITCH_INTERVAL_S = 1e-6  # of the interpreter: 5 ms else
 YIELDS, SLEEPS = 0.2, 0.02  # of all times that a lock is taken or let go
 LONGEST_S = 1e-3
 OURS = ("ps_wire.", "ps_server.", "ps_worker.")
 
 _lock, _rlock, _condition = threading.Lock, threading.RLock, threading.Condition
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stress",
+        nargs="?",
+        const="",
+        metavar="SEED",
+        help="threads change all the time, and give way at locks, as drawn from SEED; see tests/stress.py",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    text = config.getoption("--stress")
+    if text is not None:
+        seed = seed_of(text)
+        config.option.stress = str(seed)  # of processes of xdist, too
+        begin(seed)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if config.getoption("--stress") is not None and not hasattr(config, "workerinput"):
+        config.get_terminal_writer().line(f"stress: run it again with --stress={config.option.stress}")
 
 
 def seed_of(text: str) -> int:

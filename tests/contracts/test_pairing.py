@@ -33,6 +33,7 @@ class Door:
         self.shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
         tls = TlsFolder(certificates / "server", serves=True, complain=print)
         self.server = SocketServer(self.shard, host="127.0.0.1", port=0, tls=tls)
+        self.server.begin()
         (port,) = [offer.address for offer in self.server.offers if offer.name == "tcp"]
         self.address = ("127.0.0.1", int(port))
         self._connecting = worker_certificates(certificates / "worker").identity().connecting

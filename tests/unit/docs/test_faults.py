@@ -13,7 +13,7 @@ PAGE = "docs/faults.md"
 HEADER = ("fault", "what happens", "how long", "what is lost", "test")
 ROWS = table(PAGE, *HEADER)
 # These show the time of day to people, or hold certificates by their dates.
-TELLS_THE_TIME = {"certificates.py", "events.py", "snapshot_taking.py"}
+TELLS_THE_TIME = {"certificates.py", "event_log.py", "snapshot_taking.py"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}: {row[1]}"[:60])

@@ -113,3 +113,13 @@ def test_of_a_job_that_sleeps_its_name_is_shown() -> None:
     (line,) = [line for line in printed(made_status(job)).splitlines() if "asleep" in line]
     assert job.name in line
     assert " of " not in line
+
+
+def test_what_peers_say_neither_breaks_lines_nor_talks_to_the_terminal() -> None:
+    """Names of metrics, hosts, reasons and jobs are shown with their control characters escaped."""
+    forged = "x\n\x1b[2Jforged"
+    worker = made_worker(0, host=forged, waits=forged, passed_over=forged, metrics={forged: 1.0})
+    shown = printed(made_status(made_job(name=forged, workers=(worker,), happened=(forged,))))
+    assert "\x1b" not in shown
+    assert "\nforged" not in shown
+    assert shown.count(r"x\n\x1b[2Jforged") >= 5

@@ -10,9 +10,10 @@ import zlib
 from collections.abc import Iterable
 from typing import cast
 
-from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, attendance_from_proto
+from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS
 from ps_server.member import ToMember
 from ps_server.recovery import floor_of, restoration
+from ps_server.report_messages import attendance_from_proto
 from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.messages import refused_from_proto, refused_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb

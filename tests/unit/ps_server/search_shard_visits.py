@@ -13,9 +13,9 @@ import torch
 
 from ps_server.attendance import TableAttendance
 from ps_server.carry_out import carry_out
-from ps_server.choices import UNANSWERED, attendance_to_proto
 from ps_server.follower import Follower
 from ps_server.partition import Pull
+from ps_server.report_messages import UNANSWERED, attendance_to_proto
 from ps_server.shard import Shard
 from ps_server.table_state import capture_cell
 from ps_wire import frame as wire

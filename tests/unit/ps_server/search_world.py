@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ps_server.choices import UNANSWERED
 from ps_server.cut import clocks_of_cut
 from ps_server.gate import Gate, gate_of
+from ps_server.report_messages import UNANSWERED
 from ps_wire.consistency import Consistency
 
 from .search_nodes import NOBODY, ChooserNode, Input, Node, Nodes

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from ps_server.events import KEPT, MEANING, Event, Events
+from ps_server.event_log import KEPT, Events
+from ps_server.events import MEANING, Event
 from ps_server.member import Member
 from ps_wire.epoch_use import EpochUse
 

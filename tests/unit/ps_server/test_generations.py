@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ps_server.generations import KEPT, Generations
@@ -26,6 +28,18 @@ def test_of_two_coordinators_on_one_directory_the_older_is_fenced(tmp_path):
         older.next()
     newer.check()
     assert newer.next() > newer.own > older.own
+
+
+def test_a_number_outlives_a_loss_of_power(tmp_path, monkeypatch):
+    """The file, its folder and the folder's own name are synced before the number is used."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda it: synced.append(os.fstat(it).st_ino))
+    generations = Generations(tmp_path / "state")
+    for number in (1, 2):
+        file = tmp_path / "state" / f"generation-{number}"
+        assert [it.stat().st_ino for it in (file, file.parent, tmp_path)] == synced
+        synced.clear()
+        generations.next()
 
 
 def test_old_files_are_removed(tmp_path):

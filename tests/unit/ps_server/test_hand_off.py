@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import struct
 
 import pytest
@@ -14,7 +15,7 @@ from ps_server.membership import Job
 from ps_server.restoring import restore
 from ps_server.shard import Shard
 from ps_wire import frame as wire
-from ps_wire.errors import SnapshotCorrupt
+from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 
@@ -78,7 +79,11 @@ class Held:
 
 def successor(folder, index=0, num_shards=1) -> tuple[Shard, Inherited | None]:
     shard = Shard(index=index, num_shards=num_shards, memory_limit_bytes=None)
-    return shard, hand_off.take(folder, shard)
+    found = hand_off.find(folder, shard)
+    if found is None:
+        return shard, None
+    found.use_up()
+    return shard, found.inherited
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -133,6 +138,32 @@ def test_a_hand_off_is_used_once(tmp_path):
     shard, inherited = successor(tmp_path)
     assert inherited is None
     assert not shard.jobs()
+
+
+def test_until_it_is_used_up_whoever_looks_finds_it(tmp_path):
+    """A start that fails has changed nothing; who comes too late is not to serve with what another serves."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    first, second = (
+        hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None)) for _ in "12"
+    )
+    assert first.inherited.boot == second.inherited.boot
+    first.use_up()
+    with pytest.raises(ConfigurationRefused, match="another process has taken the hand-off"):
+        second.use_up()
+    hand_off.write(tmp_path, Held().shard, INHERITED)  # of the first one, which has served
+    with pytest.raises(ConfigurationRefused, match="another process has taken the hand-off"):
+        second.use_up()
+    assert successor(tmp_path)[1] is not None
+
+
+def test_that_a_hand_off_is_used_up_outlives_a_loss_of_power(tmp_path, monkeypatch):
+    """Its folder is synced once it has its other name, and before anything can change."""
+    synced = []
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    file = hand_off.file_of(tmp_path, 0)
+    monkeypatch.setattr(os, "fsync", lambda it: synced.append((os.fstat(it).st_ino, file.exists())))
+    hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None)).use_up()
+    assert synced == [(tmp_path.stat().st_ino, False)]
 
 
 @pytest.mark.parametrize(("index", "num_shards"), [(1, 2), (0, 2)])

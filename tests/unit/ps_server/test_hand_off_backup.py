@@ -11,9 +11,10 @@ import pytest
 from ps_server import hand_off
 from ps_server.attendance import Attendance, CatchUp, Choose, Late, TableAttendance
 from ps_server.backup_partition import BackupPartition
-from ps_server.choices import Choices, choice_from_proto
+from ps_server.choices import Choices
 from ps_server.hand_off import Inherited
 from ps_server.partition import _Member
+from ps_server.report_messages import choice_from_proto
 from ps_server.shard import Shard
 from ps_server.shard_job import ShardJob
 from ps_server.table_state import MachineState, TableState, capture, restore
@@ -36,7 +37,10 @@ def hand_on(servers: Servers, number: int, folder) -> None:
     before.put(job)
     job.tables[0] = servers.shards[number]
     hand_off.write(folder, before, INHERITED)
-    assert hand_off.take(folder, after) is not None
+    found = hand_off.find(folder, after)
+    assert found is not None
+    assert found.inherited is not None
+    found.use_up()
     servers.shards[number] = after.table("j", 0)
     after.on_norm = partial(servers.report, number)
     after.on_attendance = partial(servers.attend, number)

@@ -68,6 +68,24 @@ def test_what_a_worker_has_not_used_goes_to_who_next_comes_to_the_end_of_its_sha
     assert (use.samples, use.used, use.handed_on, use.unused) == (200, 200, 60, 0)
 
 
+@pytest.mark.parametrize("goes", [Desk.leave, Desk.finish])
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_one_used_stays_used_where_its_lease_ends_before_shards_have_removed_it(goes, comes: bool):
+    """And where its next process comes before that, too."""
+    desk = Desk(2)
+    _, one = desk.start()
+    shares = desk.job.shares = begun()
+    desk.held, one.steps = True, 4  # the shards are away
+    goes(desk, one)
+    desk.lose(one)
+    if comes:
+        desk.join(1)
+    desk.settle()
+    assert [order.WhichOneof("kind") for order in desk.orders][4:7] == ["remove", "fence", "evict"]
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1, first=4)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(16, 6)) is None
+
+
 def test_a_share_that_was_never_begun_is_left_over_whole():
     shares = Shares()
     shares.ask(0, 0, 0, 1, TWO)

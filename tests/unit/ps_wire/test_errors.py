@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ps_wire import errors
 from ps_wire.errors import BY_NAME, STATUS, PsError, TlsRefused, Unavailable, facts_to_json, from_wire
+from ps_wire.text import one_line
 
 FACTS = st.dictionaries(
     st.text(max_size=10),
@@ -69,12 +70,12 @@ def test_statuses_are_those_of_grpc():
 
 @given(st.sampled_from(sorted(BY_NAME)), st.text(max_size=40), FACTS)
 def test_an_error_crosses_the_wire(name, message, facts):
-    """The receiving end has the same class, message and facts."""
+    """The receiving end has the same class, message (on one line) and facts."""
     error = BY_NAME[name](message)
     error.facts = facts
     received = from_wire(type(error).__name__, error.message, facts_to_json(error))
     assert type(received) is type(error)
-    assert (received.message, received.facts) == (message, facts)
+    assert (received.message, received.facts) == (one_line(message), facts)
 
 
 def test_facts_are_the_keywords_of_an_error():

@@ -16,6 +16,7 @@ from ps_wire.buffer import as_tensor
 from ps_wire.errors import ConnectionLost, FrameMalformed, FrameTooLarge, ProtocolMismatch
 from ps_wire.frame_socket import FrameSocket, close_all
 from ps_wire.shared_memory import AVAILABLE
+from tests.silence import fall_silent, linux
 
 LIMIT_S = 20.0
 BIG = wire.MAX_PAYLOAD_BYTES
@@ -38,6 +39,61 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[FrameSocket, socket.s
 
 def frame(payload: bytes = b"", meta: bytes = b"", step: int = 0) -> wire.Frame:
     return wire.Frame(kind=wire.Kind.PUSH, step=step, meta=meta, payload=payload)
+
+
+class Slow(socket.socket):
+    """Takes a part of what is sent, as the system may."""
+
+    def sendmsg(self, buffers: list[bytes | memoryview]) -> int:
+        return super().sendmsg([memoryview(b"".join(buffers))[:1000]])
+
+
+def test_what_the_system_takes_in_part_arrives_whole():
+    """The rest follows, from where it was left, also inside a header."""
+    first, second = socket.socketpair()
+    slow = Slow(fileno=first.detach())
+    ours, theirs = FrameSocket(slow), FrameSocket(second)
+    sent = [frame(bytes([step]) * 3000, b"m" * (500 + step), step) for step in range(5)]
+    sending = threading.Thread(target=ours.send, args=(sent,))
+    sending.start()
+    assert [wire.encode(theirs.receive(until_s=time.monotonic() + LIMIT_S)) for _ in sent] == [
+        wire.encode(it) for it in sent
+    ]
+    sending.join()
+    for end in (ours, theirs):
+        end.close()
+
+
+def test_a_frame_that_has_come_in_part_is_not_waited_for(ends):
+    """`received` never waits: the header is here, and the meta behind it is not."""
+    ours, bare = ends
+    whole = wire.encode(frame(meta=b"m" * 32))
+    bare.sendall(wire.encode(frame()) + whole[:-16])
+    assert ours.receive() is not None
+    got: list[wire.Frame | None] = []
+    looking = threading.Thread(target=lambda: got.append(ours.received()), daemon=True)
+    looking.start()
+    looking.join(LIMIT_S)
+    assert got == [None]
+    bare.sendall(whole[-16:])
+    assert ours.receive().meta == b"m" * 32
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="no descriptors travel here")
+def test_descriptors_beside_a_frame_that_never_came_whole_are_closed_with_the_socket():
+    """Nobody has been given them yet."""
+    first, second = socket.socketpair()
+    ours = FrameSocket(first)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    socket.send_fds(second, [wire.encode(frame())[:10]], [writing])
+    os.close(writing)
+    second.close()
+    with pytest.raises(ConnectionLost):
+        ours.receive()
+    ours.close()
+    assert os.read(reading, 1) == b"", "no end that writes is open"
+    os.close(reading)
 
 
 def test_frames_arrive_as_they_were_sent(ends):
@@ -177,6 +233,31 @@ def test_a_peer_that_has_gone_is_a_lost_connection(ends):
     bare.close()
     with pytest.raises(ConnectionLost, match="sending"):
         ours.send([frame(bytes(1 << 20))] * 100)
+
+
+@linux
+@pytest.mark.parametrize("limit_s", [None, 10 * LIMIT_S])
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_peer_that_only_fell_silent_is_a_lost_connection(sends: bool, limit_s: float | None):
+    """Python raises TimeoutError for ETIMEDOUT, too, which is not the limit of who receives."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connected = socket.create_connection(listener.getsockname())
+        ours, bare = FrameSocket(connected), listener.accept()[0]
+    fall_silent(connected)
+    if sends:
+        ours.send([frame()])
+    with pytest.raises(ConnectionLost, match="receiving: Connection timed out"):
+        ours.receive(until_s=limit_s and time.monotonic() + limit_s)
+    ours.close()
+    bare.close()
+
+
+def test_a_limit_of_ours_that_is_over_leaves_the_connection(ends):
+    ours, bare = ends
+    with pytest.raises(TimeoutError):
+        ours.receive(until_s=time.monotonic() + 0.01)
+    bare.sendall(wire.encode(frame(step=3)))
+    assert ours.receive(until_s=time.monotonic() + LIMIT_S).step == 3
 
 
 def test_small_frames_that_came_together_are_taken_without_waiting(ends):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import secrets
 import socket
 import ssl
@@ -16,7 +18,9 @@ from ps_lab.certificate_authority import make_certificates
 from ps_wire import tls_socket
 from ps_wire.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, FrameMalformed
+from ps_wire.frame_socket import FrameSocket
 from ps_wire.tls_socket import DOWN, MAGIC, UP, TlsSocket
+from tests.silence import fall_silent, linux
 
 LIMIT_S = 20.0
 BIG = 1 << 20
@@ -169,6 +173,32 @@ def test_where_sending_breaks_receiving_is_cut(ends: tuple[TlsSocket, TlsSocket]
     assert counts == [0]
 
 
+def test_where_the_half_that_receives_is_given_up_sending_is_cut(
+    ends: tuple[TlsSocket, TlsSocket], monkeypatch: pytest.MonkeyPatch
+):
+    """ETIMEDOUT is no limit of ours, though Python raises TimeoutError for both."""
+    client, _ = ends
+
+    def gone(*_: object) -> int:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(ssl.SSLSocket, "recv_into", gone)
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        client.recv_into(bytearray(9))
+    with pytest.raises(OSError):  # noqa: PT011 - whichever the system says
+        client.sendmsg([bytes(9)])
+
+
+@linux
+def test_a_half_whose_packets_vanish_ends_the_stream(ends: tuple[TlsSocket, TlsSocket]):
+    """Python 3.11 takes ETIMEDOUT below TLS for the end of the stream; later ones raise it."""
+    client, _ = ends
+    ours = FrameSocket(client.as_socket())
+    fall_silent(client._receiving)
+    with contextlib.suppress(ConnectionLost):
+        assert ours.receive() is None
+
+
 def test_a_cut_returns_who_receives(ends: tuple[TlsSocket, TlsSocket]):
     _, server = ends
     counts: list[int] = []
@@ -180,8 +210,12 @@ def test_a_cut_returns_who_receives(ends: tuple[TlsSocket, TlsSocket]):
 
 def test_waiting_for_bytes_has_a_limit(ends: tuple[TlsSocket, TlsSocket]):
     ends[0].settimeout(0.01)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError) as over:
         ends[0].recv_into(bytearray(1))
+    assert tls_socket.ran_out(over.value)
+    ends[1].sendmsg([b"here still"])
+    ends[0].settimeout(LIMIT_S)
+    assert received(ends[0], 10) == b"here still"
 
 
 @pytest.mark.parametrize(

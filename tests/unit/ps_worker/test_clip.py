@@ -92,6 +92,47 @@ def test_a_wrapped_model_is_clipped_on_the_servers_and_overlaps(cluster: Cluster
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+class Two(torch.nn.Module):
+    """Parameters whose gradients are 3 and 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+
+    def forward(self) -> torch.Tensor:
+        return (3 * self.a + 4 * self.b).sum()
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1"])
+def test_param_groups_are_clipped_by_one_norm_and_none_is_added_to_them(
+    cluster: Cluster, consistency: str
+) -> None:
+    """One of wrap's would be a table of its own, with a norm of its own: refused, and all is as it was."""
+    expected = Two()
+    plain = torch.optim.SGD([{"params": [expected.a]}, {"params": [expected.b]}], lr=1.0)
+    expected().backward()
+    torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.5)
+    plain.step()
+
+    def body(worker: ps.Worker) -> None:
+        model = Two()
+        optimizer = torch.optim.SGD([model.a], lr=1.0)
+        optimizer.add_param_group({"params": [model.b]})
+        optimizer = worker.wrap(optimizer, model, clip_grad_norm=0.5)
+        model.register_parameter("c", torch.nn.Parameter(torch.zeros(1)))
+        with pytest.raises(UsageError, match="add param-groups before wrap, or wrap without clip_grad_norm"):
+            optimizer.add_param_group({"params": [model.c]})
+        assert (len(optimizer.param_groups), optimizer.num_tables) == (2, 1)
+        model().backward()
+        optimizer.step()
+        worker.synchronize()
+        for got, wanted in zip((model.a, model.b), expected.parameters(), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0.0)
+        worker.finish()
+
+    run_workers(cluster, body, consistency=consistency)
+
+
 def test_a_worker_that_leaves_holds_no_clipped_step_up(cluster: Cluster) -> None:
     """One leaves between its steps, one has fewer: the last trains to its end."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from ps_wire import frame as wire
 from ps_wire.carrier import Message
 from ps_wire.errors import InternalError
 from ps_worker.connection import refusal
+from tests.silence import fall_silent, linux
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, seeded
@@ -166,6 +168,38 @@ def test_a_connection_that_waits_at_the_gate_is_made_again(cluster: Cluster):
         return pulled.result(10).version
 
     assert run_workers(cluster, body, num_workers=2) == [1, 1]
+
+
+@linux
+@pytest.mark.parametrize("side", ["worker", "shard"])
+def test_where_packets_vanish_the_connection_is_made_again(one_shard: Cluster, side: str):
+    """TCP gives the peer up with ETIMEDOUT, which Python raises as TimeoutError: no bug, no limit."""
+    (shard,) = one_shard.shards
+    refused = shard.shard.refused_frames
+
+    def body(worker: ps.Worker) -> int:
+        table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
+        table.push({"w": torch.ones(30)}).result(10)
+        (connection,) = worker._link._connections
+        before = connection._call
+        if side == "worker":
+            fall_silent(before._peer._socket)
+        else:
+            theirs = before._peer._socket.getsockname()
+            (peer,) = [
+                it._peer._socket
+                for it in shard.sockets._connections
+                if it._peer._socket.family == socket.AF_INET and it._peer._socket.getpeername() == theirs
+            ]
+            fall_silent(peer)
+        for _ in range(3):
+            table.push({"w": torch.ones(30)}).result(40)
+            table.pull().result(40)
+        assert connection._call is not before
+        return table.step
+
+    assert run_workers(one_shard, body, carrier="tcp") == [4]
+    assert shard.shard.refused_frames == refused
 
 
 def test_a_refused_frame_ends_every_wait_with_the_shards_error(cluster: Cluster):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 import ps_worker as ps
+import ps_worker.membership
 
 from .reference import batch, seeded
 from .service import Cluster, fresh_name, partitions, run_workers, together
 
 LIMIT_S = 30.0
+SMALL = ps.BucketOptions(partition_bytes=4096)  # both shards have some
 
 
 @pytest.fixture
@@ -99,6 +102,39 @@ def test_a_restart_of_the_coordinator_in_the_middle_of_an_epoch_hands_it_on(last
     assert restarted == [0]
     assert [sorted(samples) for samples in found] == [list(range(40))] * 2
     assert uses == [(40, 40)] * 2
+
+
+def test_what_one_used_who_left_while_a_shard_was_away_is_used_once_though_its_lease_ends_too(
+    lasting, monkeypatch
+):
+    """Its leave waits for the shard, and so does its eviction: what it had committed is dealt to nobody."""
+    monkeypatch.setattr(ps_worker.membership, "LEAVE_LIMIT_S", 0.2)
+    job, back = fresh_name(), threading.Event()
+
+    def trained(worker, batches, most=1000):
+        table, found = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL), []
+        for samples in itertools.islice(batches, most):
+            table.push({"w": torch.ones(3000)}).result(LIMIT_S)
+            table.pull().result(LIMIT_S)
+            found += samples.tolist()
+            assert most < 1000 or back.wait(LIMIT_S)
+        return found
+
+    def body(rank):
+        options = {"num_workers": 2, "worker": rank, "consistency": "asp"}
+        with ps.connect(servers=lasting.servers, job=job, **options) as worker:
+            batches = iter(worker.loader(range(60), batch_size=3))
+            found = trained(worker, batches, 3 if rank else 1000)
+            if rank:
+                lasting.stop(1)
+        if rank:
+            lasting.evict(job, 1)
+            lasting.start_again(1)
+            back.set()
+        return found
+
+    found = together([lambda: body(0), lambda: body(1)])
+    assert sorted(found[0] + found[1]) == list(range(60))
 
 
 def test_a_rolling_restart_with_backup_workers_is_the_replay_of_whom_it_took(lasting):

@@ -65,3 +65,12 @@ def test_a_logger_that_the_script_has_set_up_is_left_alone():
         root.addHandler(own)
         terminal.show(logger)
         assert logger.handlers == []
+
+
+def test_what_peers_say_stays_on_its_line(monkeypatch: pytest.MonkeyPatch):
+    with fresh_root():
+        written = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", written)
+        terminal.show(logger)
+        logger.info("worker 1 (host %s) left", "a\nforged \x1b[31m")
+        assert written.getvalue() == r"worker 1 (host a\nforged \x1b[31m) left" + "\n"

@@ -1,0 +1,20 @@
+"""Refusals of a member's frames and calls, in the words that coordinator and shards share. Pure."""
+
+from __future__ import annotations
+
+from ps_wire.errors import Evicted, RolledBack
+
+
+def evicted(job: str, worker: int, incarnation: int) -> Evicted:
+    """What an incarnation gets that was silent for longer than its lease."""
+    return Evicted(
+        f"worker {worker} of job {job} was silent for longer than its lease (PS_LEASE): "
+        f"the others went on without its incarnation {incarnation}",
+        worker=worker,
+        incarnation=incarnation,
+    )
+
+
+def rolled_back(job: str, step: int, why: str = "a server has lost what it held") -> RolledBack:
+    """What every incarnation gets whose steps are no more."""
+    return RolledBack(f"job {job} goes on from its snapshot of step {step}: {why}", step=step)

@@ -1,0 +1,62 @@
+"""Faults in how servers start, and in what becomes of members while shards are away."""
+
+from tests.mutants.mutant import Mutant
+
+STARTS = "tests/faults/test_starts.py"
+HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
+
+MUTANTS = (
+    Mutant(
+        name="a hand-off is used up when it is read",
+        file="ps_server/hand_off.py",
+        text="    return Found(path=path, written=written, inherited=inherited)\n",
+        fault=(
+            "    found = Found(path=path, written=written, inherited=inherited)\n"
+            "    Found.use_up(found)\n"
+            "    return found\n"
+        ),
+        tests=(STARTS, HAND_OFF),
+    ),
+    Mutant(
+        name="a coordinator that looks for snapshots hands nothing off",
+        file="ps_server/recovery.py",
+        text="        return not self._pending and not self._current\n",
+        fault="        return self._task is None\n",
+        tests=(STARTS,),
+    ),
+    Mutant(
+        name="a hand-off that another process has used up is served from",
+        file="ps_server/hand_off.py",
+        text="            raise FileNotFoundError(self.path)\n",
+        fault="            pass\n",
+        tests=(HAND_OFF,),
+    ),
+    Mutant(
+        name="the rename of a hand-off is not synced",
+        file="ps_server/hand_off.py",
+        text="            sync_folder(self.path.parent)\n",
+        fault="",
+        tests=(HAND_OFF,),
+    ),
+    Mutant(
+        name="the folder of a generation is not synced",
+        file="ps_server/generations.py",
+        text="                    sync_folder(changed)\n",
+        fault="                    pass\n",
+        tests=("tests/unit/ps_server/test_generations.py",),
+    ),
+    Mutant(
+        name="a param-group is added to what servers clip by one norm",
+        file="ps_worker/wrapped.py",
+        text="        if self._one_norm:\n",
+        fault="        if self._clip is not None:\n",
+        tests=("tests/unit/ps_worker/test_clip.py",),
+    ),
+    Mutant(
+        name="a lease that ends while its worker leaves deals again what it has used",
+        file="ps_server/job_life.py",
+        text="        if member.state in (MemberState.LEAVING, MemberState.FINISHING):\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_server/test_shares.py",),
+    ),
+)

@@ -1,0 +1,100 @@
+"""A copy of the repository in which a fault is put in force, and taken back.
+
+Whoever runs in it has it as the working directory and first on PYTHONPATH, so the processes that tests start
+import the copy, too, although the commands are those of the installation.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .mutant import Mutant
+from .table import ROOT
+
+SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
+C_SOURCE = "ps_wire/kernels.c"
+
+
+class Tree:
+    """One copy, for one run at a time.
+
+    Attributes:
+        path: of the copy.
+        log: what the last run has printed.
+        result: what the last run has said of its tests.
+        temporary: for the files of the last run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Copies into a new folder, whose path is short: sockets lie below it."""
+        self.path = folder / "tree"
+        self.log, self.result, self.temporary = folder / "log", folder / "result", folder / "tmp"
+        self._loaded = folder / "loaded"
+        shutil.copytree(ROOT, self.path, ignore=SKIPPED)
+
+    @contextmanager
+    def fault(self, row: Mutant) -> Iterator[None]:
+        """Has a row's fault in force.
+
+        Raises:
+            CannotBuild: the mutated C code is refused by the compiler.
+        """
+        file = self.path / row.file
+        text = file.read_text().replace(row.text, row.fault)
+        if file.suffix == ".py":  # its import leaves a trace: `loaded`
+            text += f"\n__import__('os').close(__import__('os').open({str(self._loaded)!r}, 65))\n"
+        self._loaded.unlink(missing_ok=True)
+        try:
+            self._write(file, text)
+            if row.file == C_SOURCE:
+                self._build()
+            yield
+        finally:
+            shutil.copy2(ROOT / row.file, file)
+            self._forget(file)
+            if row.file == C_SOURCE:
+                for library in (ROOT / "ps_wire").glob("_kernels*.so"):
+                    shutil.copy2(library, self.path / "ps_wire")
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a process of the last run has imported the mutated Python file."""
+        return self._loaded.exists()
+
+    def environment(self) -> dict[str, str]:
+        """Of a run in it."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
+        return kept | {
+            "PYTHONPATH": str(self.path),
+            "TMPDIR": str(self.temporary),
+            "HYPOTHESIS_PROFILE": "mutants",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
+
+    def _write(self, file: Path, text: str) -> None:
+        file.write_text(text)
+        self._forget(file)
+
+    def _forget(self, file: Path) -> None:
+        """Bytecode is found by time and size of its source, which a fault may leave as they are."""
+        for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+            cached.unlink()
+
+    def _build(self) -> None:
+        shutil.rmtree(self.path / "build", ignore_errors=True)
+        for library in (self.path / "ps_wire").glob("_kernels*.so"):
+            library.unlink()
+        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"]
+        made = subprocess.run(command, cwd=self.path, capture_output=True, text=True, check=False)
+        if not list((self.path / "ps_wire").glob("_kernels*.so")):
+            raise CannotBuild(made.stdout + made.stderr)
+
+
+class CannotBuild(Exception):
+    """The compiler refuses a fault."""
