@@ -51,20 +51,6 @@ MUTANTS = (
         tests=OF_HANDLES,
     ),
     Mutant(
-        name="what a killed child has started lives on",
-        file="ps_lab/child.py",
-        text="        self._handle.send_group(signal.SIGKILL)\n        _keeper.release(self.pid)\n",
-        fault="        _keeper.release(self.pid)\n",
-        tests=("tests/unit/ps_lab/test_child.py",),
-    ),
-    Mutant(
-        name="what a killed launcher's workers have started lives on",
-        file="ps_lab/keeper.py",
-        text="            handle.send_group(signal.SIGKILL)\n",
-        fault="            handle.close()\n",
-        tests=("tests/integration/test_launch.py",),
-    ),
-    Mutant(
         name="a test that is stuck ends without its stacks",
         file="tests/watcher.py",
         text="        self._process.send(signal.SIGABRT)\n",

@@ -1,5 +1,6 @@
 """Rules of the house that a tool can check: imports point one way, types hold, nothing is unpickled."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -74,3 +75,29 @@ def test_nothing_is_unpickled():
         if re.search(word, path.read_text()) and "v1" not in path.parts
     ]
     assert not found
+
+
+STARTS = {"Thread", "Timer", "create_task", "ensure_future", "run_in_executor", "run_coroutine_threadsafe"}
+# Who starts a thread or a task otherwise than by `ps_wire.watched`, and who sees how it ends.
+SEEN = {
+    ("ps_server/data_stream.py", "create_task"): "the stream awaits its writing",
+    ("ps_server/follower.py", "run_in_executor"): "watched.outcome",
+    ("ps_server/local.py", "run_coroutine_threadsafe"): "whoever calls, or iterates over replies, gets it",
+    ("ps_server/orders.py", "run_in_executor"): "awaited, or watched.outcome",
+    ("ps_server/readers.py", "create_task"): "the cut awaits its hold",
+    ("ps_server/snapshot_taking.py", "ensure_future"): "the snapshot awaits what is written for it",
+    ("ps_server/takings.py", "create_task"): "watched.outcome",
+}
+
+
+def test_no_background_task_ends_unseen():
+    """Threads and tasks are made by `ps_wire.watched`, or somebody named here sees how they end."""
+    found = set()
+    for folder in ("ps_wire", "ps_server", "ps_worker"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                    if name in STARTS:
+                        found.add((path.relative_to(ROOT).as_posix(), name))
+    assert {place for place in found if place[0] != "ps_wire/watched.py"} == SEEN.keys()
