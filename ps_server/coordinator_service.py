@@ -24,6 +24,7 @@ from ps_server.report_messages import attendance_from_proto, norm_from_proto
 from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
+from ps_wire import watched
 from ps_wire.address import check_job_name
 from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError
 from ps_wire.messages import epoch_use_to_proto, state_parts
@@ -97,7 +98,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 self._on_fenced(error)
             raise
         await context.send_initial_metadata(())  # tells the shard that it is registered
-        reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))
+        reading = watched.task(
+            f"reading what shard {register.shard} says",
+            self._read_follower(request_iterator, register.shard, outbox),
+            log=logger,
+            failed=lambda _: outbox.put_nowait(None),  # it follows again
+        )
         try:
             while (order := await outbox.get()) is not None:
                 yield order

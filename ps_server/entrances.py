@@ -24,7 +24,7 @@ from ps_server.gate import gate_of
 from ps_server.log import logger
 from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.room import Room
-from ps_wire import consistency
+from ps_wire import consistency, watched
 from ps_wire.errors import PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
@@ -96,7 +96,12 @@ class _Entrance:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = watched.task(
+            f"the entrance of job {self._room.job.name}",
+            self._run(),
+            log=logger,
+            failed=lambda _: self._let_go(),
+        )
 
     def stop(self) -> None:
         if self._task is not None:

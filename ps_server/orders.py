@@ -20,6 +20,7 @@ from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
+from ps_wire import watched
 from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
@@ -184,7 +185,8 @@ class Shards:
         for index in shards:
             entry = self._registered.get(index)
             if index == self._own.index:
-                self._loop.run_in_executor(None, carry_out, self._own, order)
+                decided = self._loop.run_in_executor(None, carry_out, self._own, order)
+                watched.outcome("the decision of a step", decided, log=logger)
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
 
@@ -201,7 +203,7 @@ class Shards:
             for index in shards:
                 entry = self._registered.get(index)
                 if index == self._own.index:
-                    self._carry_out_own(order)
+                    watched.outcome("the choice of a step", self._carry_out_own(order), log=logger)
                 elif entry is not None:  # else it reports again when it is back
                     entry.outbox.put_nowait(order)
 

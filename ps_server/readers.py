@@ -25,7 +25,7 @@ from ps_server.member import Member
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.state_store import StateStore
-from ps_wire import consistency
+from ps_wire import consistency, watched
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
 from ps_wire.frame import FIRST_READER, check_protocol
 from ps_wire.messages import refused_to_proto, state_parts, table_to_proto
@@ -71,7 +71,9 @@ class Readers:
             return
         number = next(self._numbers)
         reader = _Reader(self._shards, self._rooms, self.live, self._cuts, number, self.on_join)
-        talking = asyncio.create_task(reader.talk(messages))
+        talking = watched.task(
+            "serving a reader", reader.talk(messages), log=logger, failed=lambda _: reader.give_up()
+        )
         self._talking.add(talking)
         talking.add_done_callback(self._talking.discard)
         try:
@@ -110,7 +112,9 @@ class _Reader:
 
     async def talk(self, messages: AsyncIterator[pb.ReadRequest]) -> None:
         """Until the stream ends; the last reply is None."""
-        reading = asyncio.create_task(self._read(messages))
+        reading = watched.task(
+            "reading a reader's stream", self._read(messages), log=logger, failed=lambda _: self._end_inbox()
+        )
         try:
             await self._join()
             while (request := await self._inbox.get()) is not None:
@@ -150,6 +154,11 @@ class _Reader:
         self._end_inbox()
         if not self.replies.empty():
             self.replies.get_nowait()  # for who waits to put one
+
+    def give_up(self) -> None:
+        """Nobody serves it any more: its stream ends."""
+        self.end()
+        self.replies.put_nowait(None)
 
     def _end_inbox(self) -> None:
         if self._inbox.full():  # of what is not taken by now, nobody wants to hear

@@ -347,6 +347,13 @@ class Shard:
         """All jobs, to be read for figures only."""
         return self._jobs.all()
 
+    def newest_clock(self, job: str) -> int:
+        """The largest clock of a member of a job, over its tables; waits for locks of cells."""
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
+            tables = list(entry.tables.values()) if entry is not None else []
+        return max((table.newest_clock() for table in tables), default=0)
+
     # -- inside ----------------------------------------------------------------------------------------
 
     def _too_large(
