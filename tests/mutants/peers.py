@@ -94,4 +94,25 @@ MUTANTS = (
         fault="                pass\n",
         tests=("tests/unit/ps_server/test_shard.py",),
     ),
+    Mutant(
+        name="the limit of a cgroup above is not looked at",
+        file="ps_server/memory_share.py",
+        text="for group in (within, *within.parents):",
+        fault="for group in (within,):",
+        tests=("tests/unit/ps_server/test_memory_share.py",),
+    ),
+    Mutant(
+        name="without a word there is no limit of memory",
+        file="ps_server/cli.py",
+        text="        return default_limit_bytes()",
+        fault="        return None",
+        tests=("tests/unit/ps_server/test_memory_share.py",),
+    ),
+    Mutant(
+        name="bytes that are no message are a bug of ours",
+        file="ps_server/rpc_errors.py",
+        text="        except DecodeError as error:",
+        fault="        except AssertionError as error:",
+        tests=("tests/security/test_control.py::test_bytes_that_are_no_message_are_the_callers_error",),
+    ),
 )
