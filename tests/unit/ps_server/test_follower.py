@@ -45,7 +45,7 @@ def follow(it: Follower, standings: Standings) -> bool:
 def restore(it: Follower, generation: int) -> None:
     job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
     order = pb.Order(number=9, restore=pb.Restore(job=job, generation=generation, incarnation=1))
-    done = asyncio.run(it._carry_out(order))
+    done = it._carry_out(order)
     assert not done.HasField("refused")
 
 
