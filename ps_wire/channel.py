@@ -19,8 +19,13 @@ _BOTH: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # The default of 16 KiB costs a header and a copy per 16 KiB of a partition.
     ("grpc.http2.max_frame_size", 1 << 20),
-    # Without calls in flight, a vanished peer is still noticed.
+    # A peer that vanished, or whose process hangs, is noticed after 15 s by either end, with calls in flight
+    # or not. Without a limit for pings of its own that is 70 s where the peer's host is alive: measured.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 CLIENT: list[tuple[str, int]] = [
@@ -31,9 +36,6 @@ CLIENT: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 2000),  # this is also the connect timeout
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.max_pings_without_data", 0),
     # Every connection of a worker has its own transport: one slow stream never holds up another.
     ("grpc.use_local_subchannel_pool", 1),
 ]

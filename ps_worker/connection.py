@@ -3,9 +3,14 @@
 What was sent and not yet answered is the business of `exchange`: after a new HELLO, `replay` sends it again,
 and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
 
-Threads: one receives; the carrier's own sends. `_lock` guards which outbox is the live one, and is held over
-a replay, so that nothing new overtakes what is sent again. Sending only queues: a payload is read when the
-carrier asks for the next frame, and its memory must stay as it is until the shard's ACK.
+A shard that hangs keeps its sockets. Where nothing comes from it for a while, its process is asked; where
+that does not answer either, the connection is cut, as if it had broken (`liveness`).
+
+Threads: one receives; one watches; the carrier's own sends. `_lock` guards which outbox is the live one,
+and is held over a replay, so that nothing new overtakes what is sent again. `_receiving` is held by the
+receiving thread while frames come: as long as it may write or take what they bring. Sending only queues: a
+payload is read when the carrier asks for the next frame, and its memory must stay as it is until the
+shard's ACK.
 """
 
 from __future__ import annotations
@@ -17,12 +22,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ps_wire import frame as wire
+from ps_wire import watched
+from ps_wire.carrier import MEMORY
 from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, JobUnknown, PsError, ServerNotReady
 from ps_wire.frame_socket import close_all
 from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.service import DataStream, FramesOut, Service
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.carrier_choice import CarrierChoice
+from ps_worker.liveness import Liveness
 from ps_worker.outbox import Outbox
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -89,12 +97,20 @@ class Connection:
         self._retry_limit_s = retry_limit_s
         self._log = log
         self._lock = threading.Lock()
+        self._receiving = threading.Lock()
         self._outbox: Outbox | None = None
         self._call: DataStream | None = None
         self._closing = threading.Event()
         self._lived = False
-        self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
+        self._liveness = Liveness(self._ask)
+        self._hung = False  # the connection was cut, for the shard did not answer
+        self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
+        self._watcher = watched.endless_thread(
+            f"ps-watch-{shard}", self._watch, log=logger, pause=self._closing.wait
+        )
         self._thread.start()
+        if MEMORY not in service.carriers:  # who is in this process hangs with it
+            self._watcher.start()
 
     @property
     def _address(self) -> str:
@@ -118,6 +134,28 @@ class Connection:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(drain_s)
+        if self._watcher.ident is not None:
+            self._watcher.join(drain_s)
+
+    # -- the watching thread ---------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._thread.is_alive() and not self._closing.wait(self._liveness.due_s):
+            call = self._call
+            if self._liveness.hangs() and call is not None and not self._closing.is_set():
+                self._hung = True
+                call.cancel()  # where it has been closed since then, nothing
+
+    def _ask(self, limit_s: float) -> None:
+        describe = self._service.shard(self._shard).Describe
+        describe(shard_pb2.DescribeRequest(), timeout=limit_s, wait_for_ready=True)
+
+    def wait_received(self, limit_s: float) -> bool:
+        """After `close`: waits until nothing that has come is written or taken any more; whether it is so."""
+        if not self._receiving.acquire(timeout=limit_s):
+            return False
+        self._receiving.release()
+        return True
 
     # -- the receiving thread --------------------------------------------------------------------------
 
@@ -127,6 +165,7 @@ class Connection:
         while not self._closing.is_set():
             try:
                 for frame in self._connected(self._left_s(broken_s, attempt)):
+                    self._liveness.hear()
                     broken_s, attempt, self._lived = None, 0, True
                     if frame.kind is wire.Kind.REFUSE:
                         self._peer.fail(refusal(frame))
@@ -165,10 +204,16 @@ class Connection:
             self._pause(attempt)
             attempt += 1
 
+    def _fail(self, bug: Exception) -> None:
+        self._peer.fail(InternalError(f"{type(bug).__name__}: {bug}"))
+
     def _pause(self, attempt: int) -> None:
         """Before the next try."""
         if attempt == 0:
-            self._log(f"connection to shard {self._shard} at {self._address} broke; trying again")
+            shard = f"shard {self._shard} at {self._address}"
+            hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
+            self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
+            self._hung = False
         self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
         if attempt >= SEEK_AFTER:
             self._seek()
@@ -207,10 +252,11 @@ class Connection:
         )
         assert outbox is not None
         try:
-            for frame in call:
-                if frame.kind is wire.Kind.HELLO:
-                    self._go_live(outbox)
-                yield frame
+            with self._receiving:
+                for frame in call:
+                    if frame.kind is wire.Kind.HELLO:
+                        self._go_live(outbox)
+                    yield frame
         finally:
             outbox.close()
             call.close()

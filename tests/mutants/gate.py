@@ -1,8 +1,13 @@
-"""Faults of when pulls are answered."""
+"""Faults of the pure core under a partition: when pulls are answered, and what becomes of each push."""
 
 from .mutant import Mutant
 
 GATE = "ps_server/gate.py"
+PARTITION = "ps_server/partition.py"
+UNIT = "tests/unit/ps_server/"
+LAWS = f"{UNIT}test_laws.py"
+ONE = f"{UNIT}test_partition.py"
+EVICTION = f"{UNIT}test_eviction.py"
 
 MUTANTS = (
     Mutant(
@@ -10,10 +15,10 @@ MUTANTS = (
         file=GATE,
         text="return min(clocks) >= clock - self.staleness",
         fault="return min(clocks) >= clock - self.staleness - 1",
-        tests=("tests/unit/ps_server/test_gate.py",),
+        tests=(f"{UNIT}test_gate.py",),
     ),
     Mutant(
-        name="gate: waits for the fastest member",
+        name="gate: a pull waits for the fastest member",
         file=GATE,
         text="return min(clocks) >= clock - self.staleness",
         fault="return max(clocks) >= clock - self.staleness",
@@ -27,10 +32,223 @@ MUTANTS = (
         tests=("tests/faults/test_retries.py::test_law_13_resets_while_pushes_are_under_way",),
     ),
     Mutant(
-        name="kernels.c: Adam adds nothing of the weights to the gradient",
-        file="ps_wire/kernels.c",
-        text="            g = _mm256_fmadd_ps(w, l2s, g);",
-        fault="            g = _mm256_fmadd_ps(w, l2s, w);",
-        tests=("tests/unit/ps_server/test_adam.py",),
+        name="gate: the delay of asp is taken for the bound of ssp",
+        file=GATE,
+        text="return Gate(aggregates=False, staleness=None, max_delay=max_delay)",
+        fault="return Gate(aggregates=False, staleness=max_delay)",
+        tests=(f"{UNIT}test_gate.py", ONE),
+    ),
+    Mutant(
+        name="partition: a push that comes again is taken again",
+        file=PARTITION,
+        text="if contribution.step < member.clock:\n            ledger.duplicates += 1",
+        fault="if contribution.step < member.clock - 1:\n            ledger.duplicates += 1",
+        tests=(f"{LAWS}::test_law_13_retries_are_exactly_once",),
+    ),
+    Mutant(
+        name="partition: a push that comes again is not acknowledged",
+        file=PARTITION,
+        text="            return [Ack(worker=contribution.worker, step=contribution.step)]\n",
+        fault="            return []\n",
+        tests=(f"{ONE}::test_r3_a_step_before_the_clock_is_acknowledged_again",),
+    ),
+    Mutant(
+        name="partition: bsp takes a push of a step whose version is not there (R1)",
+        file=PARTITION,
+        text="if self.gate.aggregates and contribution.step > self.version:",
+        fault="if self.gate.aggregates and contribution.step > self.version + 1:",
+        tests=(f"{ONE}::test_bsp_takes_no_push_of_a_step_whose_version_is_not_there",),
+    ),
+    Mutant(
+        name="partition: a push beyond the clock is taken",
+        file=PARTITION,
+        text="        if contribution.step > clock:\n",
+        fault="        if contribution.step > clock + 1:\n",
+        tests=(f"{ONE}::test_r3_a_step_beyond_the_clock_is_refused_with_the_clock",),
+    ),
+    Mutant(
+        name="partition: what is staged comes in order of arrival",
+        file=PARTITION,
+        text="return tuple(self._staged[worker] for worker in sorted(self._staged))",
+        fault="return tuple(self._staged[worker] for worker in self._staged)",
+        tests=(f"{LAWS}::test_law_3_bsp_does_not_depend_on_arrival_order",),
+    ),
+    Mutant(
+        name="partition: pushes are counted, not workers",
+        file=PARTITION,
+        text=(
+            "return all(member.clock > self.version and not member.fenced "
+            "for member in self._members.values())"
+        ),
+        fault="return len(self._staged) + 1 >= len(self._members)",
+        tests=(f"{ONE}::test_bsp_applies_once_when_the_last_member_has_pushed", EVICTION),
+    ),
+    Mutant(
+        name="partition: a step closes over a member that is being evicted",
+        file=PARTITION,
+        text="return all(member.clock > self.version and not member.fenced for member",
+        fault="return all(member.clock > self.version for member",
+        tests=(f"{EVICTION}::test_a_fenced_member_is_refused_and_no_step_closes_until_the_verdict",),
+    ),
+    Mutant(
+        name="partition: a step that nobody has pushed closes when all have left",
+        file=PARTITION,
+        text="            return bool(self._staged)\n",
+        fault="            return True\n",
+        tests=(f"{ONE}::test_the_last_leave_closes_what_is_staged_and_no_more",),
+    ),
+    Mutant(
+        name="partition: an evicted worker's push of an open step is applied",
+        file=PARTITION,
+        text="if staged is not None and staged.step >= limit:",
+        fault="if staged is not None and staged.step > limit:",
+        tests=(f"{EVICTION}::test_what_is_not_everywhere_is_dropped_and_counted",),
+    ),
+    Mutant(
+        name="partition: a fenced worker may go on",
+        file=PARTITION,
+        text="if member.incarnation != incarnation or member.fenced:",
+        fault="if member.incarnation != incarnation:",
+        tests=(EVICTION,),
+    ),
+    Mutant(
+        name="partition: a later incarnation's pushes are taken from the one before",
+        file=PARTITION,
+        text="if member.incarnation != incarnation or member.fenced:",
+        fault="if member.incarnation < incarnation or member.fenced:",
+        tests=(f"{ONE}::test_another_incarnation_is_refused",),
+    ),
+    Mutant(
+        name="partition: what a worker asked for before it left is sent",
+        file=PARTITION,
+        text=(
+            "        del self._members[worker]\n        self._waiting.pop(worker, None)\n"
+            "        return self._settle(now_s)"
+        ),
+        fault="        del self._members[worker]\n        return self._settle(now_s)",
+        tests=(f"{ONE}::test_what_a_worker_asked_for_before_it_left_is_not_sent",),
+    ),
+    Mutant(
+        name="partition: a leave does not open the gate",
+        file=PARTITION,
+        text=(
+            "        del self._members[worker]\n        self._waiting.pop(worker, None)\n"
+            "        return self._settle(now_s)"
+        ),
+        fault="        del self._members[worker]\n        self._waiting.pop(worker, None)\n        return []",
+        tests=(ONE,),
+    ),
+    Mutant(
+        name="partition: an abstention is counted as applied",
+        file=PARTITION,
+        text="            elif contribution.abstains:\n                ledger.abstained += 1",
+        fault="            elif contribution.abstains:\n                ledger.applied += 1",
+        tests=(f"{LAWS}::test_law_12_every_push_is_accounted_for",),
+    ),
+    Mutant(
+        name="partition: a step from which all abstain keeps its version",
+        file=PARTITION,
+        text="        self._staged.clear()\n        self.version += 1\n        actions: list[Action] = []",
+        fault=(
+            "        self._staged.clear()\n        self.version += bool(applied)\n"
+            "        actions: list[Action] = []"
+        ),
+        tests=(f"{ONE}::test_bsp_closes_a_step_from_which_all_abstain",),
+    ),
+    Mutant(
+        name="partition: asp acknowledges before it has applied",
+        file=PARTITION,
+        text="return [*self._apply_now(contribution), acknowledged, *self._settle(now_s)]",
+        fault="return [acknowledged, *self._apply_now(contribution), *self._settle(now_s)]",
+        tests=(f"{ONE}::test_ssp_applies_on_arrival_and_acknowledges_after_that",),
+    ),
+    Mutant(
+        name="partition: a push as stale as the delay allows is dropped",
+        file=PARTITION,
+        text="self.version - contribution.version > limit:",
+        fault="self.version - contribution.version >= limit:",
+        tests=(f"{ONE}::test_asp_drops_what_is_staler_than_its_delay",),
+    ),
+    Mutant(
+        name="partition: a dropped push of asp does not advance the version's staleness but the version",
+        file=PARTITION,
+        text="            ledger.dropped += 1\n            return []\n        ledger.applied += 1",
+        fault="            ledger.dropped += 1\n            self.version += 1\n            return []\n"
+        "        ledger.applied += 1",
+        tests=(ONE,),
+    ),
+    Mutant(
+        name="partition: staleness is recorded after the version has grown",
+        file=PARTITION,
+        text=(
+            "        ledger.applied += 1\n        self._record_tau(contribution)\n        self.version += 1\n"
+        ),
+        fault=(
+            "        ledger.applied += 1\n        self.version += 1\n        self._record_tau(contribution)\n"
+        ),
+        tests=(f"{ONE}::test_tau_is_the_updates_between_reading_and_applying",),
+    ),
+    Mutant(
+        name="partition: the largest gap is that of the last push",
+        file=PARTITION,
+        text="ledger.max_gap = max(ledger.max_gap, gap)",
+        fault="ledger.max_gap = gap",
+        tests=(f"{LAWS}::test_law_5_the_bounds_are_reached",),
+    ),
+    Mutant(
+        name="partition: the newest clock goes with its worker",
+        file=PARTITION,
+        text="        self.newest_clock = max(self.newest_clock, member.clock)\n        gap =",
+        fault="        self.newest_clock = member.clock\n        gap =",
+        tests=(f"{ONE}::test_the_newest_clock_outlives_its_worker", LAWS),
+    ),
+    Mutant(
+        name="partition: a newcomer enters bsp at a step that is about to close",
+        file=PARTITION,
+        text="return max(self.version + (min(clocks) > self.version), taken)",
+        fault="return max(self.version, taken)",
+        tests=(EVICTION, f"{UNIT}test_deadlock_members.py"),
+    ),
+    Mutant(
+        name="partition: a newcomer enters a step that its earlier incarnation has staged",
+        file=PARTITION,
+        text="in self._staged else 0\n        return max(self.version + (min",
+        fault="in () else 0\n        return max(self.version + (min",
+        tests=(f"{EVICTION}::test_a_newcomer_is_never_named_a_step_that_its_earlier_incarnation_has_staged",),
+    ),
+    Mutant(
+        name="partition: a newcomer enters ssp at the fastest worker's clock",
+        file=PARTITION,
+        text="        if not self.gate.aggregates:\n            return min(clocks)",
+        fault="        if not self.gate.aggregates:\n            return max(clocks)",
+        tests=(EVICTION,),
+    ),
+    Mutant(
+        name="partition: a pull at a clock of long ago is answered",
+        file=PARTITION,
+        text="        return clock == member.clock\n",
+        fault="        return clock <= member.clock\n",
+        tests=(f"{ONE}::test_a_pull_at_another_clock_is_refused",),
+    ),
+    Mutant(
+        name="partition: a push of a mixed step is not counted",
+        file=PARTITION,
+        text="elif known.clock > limit and not self.gate.backup:",
+        fault="elif known.clock > limit + 1 and not self.gate.backup:",
+        tests=(EVICTION,),
+    ),
+    Mutant(
+        name="partition: a decision applies all that is staged",
+        file=PARTITION,
+        text="            if contribution.worker not in workers:\n",
+        fault="            if contribution.worker not in self._staged:\n",
+        tests=(f"{UNIT}test_decide.py",),
+    ),
+    Mutant(
+        name="partition: a withheld push is dropped where it stands",
+        file=PARTITION,
+        text="self._staged[worker] = replace(self._staged[worker], payload=None)",
+        fault="del self._staged[worker]",
+        tests=(f"{UNIT}test_decide.py", f"{UNIT}test_nonfinite.py"),
     ),
 )

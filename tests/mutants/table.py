@@ -50,8 +50,9 @@ def _problems_of(row: Mutant) -> Iterator[str]:
             ast.parse(path.read_text().replace(row.text, row.fault))
         except SyntaxError as error:
             yield f"its fault is no Python: {error}"
-    if not row.tests:
+    if not row.tests or isinstance(row.tests, str):
         yield "it names no test"
+        return
     for test in row.tests:
         file, _, function = test.partition("::")
         if not (ROOT / file).is_file():

@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 SOCKET = "tests/unit/ps_wire/test_frame_socket.py"
 TLS = "tests/unit/ps_wire/test_tls_socket.py"
 CONNECTION = "tests/unit/ps_worker/test_connection.py"
+LIVENESS = "tests/unit/ps_worker/test_liveness.py"
+HUNG = "tests/faults/test_hung_shards.py"
 
 MUTANTS = (
     Mutant(
@@ -37,5 +39,57 @@ MUTANTS = (
         text="            if not ran_out(error):\n",
         fault="            if error:\n",
         tests=(f"{TLS}::test_waiting_for_bytes_has_a_limit",),
+    ),
+    Mutant(
+        name="a shard that hangs is waited for",
+        file="ps_worker/connection.py",
+        text="                call.cancel()  # where it has been closed since then, nothing\n",
+        fault="",
+        tests=(
+            f"{LIVENESS}::test_the_connection_to_a_shard_that_does_not_answer_is_made_again",
+            f"{HUNG}::test_where_a_shard_that_hung_runs_on_training_goes_on",
+        ),
+    ),
+    Mutant(
+        name="a shard that is silent is taken for hung, though it answers",
+        file="ps_worker/liveness.py",
+        text="        hangs = False\n",
+        fault="        hangs = True\n",
+        tests=(f"{LIVENESS}::test_a_shard_that_waits_for_another_worker_is_not_taken_for_hung",),
+    ),
+    Mutant(
+        name="a refusal is taken for silence",
+        file="ps_worker/liveness.py",
+        text="hangs = isinstance(error, Unavailable) and",
+        fault="hangs = bool(error) and",
+        tests=(f"{LIVENESS}::test_a_refusal_is_an_answer",),
+    ),
+    Mutant(
+        name="a frame that comes while a shard is asked is no sign of life",
+        file="ps_worker/liveness.py",
+        text=" and self._heard_s == before_s",
+        fault="",
+        tests=(f"{LIVENESS}::test_a_frame_that_comes_meanwhile_is_an_answer",),
+    ),
+    Mutant(
+        name="frames are not heard",
+        file="ps_worker/connection.py",
+        text="                    self._liveness.hear()\n",
+        fault="",
+        tests=(f"{LIVENESS}::test_a_shard_whose_frames_come_is_not_asked",),
+    ),
+    Mutant(
+        name="pings to a peer that hangs have gRPC's own limit",
+        file="ps_wire/channel.py",
+        text='    ("grpc.http2.ping_timeout_ms", 5000),\n',
+        fault="",
+        tests=(f"{HUNG}::test_the_coordinator_says_that_a_shard_hangs_and_goes_on_with_it",),
+    ),
+    Mutant(
+        name="the coordinator does not ping",
+        file="ps_wire/channel.py",
+        text="SERVER: list[tuple[str, int]] = [\n    *_BOTH,\n",
+        fault="SERVER: list[tuple[str, int]] = [\n    *_BOTH[:3],\n",
+        tests=(f"{HUNG}::test_the_coordinator_says_that_a_shard_hangs_and_goes_on_with_it",),
     ),
 )

@@ -34,7 +34,7 @@ from ps_wire import (
     tls_socket,
     token,
 )
-from ps_worker import carrier_choice, socket_stream
+from ps_worker import carrier_choice, liveness, socket_stream
 
 from .pages import table as rows_of
 
@@ -183,6 +183,8 @@ def test_the_carriers_are_those_of_the_code():
     assert f"what still comes, at most {socket_connection.CLOSE_LIMIT_S:.0f} seconds" in text
     idle_s, between_s, count = frame_socket.KEEPALIVE_S
     assert f"after {idle_s} seconds, and gives it up after {idle_s + between_s * count}" in text
+    assert f"from a shard for {liveness.SILENT_S:.0f} seconds" in text
+    assert f"not answered within {liveness.ANSWER_LIMIT_S:.0f} seconds" in text
     assert f"of a socket are {frame_socket.LOCAL_BUFFER_BYTES >> 10} KiB" in text
 
 

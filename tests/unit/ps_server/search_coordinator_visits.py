@@ -12,6 +12,7 @@ from typing import cast
 
 from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS
 from ps_server.member import ToMember, ToShards
+from ps_server.orders import _tables_of
 from ps_server.recovery import floor_of, restoration
 from ps_server.report_messages import attendance_from_proto
 from ps_wire.errors import PsError, ServerNotReady
@@ -91,7 +92,7 @@ class CoordinatorVisit(MemberVisit):
         text = order.SerializeToString(deterministic=True)
         message = pb.Order(number=zlib.crc32(text))  # of two that come one after the other, they differ
         message.MergeFrom(order)
-        self.shards._note(message)
+        self.shards._note(message, _tables_of(message))
         text = message.SerializeToString(deterministic=True)
         self.sent = text, self.shards.standings.known[1][0], (None, None)
         self.outputs.append(("order", (0, 1), text))

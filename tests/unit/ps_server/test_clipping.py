@@ -212,6 +212,32 @@ def test_a_report_out_of_place_is_no_part_of_a_decision(wrong):
     assert decisions.reported(0, norm(0)) is not None
 
 
+def test_a_norm_with_an_evicted_worker_in_it_enters_no_scale():
+    """Whether it has come before the first report of the new epoch, or comes again after it."""
+    decisions = opened()
+    assert decisions.reported(0, norm(0, 900.0)) is None
+    assert decisions.reported(1, norm(0, 7.0, epoch=1)) is None
+    assert decisions.reported(0, norm(0, 900.0)) is None
+    decide, _ = decisions.reported(0, norm(0, 2.0, epoch=1))
+    assert decide.scale == coefficient(1.0, 9.0)
+
+
+def test_a_shard_reports_the_norm_of_those_who_are_left():
+    """The step that it had reported is looked at again; what comes of it is of the new epoch."""
+    clipping = Clipping(2)
+    for index in (0, 1):
+        clipping.complete(3, index, 900.0)
+    assert clipping.take() == (3, 1800.0, 0)
+    clipping.reopen(1)
+    assert clipping.undecided() is None
+    assert not clipping.decided(3)
+    clipping.complete(3, 1, 2.0)
+    assert clipping.take() is None
+    clipping.complete(3, 0, 1.0)
+    assert clipping.take() == (3, 3.0, 1)
+    assert clipping.take() is None
+
+
 def test_a_shard_without_a_part_of_the_table_is_not_waited_for():
     """A table of one page is on one shard, however many there are, and that one decides alone."""
     spec = spec_of(1.0, **ONE_PAGE)

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from ps_server.coordinator import Coordinator
-from ps_server.follower import Follower
+from ps_server.follower import KEPT_ANSWERS, Follower
 from ps_server.generations import Generations
 from ps_server.hand_off import Inherited
 from ps_server.orders import Shards
@@ -66,6 +66,25 @@ def test_a_shard_that_missed_a_rollback_is_restored_as_of_the_generation_that_it
     follow(it, standings)
     restore(it, generation)
     assert it._shard.generation == standings.known[1][1] == generation
+
+
+def test_an_order_that_comes_again_is_answered_and_not_carried_out_again():
+    """Its answer was lost with the stream; the job that has begun since is not given up with it."""
+    it = follower()
+    job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
+    drop = pb.Order(number=7, drop_job=pb.DropJob(job="j"))
+    admit = pb.Order(number=8, admit=pb.AdmitMember(job=job, worker=0, incarnation=1))
+    first, _, again = [it._carry_out(order) for order in (drop, admit, drop)]
+    assert first == again
+    assert [entry.name for entry in it._shard.jobs()] == ["j"]
+
+
+def test_only_the_last_answers_are_kept():
+    """A coordinator asks again for those that are under way, which are few."""
+    it = follower()
+    for number in range(KEPT_ANSWERS + 5):
+        it._carry_out(pb.Order(number=number, drop_job=pb.DropJob(job="j")))
+    assert list(it.done) == list(range(5, KEPT_ANSWERS + 5))
 
 
 async def meet(it: Follower, folder: Path) -> tuple[str, list[Fenced]]:

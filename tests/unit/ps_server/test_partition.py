@@ -287,6 +287,25 @@ def test_a_join_needs_a_later_incarnation(incarnation):
         partition(ASP()).join(0, incarnation, 0, 0.0)
 
 
+def test_the_largest_gap_is_kept_when_the_gap_closes():
+    """It is what one push has made, not what the last one has."""
+    machine = partition(SSP(3))
+    for worker, step in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2)):
+        machine.push(gradient(worker, step), 0.0)
+    assert machine.ledgers[0].max_gap == 2
+
+
+def test_the_newest_clock_is_that_of_the_fastest():
+    """Whoever pushes last, and also when the fastest has gone."""
+    machine = partition(SSP(3))
+    for worker, step in ((0, 0), (0, 1), (1, 0)):
+        machine.push(gradient(worker, step), 0.0)
+    assert machine.newest_clock == 2
+    machine.leave(0, 1, 0.0)
+    machine.push(gradient(1, 1), 0.0)
+    assert machine.newest_clock == 2
+
+
 def test_the_newest_clock_outlives_its_worker():
     """The newest clock stays when the member that had it leaves."""
     machine = partition(ASP())

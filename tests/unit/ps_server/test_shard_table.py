@@ -198,6 +198,31 @@ def test_an_answer_is_a_copy():
     assert it.weights.numpy().tobytes() != then
 
 
+def test_what_a_lost_connection_has_asked_for_is_not_sent_there():
+    """The worker asks again over the next one."""
+    it = Table()
+    it.send(Kind.PUSH, payload=ONES)
+    it.send(Kind.PULL, step=1, meta=listed(0))
+    gone = it.outlets[0]
+    it.table.forget(gone)
+    gone.clear()
+    it.send(Kind.PUSH, 1, payload=ONES)
+    assert it.version == 1
+    assert not gone
+
+
+def test_weights_that_are_loaded_have_no_history():
+    """The optimizer begins anew, too: what it had counted was of other weights."""
+    spec = table_spec("SGD", group(lr=1.0, momentum=0.9), shapes=((16,),))
+    (cell,) = Table(spec=spec, consistency=ASP()).table.cells()
+    values, hyper = cell.values, spec.optimizer.hyperparameters.groups[0]
+    values.apply(torch.ones(values.now.numel()), [True], hyper)
+    assert values.export_state()[0]
+    values.load(torch.full((values.now.numel(),), 2.0))
+    values.apply(torch.ones(values.now.numel()), [True], hyper)
+    assert values.now[:16].tolist() == [1.0] * 16
+
+
 def test_a_lost_connection_gets_nothing_more():
     """What the worker asked for stays; it is sent where it asks again."""
     it = Table(consistency=ASP())

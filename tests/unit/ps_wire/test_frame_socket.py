@@ -41,6 +41,61 @@ def frame(payload: bytes = b"", meta: bytes = b"", step: int = 0) -> wire.Frame:
     return wire.Frame(kind=wire.Kind.PUSH, step=step, meta=meta, payload=payload)
 
 
+class Slow(socket.socket):
+    """Takes a part of what is sent, as the system may."""
+
+    def sendmsg(self, buffers: list[bytes | memoryview]) -> int:
+        return super().sendmsg([memoryview(b"".join(buffers))[:1000]])
+
+
+def test_what_the_system_takes_in_part_arrives_whole():
+    """The rest follows, from where it was left, also inside a header."""
+    first, second = socket.socketpair()
+    slow = Slow(fileno=first.detach())
+    ours, theirs = FrameSocket(slow), FrameSocket(second)
+    sent = [frame(bytes([step]) * 3000, b"m" * (500 + step), step) for step in range(5)]
+    sending = threading.Thread(target=ours.send, args=(sent,))
+    sending.start()
+    assert [wire.encode(theirs.receive(until_s=time.monotonic() + LIMIT_S)) for _ in sent] == [
+        wire.encode(it) for it in sent
+    ]
+    sending.join()
+    for end in (ours, theirs):
+        end.close()
+
+
+def test_a_frame_that_has_come_in_part_is_not_waited_for(ends):
+    """`received` never waits: the header is here, and the meta behind it is not."""
+    ours, bare = ends
+    whole = wire.encode(frame(meta=b"m" * 32))
+    bare.sendall(wire.encode(frame()) + whole[:-16])
+    assert ours.receive() is not None
+    got: list[wire.Frame | None] = []
+    looking = threading.Thread(target=lambda: got.append(ours.received()), daemon=True)
+    looking.start()
+    looking.join(LIMIT_S)
+    assert got == [None]
+    bare.sendall(whole[-16:])
+    assert ours.receive().meta == b"m" * 32
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="no descriptors travel here")
+def test_descriptors_beside_a_frame_that_never_came_whole_are_closed_with_the_socket():
+    """Nobody has been given them yet."""
+    first, second = socket.socketpair()
+    ours = FrameSocket(first)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    socket.send_fds(second, [wire.encode(frame())[:10]], [writing])
+    os.close(writing)
+    second.close()
+    with pytest.raises(ConnectionLost):
+        ours.receive()
+    ours.close()
+    assert os.read(reading, 1) == b"", "no end that writes is open"
+    os.close(reading)
+
+
 def test_frames_arrive_as_they_were_sent(ends):
     """Large and small ones, in batches, with a buffer far smaller than a frame."""
     ours, bare = ends

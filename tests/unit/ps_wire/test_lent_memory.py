@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import socket
@@ -38,6 +39,18 @@ def ends() -> Iterator[Ends]:
     yield first, second
     first.close()
     second.close()
+
+
+def test_only_what_lies_in_lent_memory_as_a_whole_is_lent() -> None:
+    """With its place from the start of that memory; not what reaches beyond its end, nor what has gone."""
+    memory = made()
+    descriptor, start = lent_memory.place_of(memoryview(memory)[100:200]) or (-1, -1)
+    assert os.fstat(descriptor).st_size == SIZE
+    assert start == 100
+    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    beyond = (ctypes.c_char * 100).from_address(address + SIZE - 50)  # never read
+    assert lent_memory.place_of(memoryview(beyond)) is None
+    assert lent_memory.place_of(memoryview(bytearray(100))) is None
 
 
 def frame(payload: memoryview | bytes = b"", step: int = 0) -> wire.Frame:

@@ -13,6 +13,7 @@ from ps_wire.dtypes import ITEM_BYTES
 from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import BY_NAME, FrameMalformed, ParameterUnsupported, PsError, UsageError
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import spec_pb2 as spec
 
@@ -146,11 +147,11 @@ def test_no_bytes_raise_anything_but_the_named_errors(data):
 
 @given(st.sampled_from(sorted(BY_NAME)), st.text(max_size=30), st.integers())
 def test_an_error_crosses_the_wire(name, message, clock):
-    """A refusal has the same class, message and facts on the other end."""
+    """A refusal has the same class, message (escaped, for it is shown there) and facts on the other end."""
     data = messages.refused_to_proto(BY_NAME[name](message, clock=clock)).SerializeToString()
     received = messages.refused_from_proto(messages.parse_message(coordinator.Refused, data))
     assert type(received) is BY_NAME[name]
-    assert (received.message, received.facts) == (message, {"clock": clock})
+    assert (received.message, received.facts) == (one_line(message), {"clock": clock})
 
 
 def test_an_account_of_an_epoch_comes_back_and_counts_that_fit_no_message_are_cut():

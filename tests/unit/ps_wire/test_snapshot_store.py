@@ -165,6 +165,40 @@ def test_a_full_disk_leaves_the_old_snapshot_and_nothing_of_the_new_file(tmp_pat
     assert store.verify(JOB, kept).number == 1
 
 
+def test_a_snapshot_outlives_a_loss_of_power(tmp_path, monkeypatch):
+    """Each file is durable before it has its name, and its name before the next one; the manifest is last."""
+    done: list[tuple[str, int]] = []
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append(("rename", path.stat().st_ino))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", lambda it: done.append(("sync", os.fstat(it).st_ino)))
+    monkeypatch.setattr(Path, "rename", renamed)
+    store = SnapshotStore(str(tmp_path))
+    folder = tmp_path / JOB / write(store, 1, b"one", b"two")
+    expected = []
+    for name in ("file-0", "file-1", MANIFEST):
+        file = (folder / name).stat().st_ino
+        folders = [it.stat().st_ino for it in (folder, folder.parent, tmp_path)]
+        expected += [("sync", file), ("rename", file), *(("sync", it) for it in folders)]
+    assert done == expected
+
+
+def test_a_part_of_a_file_that_the_system_takes_in_pieces_is_written_whole():
+    """As a disk does that is nearly full, or a signal that comes between."""
+    taken = bytearray()
+
+    class Slow:
+        def write(self, part: memoryview) -> int:
+            taken.extend(part[:3])
+            return len(part[:3])
+
+    snapshot_writing._write_all(Slow(), b"0123456789")
+    assert taken == b"0123456789"
+
+
 def test_a_url_that_nothing_reads_is_refused():
     with pytest.raises(UsageError, match="nowhere"):
         SnapshotStore("nowhere://bucket/folder")

@@ -57,13 +57,14 @@ def test_only_a_number_that_this_process_holds_in_this_job_is_named(cluster: Clu
 
 def test_leaving_ends_every_thread_and_so_does_a_refused_join(cluster: Cluster):
     def threads() -> list[str]:
-        mine = ("ps-member", "ps-heartbeat", "ps-shard-")
+        mine = ("ps-member", "ps-heartbeat", "ps-shard-", "ps-watch-")
         return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(mine))
 
     before, job = threads(), fresh_name()
     with join(cluster, job):
         joined = threads()
-        assert joined == sorted([*before, "ps-heartbeat", "ps-member", "ps-shard-0", "ps-shard-1"])
+        of_shards = [f"ps-{what}-{shard}" for what in ("shard", "watch") for shard in range(2)]
+        assert joined == sorted([*before, "ps-heartbeat", "ps-member", *of_shards])
         with pytest.raises(JobFull):
             join(cluster, job)
         assert threads() == joined

@@ -156,12 +156,50 @@ def test_stale_answers_are_ignored():
     exchange.pull(step=2)
     exchange.take(pulled(exchange, 0, step=1, value=9.0, version=9))
     assert exchange.versions[0] == 0
+    assert exchange.landing(pulled(exchange, 0, step=1, value=9.0, version=9), 4) is None
+    assert bool((exchange.weights.partition(exchange.partitions[0]) != 9.0).all()), (
+        "nothing of it was written"
+    )
     exchange.take(pulled(exchange, 0, step=2, value=1.0, version=2))
     exchange.take(pulled(exchange, 0, step=2, value=9.0, version=9))
     assert exchange.versions[0] == 2
     assert bool((exchange.weights.partition(exchange.partitions[0]) == 1.0).all())
     exchange.take(pulled(exchange, 0, step=3, value=9.0, version=9))
     assert exchange.versions[0] == 2
+
+
+def test_what_is_asked_for_while_an_answer_comes_is_still_waited_for():
+    """The answer is to the pull before: its partition is missing, and so is its version."""
+    exchange, _ = made()
+    exchange.pull(step=2)
+    exchange.memory.on_arrival = lambda _: exchange.pull(step=3)
+    exchange.take(pulled(exchange, 0, step=2, value=1.0, version=2))
+    exchange.memory.on_arrival = lambda _: None
+    assert exchange.versions[0] == 0
+    for index in range(1, exchange.plan.num_partitions):
+        exchange.take(pulled(exchange, index, step=3, value=3.0, version=3))
+    assert not exchange.all_pulled
+    exchange.take(pulled(exchange, 0, step=3, value=3.0, version=3))
+    assert exchange.all_pulled
+    assert set(exchange.versions) == {3}
+
+
+def test_memory_that_is_lent_stays_so_however_often_the_push_is_acknowledged():
+    """It was sent again over a new connection; only FREE gives the memory back, also where it comes first."""
+    exchange, _ = made(num_shards=1)
+    push_all(exchange, 0)
+    lent = range(exchange.plan.num_partitions)
+    for _again in range(2):
+        for index in lent:
+            frame = wire.Frame(kind=wire.Kind.ACK, flags=wire.LENT, table=3, partition=index, worker=5)
+            exchange.take(frame)
+        assert exchange.wait_acked(limit_s=0.0)
+        assert not exchange.all_free
+        assert [frame.partition for frame in exchange.replay(0)] == list(lent)
+    for index in lent:
+        assert not exchange.all_free
+        exchange.take(wire.Frame(kind=wire.Kind.FREE, table=3, partition=index, worker=5))
+    assert exchange.all_free
 
 
 def test_clocks_never_go_back():

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_server.snapshot_saving import Saving
 from tests.unit.ps_worker.law_15 import STEPS, WAIT_S, Training, continues, start, take
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers
+from tests.until import until
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,40 @@ def test_law_15_a_restored_job_continues_bit_exact(
     finally:
         cluster.close()
     cluster = start(loop_thread, after, tmp_path)
+    restored = Training(job, consistency, optimizer)
+    try:
+        restored.run(cluster, min(counts))
+    finally:
+        cluster.close()
+    continues(straight, restored, min(counts))
+
+
+@pytest.mark.parametrize(
+    ("consistency", "optimizer", "carrier"),
+    [("bsp", "adam", "auto"), ("bsp", "momentum", "tcp"), ("ssp:1", "adam", "auto"), ("asp", "adam", "auto")],
+)
+def test_law_15_holds_for_a_snapshot_that_is_written_when_training_has_gone_on(
+    loop_thread, tmp_path, monkeypatch, consistency, optimizer, carrier
+):
+    """It holds what was there at the cut, not what steps have made of it by the time that it is written."""
+    monkeypatch.setenv("PS_CARRIER", carrier)
+    job, steps = fresh_name(), STEPS + 6
+    straight = Training(job, consistency, optimizer)
+    write = Saving._write
+
+    def late(saving: Saving) -> None:
+        cut = max(clock for _, clock in next(iter(saving._tables.values())).cells()[0].machine.clocks)
+        until(lambda: all((rank, cut + 4) in straight.seen for rank in (0, 1)))
+        write(saving)
+
+    monkeypatch.setattr(Saving, "_write", late)
+    cluster = start(loop_thread, 2, tmp_path)
+    try:
+        counts = straight.run(cluster, steps, snapshot_at=2)
+    finally:
+        cluster.close()
+    monkeypatch.undo()
+    cluster = start(loop_thread, 2, tmp_path)
     restored = Training(job, consistency, optimizer)
     try:
         restored.run(cluster, min(counts))

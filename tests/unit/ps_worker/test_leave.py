@@ -92,7 +92,7 @@ def test_wherever_ctrl_c_lands_in_leave_a_second_leave_leaves(cluster: Cluster, 
     """Then the number is free, and no thread is left."""
 
     def mine() -> set[threading.Thread]:
-        names = ("ps-member", "ps-heartbeat", "ps-shard-")
+        names = ("ps-member", "ps-heartbeat", "ps-shard-", "ps-watch-")
         return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
 
     job, model = fresh_name(), seeded(Mlp)

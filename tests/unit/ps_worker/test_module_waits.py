@@ -76,6 +76,44 @@ def test_a_module_runs_before_the_weights_of_later_ones_are_here(cluster: Cluste
     assert ran == ["into", "first", "second", "last"]
 
 
+class Forks(nn.Module):
+    """`side` is called in some forwards only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(64, 48, bias=False)
+        self.side = nn.Linear(48, 48, bias=False)
+        self.last = nn.Linear(48, 64, bias=False)
+
+    def forward(self, x: torch.Tensor, *, aside: bool = True) -> torch.Tensor:
+        hidden = self.into(x)
+        return self.last(self.side(hidden) if aside else hidden)
+
+
+def test_the_first_push_of_a_step_leaves_after_all_weights_of_the_pull_before(cluster: Cluster):
+    """R1: also after those of a module that this forward does not call, and that nobody has waited for."""
+    whole: list[bool] = []
+
+    def body(_worker: ps.Worker, model: Any, optimizer: Any, _moments: LastMoment) -> None:
+        exchange = exchange_of(optimizer)
+        push = exchange.push
+
+        def pushing(*args: Any, **options: Any) -> None:
+            whole.append(exchange.all_pulled)
+            push(*args, **options)
+
+        exchange.push = pushing
+        optimizer.zero_grad()
+        loss = model(batch(0, 3, 2, 3, 64), aside=False).square().mean()
+        assert not exchange.all_pulled
+        loss.backward()
+        assert whole, "a bucket has left from its hook"
+        optimizer.step()
+
+    arriving(cluster, body, model=seeded(Forks))
+    assert all(whole)
+
+
 def test_a_module_that_is_never_called_is_waited_for_at_the_next_one_above(cluster: Cluster):
     def body(_worker: ps.Worker, model: Any, optimizer: Any, _moments: LastMoment) -> None:
         waits = optimizer._arrival._hooks._waits

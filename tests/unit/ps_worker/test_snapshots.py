@@ -18,6 +18,7 @@ from ps_wire import snapshot_writing
 from ps_wire.access import OPEN
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError
 from ps_wire.snapshot import Manifest
+from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers, together
@@ -25,6 +26,7 @@ from tests.until import until
 
 STEPS = 6
 WAIT_S = 30.0
+TOO_EARLY_S = 0.5  # in which a manifest would be written that waits for nobody
 SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
 
 
@@ -237,6 +239,71 @@ def test_servers_without_a_place_for_snapshots_say_so(one_shard):
     assert taken
     with pytest.raises(JobUnknown):
         take(one_shard, "nothing")
+
+
+@pytest.fixture
+def completed(monkeypatch) -> threading.Event:
+    """Set where a manifest is about to be written."""
+    event, complete = threading.Event(), SnapshotStore.complete
+
+    def completing(store: SnapshotStore, *what: object) -> None:
+        event.set()
+        complete(store, *what)
+
+    monkeypatch.setattr(SnapshotStore, "complete", completing)
+    return event
+
+
+def written_late(monkeypatch, completed: threading.Event) -> None:
+    write = SnapshotStore.write
+
+    def writing(store: SnapshotStore, job: str, name: str, file: str, parts: object) -> object:
+        if file.startswith("worker-1"):
+            completed.wait(TOO_EARLY_S)
+        return write(store, job, name, file, parts)
+
+    monkeypatch.setattr(SnapshotStore, "write", writing)
+
+
+def captured_late(worker: ps.Worker, completed: threading.Event) -> None:
+    capture = worker._link.capture
+    put = capture.put
+
+    def putting(*what: object) -> None:
+        completed.wait(TOO_EARLY_S)
+        put(*what)
+
+    capture.put = putting
+
+
+@pytest.mark.parametrize("late", ["capture", "write"])
+def test_the_manifest_comes_when_all_workers_states_are_there(cluster, monkeypatch, completed, late):
+    """One that is long on its way, or long in being written, is waited for: it is part of the snapshot."""
+    job, begun, taken = fresh_name(), threading.Event(), threading.Event()
+    if late == "write":
+        written_late(monkeypatch, completed)
+
+    def body(worker: ps.Worker) -> None:
+        if late == "capture" and worker.rank == 1:
+            captured_late(worker, completed)
+        begun.set()
+        trained(worker, lambda step: step >= 3 and taken.is_set())
+
+    def snapshot() -> None:
+        assert begun.wait(WAIT_S)
+        until(lambda: job in cluster.coordinator._rooms and cluster.coordinator._rooms[job].job.num_started)
+        take(cluster, job)
+        taken.set()
+
+    def one(rank: int) -> None:
+        with ps.connect(servers=cluster.servers, job=job, worker=rank, num_workers=2) as worker:
+            body(worker)
+
+    together([lambda: one(0), lambda: one(1), snapshot])
+    store = cluster.shards[0].shard.snapshots.store
+    manifest = store.verify(job, store.names(job)[-1])
+    assert set(manifest.workers) == {0, 1}
+    assert {"worker-0.safetensors", "worker-1.safetensors"} <= {record.name for record in manifest.files}
 
 
 def stuck(cluster: Cluster, job: str, act: Callable[[threading.Event], None], **settings: str) -> Manifest:

@@ -1,0 +1,53 @@
+"""Whether the shard at the other end of a data connection still runs, where nothing comes from it.
+
+A process that was stopped (SIGSTOP), or that hangs, keeps its sockets: its host answers for it, and no
+end of a stream tells that nothing will come. So whoever has heard nothing for a while asks the process
+itself, beside the data connection. A shard that waits for other workers answers, however long it waits.
+
+It must not know how the shard is asked, nor what becomes of the connection. One thread looks, another hears.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ps_wire.errors import PsError, Unavailable
+
+SILENT_S = 5.0  # without a frame, then it is asked
+ANSWER_LIMIT_S = 10.0  # an event loop that is held up for longer than this is held up by a bug
+
+
+class Liveness:
+    """See the module's docstring. `_heard_s` needs no lock: it is a number, and older ones do no harm."""
+
+    def __init__(self, ask: Callable[[float], object], clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is overdue yet.
+
+        Args:
+            ask: asks the process, and waits for the answer for so many seconds; raises `PsError`.
+            clock: seconds.
+        """
+        self._ask = ask
+        self._clock = clock
+        self._heard_s = clock()
+
+    def hear(self) -> None:
+        """A frame has come."""
+        self._heard_s = self._clock()
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until it is to be asked, if nothing comes before."""
+        return max(self._heard_s + SILENT_S - self._clock(), 0.0)
+
+    def hangs(self) -> bool:
+        """Asks, for at most `ANSWER_LIMIT_S`; whether nothing came, neither an answer nor a frame."""
+        before_s = self._heard_s
+        hangs = False
+        try:
+            self._ask(ANSWER_LIMIT_S)
+        except PsError as error:  # else it answers, though with a refusal
+            hangs = isinstance(error, Unavailable) and self._heard_s == before_s
+        self.hear()  # the next time is as long from now
+        return hangs

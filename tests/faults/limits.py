@@ -1,0 +1,27 @@
+"""In a process under test: limits in time of its own, where those of the product are longer than a test.
+
+The environment has them as JSON: {"ps_worker.liveness.SILENT_S": 0.5}.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+
+LIMITS = "FAULTS_LIMITS"  # of the environment
+
+
+def environment(**limits: float | tuple[int, ...]) -> dict[str, str]:
+    """For a process; names with "__" in the place of dots."""
+    named = {name.replace("__", "."): value for name, value in limits.items()}
+    return {"TESTS_INSTALL": __name__, LIMITS: json.dumps(named)}
+
+
+def install() -> None:
+    """Sets what the environment says."""
+    for name, value in json.loads(os.environ.get(LIMITS, "{}")).items():
+        module, _, constant = name.rpartition(".")
+        known = importlib.import_module(module)
+        assert hasattr(known, constant), name
+        setattr(known, constant, tuple(value) if isinstance(value, list) else value)

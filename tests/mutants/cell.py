@@ -1,0 +1,380 @@
+"""Faults of what a partition does with tensors: means, steps, replies, memory that is lent, clipping."""
+
+from .mutant import Mutant
+
+UNIT = "tests/unit/ps_server/"
+CELL = "ps_server/cell.py"
+CHANGES = "ps_server/cell_members.py"
+SCREENING = "ps_server/cell_screening.py"
+VALUES = "ps_server/cell_values.py"
+WEIGHTS = "ps_server/weights.py"
+AVERAGE = "ps_server/average.py"
+OPTIMIZERS = "ps_server/optimizers.py"
+ADAM = "ps_server/adam.py"
+KERNELS = "ps_wire/kernels.c"
+CLIPPING = "ps_server/clipping.py"
+DECISIONS = "ps_server/decisions.py"
+LAW_1 = f"{UNIT}test_law_1_in_process.py"
+CLIPS = f"{UNIT}test_clipping.py"
+EVICTION = f"{UNIT}test_eviction.py"
+NONFINITE = f"{UNIT}test_nonfinite.py"
+TABLE = f"{UNIT}test_shard_table.py"
+
+MUTANTS = (
+    Mutant(
+        name="average: the mean is over the workers, whatever their weights",
+        file=AVERAGE,
+        text=(
+            "        out.add_(torch.mul(gradient, weight, out=product))\n    return out.div_(sum(weights))\n"
+        ),
+        fault=(
+            "        out.add_(torch.mul(gradient, weight, out=product))\n    return out.div_(len(weights))\n"
+        ),
+        tests=(f"{UNIT}test_average.py",),
+    ),
+    Mutant(
+        name="average: product and sum are rounded at once",
+        file=AVERAGE,
+        text="        out.add_(torch.mul(gradient, weight, out=product))\n",
+        fault="        out.add_(gradient, alpha=weight)\n",
+        tests=(f"{UNIT}test_average.py",),
+    ),
+    Mutant(
+        name="average: the sum is made in the first gradient's memory",
+        file=AVERAGE,
+        text="        torch.add(first, gradients[1], out=out)\n",
+        fault="        out = first.add_(gradients[1])\n",
+        tests=(f"{UNIT}test_average.py",),
+    ),
+    Mutant(
+        name="average: one gradient of any weight is taken as it is",
+        file=AVERAGE,
+        text="if equal and len(gradients) == 1 and first.dtype not in NARROW:",
+        fault="if len(gradients) == 1:",
+        tests=(f"{UNIT}test_average.py", f"{UNIT}test_wire_dtype.py"),
+    ),
+    Mutant(
+        name="average: threads share their scratch",
+        file=AVERAGE,
+        text="class Scratch(threading.local):",
+        fault="class Scratch:",
+        tests=(f"{UNIT}test_average.py::test_dtypes_and_threads_have_scratch_of_their_own",),
+    ),
+    Mutant(
+        name="kernels.c: the mean leaves its last elements out",
+        file=KERNELS,
+        text="    for (; at < elements; at++) {\n        float mean = mean_scalar",
+        fault="    for (; at + 1 < elements; at++) {\n        float mean = mean_scalar",
+        tests=(f"{UNIT}test_kernels.py",),
+    ),
+    Mutant(
+        name="kernels.c: what is not finite is not seen in the last elements",
+        file=KERNELS,
+        text="        alone += 0.0f * values[at];\n",
+        fault="        alone += 0.0f;\n",
+        tests=(f"{UNIT}test_kernels.py", NONFINITE),
+    ),
+    Mutant(
+        name="kernels.c: three is taken for a power of two",
+        file=KERNELS,
+        text="return (count & (count - 1)) == 0;",
+        fault="return (count & (count - 1)) == 0 || count == 3;",
+        tests=(f"{UNIT}test_kernels.py",),
+    ),
+    Mutant(
+        name="kernels.c: Adam adds nothing of the weights to the gradient",
+        file=KERNELS,
+        text="            g = _mm256_fmadd_ps(w, l2s, g);",
+        fault="            g = _mm256_fmadd_ps(w, l2s, w);",
+        tests=(f"{UNIT}test_adam.py",),
+    ),
+    Mutant(
+        name="adam: the bias of the second moment is corrected by its square",
+        file=ADAM,
+        text="            root=math.sqrt(1 - beta2**count),",
+        fault="            root=1 - beta2**count,",
+        tests=(f"{UNIT}test_adam.py",),
+    ),
+    Mutant(
+        name="adam: a piece without a gradient keeps what the other half held",
+        file=ADAM,
+        text="                out.data.copy_(weights)\n                left.append(gradient)",
+        fault="                left.append(gradient)",
+        tests=(f"{UNIT}test_adam.py", LAW_1),
+    ),
+    Mutant(
+        name="adam: a piece without a gradient counts a step",
+        file=ADAM,
+        text="            if gradient is None or not state:\n",
+        fault="            if gradient is None and state:\n                state['step'].add_(1)\n"
+        "            if gradient is None or not state:\n",
+        tests=(f"{UNIT}test_adam.py", LAW_1),
+    ),
+    Mutant(
+        name="optimizers: hyper-parameters of the start hold for ever",
+        file=OPTIMIZERS,
+        text="                own.update(group)\n            self._group = group",
+        fault="                pass\n            self._group = group",
+        tests=(f"{TABLE}::test_hyper_parameters_belong_to_the_pushes_that_name_them", LAW_1),
+    ),
+    Mutant(
+        name="optimizers: sgd with weight decay is taken for plain",
+        file=OPTIMIZERS,
+        text='for key in ("momentum", "weight_decay", "nesterov", "maximize")',
+        fault='for key in ("momentum", "nesterov", "maximize")',
+        tests=(LAW_1, f"{UNIT}test_plain_step.py", f"{UNIT}test_optimizers.py"),
+    ),
+    Mutant(
+        name="optimizers: gradients stay on the pieces after a step",
+        file=OPTIMIZERS,
+        text="            for piece, _ in batch:\n                piece.grad = None\n",
+        fault="",
+        tests=(f"{UNIT}test_optimizers.py", f"{TABLE}::test_parameters_without_a_gradient_are_left_alone"),
+    ),
+    Mutant(
+        name="optimizers: a state is handed out, not copied",
+        file=OPTIMIZERS,
+        text="{key: value.detach().clone() for key, value in self._torch.state.get(piece, {}).items()}",
+        fault="{key: value.detach() for key, value in self._torch.state.get(piece, {}).items()}",
+        tests=(f"{UNIT}test_optimizers.py", f"{UNIT}test_table_state.py"),
+    ),
+    Mutant(
+        name="optimizers: a state that is set is the caller's memory",
+        file=OPTIMIZERS,
+        text="value.detach().to(torch.float32, copy=True) if counts else value.detach().clone()",
+        fault="value.detach().to(torch.float32) if counts else value.detach()",
+        tests=(f"{UNIT}test_optimizers.py", f"{UNIT}test_table_state.py"),
+    ),
+    Mutant(
+        name="cell: weights are written while a reply leaves from them",
+        file=WEIGHTS,
+        text="        return [reply for reply in replies if reply is not None and reply.held]",
+        fault="        return []",
+        tests=(f"{UNIT}test_weights.py",),
+    ),
+    Mutant(
+        name="cell: memory that was left is used again while it is read",
+        file=WEIGHTS,
+        text="free = [memory for memory, held in self._left if not any(reply.held for reply in held)]",
+        fault="free = [memory for memory, held in self._left]",
+        tests=(f"{UNIT}test_weights.py",),
+    ),
+    Mutant(
+        name="cell: only the last reply is remembered",
+        file=WEIGHTS,
+        text="self._replies = [weakref.ref(other) for other in self._held()] + [weakref.ref(reply)]",
+        fault="self._replies = [weakref.ref(reply)]",
+        tests=(f"{UNIT}test_weights.py",),
+    ),
+    Mutant(
+        name="cell: weights move without their values",
+        file=WEIGHTS,
+        text="        before, self.now = self.now, self._unread()\n        self.now.copy_(before)\n",
+        fault="        before, self.now = self.now, self._unread()\n",
+        tests=(f"{UNIT}test_weights.py",),
+    ),
+    Mutant(
+        name="cell: halves begin with the other one",
+        file=WEIGHTS,
+        text="halves[version & 1], halves[~version & 1]",
+        fault="halves[~version & 1], halves[version & 1]",
+        tests=("tests/contracts/test_mapped_halves.py", "tests/unit/ps_worker/test_mapped_weights.py"),
+    ),
+    Mutant(
+        name="cell: a version in which nothing is applied stays in the half before",
+        file=VALUES,
+        text="            before = self.now\n            self._weights.next().copy_(before)\n",
+        fault="            pass\n",
+        tests=("tests/contracts/test_mapped_halves.py",),
+    ),
+    Mutant(
+        name="cell: the optimizer steps memory that the weights have left",
+        file=VALUES,
+        text="        if self._weights.make_writable():\n            self._rebind()\n",
+        fault="        self._weights.make_writable()\n",
+        tests=(f"{UNIT}test_weights.py",),
+    ),
+    Mutant(
+        name="cell: rounded weights are those of the version before",
+        file=VALUES,
+        text="if made is None or made[0] != version:",
+        fault="if made is None:",
+        tests=(f"{UNIT}test_wire_dtype.py",),
+    ),
+    Mutant(
+        name="cell: weights that are kept for who is late go on changing",
+        file=VALUES,
+        text="        self._kept[version] = self.now.clone()\n",
+        fault="        self._kept[version] = self.now\n",
+        tests=(f"{UNIT}test_backup_tables.py",),
+    ),
+    Mutant(
+        name="cell: loaded weights keep the optimizer's state",
+        file=VALUES,
+        text="        if self._optimizer is not None and self.optimizer_bytes():\n",
+        fault="        if self._optimizer is None:\n",
+        tests=(f"{TABLE}::test_weights_that_are_loaded_have_no_history",),
+    ),
+    Mutant(
+        name="cell: a duplicate of a push that is lent says that the memory is free",
+        file=CELL,
+        text="                if gradient.borrowed and any(item.payload is gradient for",
+        fault=(
+            "                self._lent.pop(contribution.worker, None)\n"
+            "                if gradient.borrowed and any(item.payload is gradient for"
+        ),
+        tests=(f"{UNIT}test_lent_pushes.py",),
+    ),
+    Mutant(
+        name="cell: memory that is lent is not given back",
+        file=CELL,
+        text="                self._send(lent.worker, self._replies.free(lent.worker, lent.step))\n",
+        fault="                pass\n",
+        tests=(f"{UNIT}test_lent_pushes.py",),
+    ),
+    Mutant(
+        name="cell: memory that is lent is given back before its step has closed",
+        file=CELL,
+        text="if lent.step < self.machine.version]:",
+        fault="if lent.step <= self.machine.version]:",
+        survives="A push of the next step is taken only when this one has closed (R1): none is lent yet.",
+        tests=(f"{UNIT}test_lent_pushes.py", "tests/contracts/test_shared_memory.py"),
+    ),
+    Mutant(
+        name="cell: what an evicted worker has pushed is read where it lies",
+        file=CHANGES,
+        text="        self.machine.keep(worker, _own)\n",
+        fault="        pass\n",
+        tests=(f"{EVICTION}::test_what_counts_of_an_evicted_worker_is_no_longer_read_in_its_memory",),
+    ),
+    Mutant(
+        name="cell: a clipped step that an eviction has left waits for a norm that never comes",
+        file=CHANGES,
+        text="            self._held = None\n            self._carry_out(self.machine.evict(",
+        fault="            self._carry_out(self.machine.evict(",
+        tests=(f"{EVICTION}::test_the_step_that_a_worker_dies_in_is_that_of_the_others_alone", CLIPS),
+    ),
+    Mutant(
+        name="cell: a step closes while the verdict over one of its workers is awaited",
+        file=CELL,
+        text="            if step is None or not self.machine.complete:  # one has joined: it is said again",
+        fault="            if step is None:  # one has joined: it is said again",
+        tests=(f"{UNIT}test_closing.py",),
+    ),
+    Mutant(
+        name="cell: hyper-parameters are those of who came first",
+        file=CELL,
+        text="        hyper = gradients[0].hyper\n",
+        fault="        hyper = gradients[-1].hyper\n",
+        tests=(f"{TABLE}::test_hyper_parameters_that_differ_in_a_step_are_counted_and_named_once", TABLE),
+    ),
+    Mutant(
+        name="cell: the scale of a clipped step is forgotten",
+        file=CELL,
+        text="        if average is not None and action.scale != 1.0:\n",
+        fault="        if average is not None and action.scale > 1.0:\n",
+        tests=(CLIPS,),
+    ),
+    Mutant(
+        name="cell: a lost connection gets weights",
+        file=CELL,
+        text="                del self._outlets[worker]\n            self.cut.forget(outlet)",
+        fault="                pass\n            self.cut.forget(outlet)",
+        tests=(f"{TABLE}::test_what_a_lost_connection_has_asked_for_is_not_sent_there",),
+    ),
+    Mutant(
+        name="screening: what is not finite is applied where it is one of several",
+        file=SCREENING,
+        text="            bad = [(item, piece) for item, piece in looked if piece is not None]\n",
+        fault="            bad = [(item, piece) for item, piece in looked[:1] if piece is not None]\n",
+        tests=(NONFINITE,),
+    ),
+    Mutant(
+        name="screening: what is left of a step is not looked at again",
+        file=SCREENING,
+        text="            for item, piece in bad:\n                self._withheld(item, piece)\n",
+        fault=(
+            "            for item, piece in bad:\n                self._withheld(item, piece)\n"
+            "            left = [item for item in self.machine.staged if not item.abstains]\n"
+            "            return self._mean(left, scratch).values if left else None\n"
+        ),
+        tests=(NONFINITE,),
+    ),
+    Mutant(
+        name="screening: an error of an incarnation before is raised",
+        file=SCREENING,
+        text="        return error if failed == incarnation else None",
+        fault="        return error",
+        tests=(NONFINITE,),
+    ),
+    Mutant(
+        name="clipping: squares are added in order of arrival",
+        file=CLIPPING,
+        text="sum(squares[index] for index in sorted(squares))",
+        fault="sum(squares.values())",
+        tests=(f"{CLIPS}::test_squares_are_added_in_partition_order",),
+    ),
+    Mutant(
+        name="clipping: a step is reported before all cells have it",
+        file=CLIPPING,
+        text="            if len(squares) == self._num_cells:\n",
+        fault="            if len(squares) >= self._num_cells - 1:\n",
+        tests=(CLIPS,),
+    ),
+    Mutant(
+        name="clipping: a norm that an evicted worker is in stays after its eviction",
+        file=CLIPPING,
+        text="            self._squares.clear()\n\n    def take",
+        fault="\n    def take",
+        tests=(EVICTION, CLIPS),
+    ),
+    Mutant(
+        name="clipping: norms say no epoch",
+        file=CLIPPING,
+        text="            self._epoch = epoch\n            for step",
+        fault="            for step",
+        tests=(EVICTION, CLIPS),
+    ),
+    Mutant(
+        name="clipping: a shard reports a step once, whoever has gone since",
+        file=CLIPPING,
+        text="                self._reported = min(self._reported, step - 1)\n",
+        fault="                pass\n",
+        tests=(EVICTION, CLIPS),
+    ),
+    Mutant(
+        name="clipping: a norm that is not finite clips nothing",
+        file=CLIPPING,
+        text="    return min(scale, 1.0)  # in",
+        fault="    return min(1.0, scale)  # in",
+        tests=(f"{CLIPS}::test_the_coefficient_is_torchs",),
+    ),
+    Mutant(
+        name="decisions: a norm of an evicted worker enters the scale",
+        file=DECISIONS,
+        text="            table.epoch = norm.epoch\n            table.squares.clear()\n",
+        fault="            table.epoch = norm.epoch\n",
+        tests=(EVICTION, CLIPS),
+    ),
+    Mutant(
+        name="decisions: a norm of before an eviction is taken after it",
+        file=DECISIONS,
+        text="        if norm.step != table.step or norm.epoch < table.epoch:\n",
+        fault="        if norm.step != table.step:\n",
+        tests=(EVICTION, CLIPS),
+    ),
+    Mutant(
+        name="decisions: a table that is made again takes norms of the one before",
+        file=DECISIONS,
+        text="        if table is None or table.number != norm.opening or shard not in table.holders:\n",
+        fault="        if table is None or shard not in table.holders:\n",
+        tests=(CLIPS,),
+    ),
+    Mutant(
+        name="decisions: shards add up their squares in order of arrival",
+        file=DECISIONS,
+        text="        squares = sum(table.squares[holder] for holder in table.holders)\n",
+        fault="        squares = sum(table.squares.values())\n",
+        tests=(CLIPS, f"{UNIT}test_orders.py"),
+    ),
+)

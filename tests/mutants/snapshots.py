@@ -1,0 +1,424 @@
+"""Faults of cuts, snapshots, what is durable, and what goes on from it."""
+
+from .mutant import Mutant
+
+UNIT = "tests/unit/ps_server/"
+WORKER = "tests/unit/ps_worker/"
+CUT = "ps_server/cut.py"
+CUT_CELL = "ps_server/cut_cell.py"
+CUT_TABLE = "ps_server/cut_table.py"
+SNAPSHOT_CUT = "ps_server/snapshot_cut.py"
+SAVING = "ps_server/snapshot_saving.py"
+TAKING = "ps_server/snapshot_taking.py"
+TAKINGS = "ps_server/takings.py"
+STATE = "ps_server/table_state.py"
+CODEC = "ps_server/table_state_codec.py"
+STATES = "ps_server/state_store.py"
+WRITING = "ps_wire/snapshot_writing.py"
+STORE = "ps_wire/snapshot_store.py"
+RECOVERY = "ps_server/recovery.py"
+RESTORING = "ps_server/restoring.py"
+HAND_OFF = "ps_server/hand_off.py"
+CAPTURE = "ps_worker/capture.py"
+CUTS = f"{UNIT}test_cut.py"
+SNAPSHOT_CUTS = f"{UNIT}test_snapshot_cut.py"
+STORES = "tests/unit/ps_wire/test_snapshot_store.py"
+SNAPSHOTS = f"{WORKER}test_snapshots.py"
+LAW_15 = f"{WORKER}test_law_15.py"
+TABLE_STATE = f"{UNIT}test_table_state.py"
+
+MUTANTS = (
+    Mutant(
+        name="cut: a push of the cut's step goes through",
+        file=CUT,
+        text="        return self._limits is None or step >= self._limits.get(worker, 0)\n",
+        fault="        return self._limits is None or step > self._limits.get(worker, 0)\n",
+        tests=(CUTS,),
+    ),
+    Mutant(
+        name="cut: a pull goes before the push that it follows",
+        file=CUT,
+        text="return any(kept.pushes and (kept.worker, kept.step + 1) == (worker, step) for",
+        fault="return any(False for",
+        tests=(CUTS, f"{UNIT}test_cut_table.py"),
+    ),
+    Mutant(
+        name="cut: the moment comes while a step is half pushed",
+        file=CUT,
+        text="        if self.key is None or limits is None or self.machine.staged:\n",
+        fault="        if self.key is None or limits is None:\n",
+        tests=(CUTS, SNAPSHOT_CUTS),
+    ),
+    Mutant(
+        name="cut: who has left is given again",
+        file=CUT,
+        text="        self._kept = [kept for kept in self._kept if kept.worker != worker]\n",
+        fault="        pass\n",
+        tests=(CUTS, SNAPSHOT_CUTS, f"{UNIT}test_cut_table.py"),
+    ),
+    Mutant(
+        name="cut: what is kept goes on in reverse",
+        file=CUT,
+        text="        for place, kept in enumerate(self._kept):\n            if not self._waits(",
+        fault="        for place, kept in [*enumerate(self._kept)][::-1]:\n            if not self._waits(",
+        tests=(CUTS, f"{UNIT}test_cut_table.py", SNAPSHOT_CUTS),
+    ),
+    Mutant(
+        name="cut: the end of an older cut ends this one",
+        file=CUT,
+        text='        """The cut is over: what is kept may go on."""\n        if key == self.key:\n',
+        fault='        """The cut is over: what is kept may go on."""\n        if key:\n',
+        tests=(CUTS, f"{UNIT}test_cut_table.py"),
+    ),
+    Mutant(
+        name="cut: a worker beyond the cut is not seen",
+        file=CUT_CELL,
+        text="        if beyond:\n            self.end(key)\n",
+        fault="        if not limits:\n            self.end(key)\n",
+        tests=(SNAPSHOT_CUTS, f"{UNIT}test_cut_table.py"),
+    ),
+    Mutant(
+        name="cut: the limit of a cut that has ended ends the next one",
+        file=CUT_TABLE,
+        text="            if self._limit is None or self._limit[0] != key:\n                return\n",
+        fault="            if self._limit is None:\n                return\n",
+        tests=(f"{UNIT}test_cut_table.py",),
+    ),
+    Mutant(
+        name="cut: a hold never ends by itself",
+        file=CUT_TABLE,
+        text="        timer.start()\n",
+        fault="",
+        tests=(f"{UNIT}test_cut_table.py",),
+    ),
+    Mutant(
+        name="snapshot cut: workers of bsp are cut at different steps",
+        file=SNAPSHOT_CUT,
+        text="        return dict.fromkeys(asked, newest)\n",
+        fault="        return dict(asked)\n",
+        tests=(SNAPSHOT_CUTS,),
+    ),
+    Mutant(
+        name="snapshot cut: a worker of ssp is cut farther behind than others can wait",
+        file=SNAPSHOT_CUT,
+        text="max(step, newest - 1 - gate.staleness)",
+        fault="max(step, newest - 2 - gate.staleness)",
+        tests=(SNAPSHOT_CUTS,),
+    ),
+    Mutant(
+        name="snapshot cut: who had finished before its step of the cut takes it again",
+        file=SNAPSHOT_CUT,
+        text="    return over | {worker: steps[worker] for worker in captured}\n",
+        fault="    return over | dict(steps)\n",
+        tests=(SNAPSHOT_CUTS,),
+    ),
+    Mutant(
+        name="snapshot: it keeps live weights",
+        file=STATE,
+        text="            weights=cell.values.now.clone(),\n",
+        fault="            weights=cell.values.now,\n",
+        tests=(LAW_15,),
+    ),
+    Mutant(
+        name="snapshot: the clocks are those of when it is written",
+        file=STATE,
+        text="        ledgers={worker: replace(ledger) for worker, ledger in machine.ledgers.items()},\n"
+        "        members",
+        fault="        ledgers=machine.ledgers,\n        members",
+        tests=(SNAPSHOTS, LAW_15),
+    ),
+    Mutant(
+        name="snapshot: what is staged is read where a worker has it",
+        file=STATE,
+        text="replace(gradient, values=gradient.values.clone(), borrowed=False)",
+        fault="gradient",
+        tests=(TABLE_STATE, f"{UNIT}test_hand_off.py"),
+    ),
+    Mutant(
+        name="snapshot: a restored partition begins at version 0",
+        file=STATE,
+        text="    machine.version = state.version\n",
+        fault="",
+        tests=(TABLE_STATE,),
+    ),
+    Mutant(
+        name="snapshot: a restored optimizer has no state",
+        file=STATE,
+        text="        cell.import_state(state.optimizer, state.pieces)\n",
+        fault="",
+        tests=(TABLE_STATE,),
+    ),
+    Mutant(
+        name="hand-off: an error that nobody has heard is forgotten",
+        file=STATE,
+        text="            cell._failed.update(state.owed)\n",
+        fault="",
+        tests=(f"{UNIT}test_hand_off.py", TABLE_STATE),
+    ),
+    Mutant(
+        name="hand-off: a step that was complete waits for another push",
+        file=STATE,
+        text="            cell._carry_out(cell.machine._settle(now_s), now_s, table._scratch)\n",
+        fault="            pass\n",
+        tests=(f"{TABLE_STATE}::test_a_step_that_is_complete_when_a_table_is_handed_off_closes_there",),
+    ),
+    Mutant(
+        name="snapshot: parts that have counted different steps become one",
+        file=CODEC,
+        text="(kind, self._tensor(part.name, part.offset, kind).item() if kind in scalars else None)",
+        fault="(kind, None)",
+        tests=(TABLE_STATE,),
+    ),
+    Mutant(
+        name="snapshot: a part is taken from its beginning",
+        file=CODEC,
+        text="saved, offsets[place], at - offsets[place], until - offsets[place])",
+        fault="saved, offsets[place], 0, until - at)",
+        tests=(TABLE_STATE,),
+    ),
+    Mutant(
+        name="snapshot: it is written before all partitions have come",
+        file=SAVING,
+        text="            if self._waiting or self._over:\n",
+        fault="            if self._waiting > 1 or self._over:\n",
+        tests=(SNAPSHOTS, LAW_15),
+    ),
+    Mutant(
+        name="snapshot: one that was given up is written",
+        file=SAVING,
+        text="            if self._waiting or self._over:\n",
+        fault="            if self._waiting:\n",
+        tests=(SNAPSHOTS, f"{WORKER}test_cut_limits.py"),
+    ),
+    Mutant(
+        name="snapshot: an error of the thread that writes is nobody's",
+        file=SAVING,
+        text="            with self._lock:\n                self._error = error\n",
+        fault="            pass\n",
+        tests=(f"{SNAPSHOTS}::test_a_full_disk_costs_the_snapshot_and_nothing_else",),
+    ),
+    Mutant(
+        name="snapshot: the manifest waits for no worker's state",
+        file=TAKING,
+        text='                await self._wait(self._all_captured, "workers to reach the cut")\n',
+        fault="",
+        tests=(SNAPSHOTS,),
+    ),
+    Mutant(
+        name="snapshot: the manifest waits for one worker's state",
+        file=TAKING,
+        text="        return self._members.keys() <= self._writes.keys()\n",
+        fault="        return bool(self._members.keys() & self._writes.keys())\n",
+        tests=(SNAPSHOTS,),
+    ),
+    Mutant(
+        name="snapshot: the manifest names only what is written already",
+        file=TAKING,
+        text="for worker in self._members if worker in self._writes)",
+        fault="for worker in self._members if worker in self._writes and self._writes[worker].done())",
+        tests=(SNAPSHOTS,),
+    ),
+    Mutant(
+        name="snapshot: workers go on before the shards know the cut",
+        file=TAKING,
+        text="        await self._shards.order(pb.Order(save_cut=save))\n        for worker",
+        fault="        saving = asyncio.ensure_future(self._shards.order(pb.Order(save_cut=save)))\n"
+        "        saving.add_done_callback(lambda it: it.exception())\n        for worker",
+        tests=(SNAPSHOTS, LAW_15, f"{UNIT}test_deadlock_servers.py"),
+    ),
+    Mutant(
+        name="snapshot: one that was given up leaves its files",
+        file=TAKING,
+        text="                await asyncio.to_thread(self._store.delete, self._job.name, self._name)\n",
+        fault="                pass\n",
+        tests=(SNAPSHOTS, f"{WORKER}test_cut_limits.py"),
+    ),
+    Mutant(
+        name="snapshot: what workers answered to a cut of before counts",
+        file=TAKING,
+        text="        if message.number == self._number and self._members.get(member.worker) is member:\n"
+        "            self._ready",
+        fault="        if self._members.get(member.worker) is member:\n            self._ready",
+        tests=(SNAPSHOTS,),
+    ),
+    Mutant(
+        name="snapshots: one is due at every look",
+        file=TAKINGS,
+        text="            return step // every_steps > last_step // every_steps\n",
+        fault="            return step // every_steps >= last_step // every_steps\n",
+        tests=(SNAPSHOTS,),
+    ),
+    Mutant(
+        name="snapshots: a job that goes back is still taken",
+        file=TAKINGS,
+        text='            self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))\n',
+        fault="            pass\n",
+        tests=(f"{WORKER}test_rollback.py", f"{UNIT}test_deadlock_servers.py", f"{WORKER}test_going_back.py"),
+    ),
+    Mutant(
+        name="capture: a step that was promised not to begin begins",
+        file=CAPTURE,
+        text="        if self._cut is None and _any_reached(begins, self._promised):\n",
+        fault="        if False:\n",
+        tests=(f"{WORKER}test_capture.py",),
+    ),
+    Mutant(
+        name="capture: it promises a step that has begun",
+        file=CAPTURE,
+        text="step + (self._begun.get(table, -1) >= step)",
+        fault="step",
+        tests=(f"{WORKER}test_capture.py",),
+    ),
+    Mutant(
+        name="capture: a worker waits for ever for a coordinator that is gone",
+        file=CAPTURE,
+        text="            if not self._changed.wait_for(known, PROMISE_LIMIT_S):\n",
+        fault="            if not self._changed.wait_for(known, 1000 * PROMISE_LIMIT_S):\n",
+        tests=(f"{WORKER}test_capture.py",),
+    ),
+    Mutant(
+        name="capture: it is captured a step too late",
+        file=CAPTURE,
+        text="return all(clocks.get(table, step) >= step for table, step in self._cut.items())",
+        fault="return all(clocks.get(table, step) > step for table, step in self._cut.items())",
+        tests=(f"{WORKER}test_capture.py",),
+    ),
+    Mutant(
+        name="writing: a file is not durable when it is there",
+        file=WRITING,
+        text="                os.fsync(self._file.fileno())\n",
+        fault="",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="writing: the name of a file is not durable",
+        file=WRITING,
+        text="                    sync_folder(folder)\n",
+        fault="                    pass\n",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="writing: a file has its name before it is durable",
+        file=WRITING,
+        text=(
+            "                os.fsync(self._file.fileno())\n"
+            "                self._file.close()\n"
+            "                self._unfinished.rename(self._target)\n"
+        ),
+        fault=(
+            "                self._unfinished.rename(self._target)\n"
+            "                os.fsync(self._file.fileno())\n"
+            "                self._file.close()\n"
+        ),
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="writing: what could not be written is left",
+        file=WRITING,
+        text="                self._unfinished.unlink()\n",
+        fault="                pass\n",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="writing: a part that the system took in part is taken as whole",
+        file=WRITING,
+        text="    while left:\n        left = left[file.write(left) :]\n",
+        fault="    file.write(left)\n",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="store: what is kept is one too few",
+        file=STORE,
+        text="        kept, gone = complete[-count:], complete[:-count]\n",
+        fault="        kept, gone = complete[1 - count:], complete[:1 - count]\n",
+        tests=(STORES, SNAPSHOTS),
+    ),
+    Mutant(
+        name="store: one that is being written is deleted with the old ones",
+        file=STORE,
+        text="if name not in complete and kept and name < kept[-1]]",
+        fault="if name not in complete and kept]",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="store: a file of the right size is what was written",
+        file=STORE,
+        text="        if digest.hexdigest() != record.sha256:\n",
+        fault="        if not digest.hexdigest():\n",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="store: a snapshot is deleted before its manifest",
+        file=STORE,
+        text="                self._files.rm_file(self._path(job, name, MANIFEST))\n",
+        fault="                pass\n",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="store: the oldest comes first",
+        file=STORE,
+        text="        for name in reversed(self.names(job)):\n",
+        fault="        for name in self.names(job):\n",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="states: limits are each state's own",
+        file=STATES,
+        text="self._kept_bytes(job, name) + self._arriving[job] + len(part) > MAX_JOB_BYTES:",
+        fault="self._kept_bytes(job, name) + len(parts) + len(part) > MAX_JOB_BYTES:",
+        tests=(f"{UNIT}test_state_store.py",),
+    ),
+    Mutant(
+        name="states: a worker puts what another one captured",
+        file=STATES,
+        text="        if kind == SAVED or (kind == CAPTURED and number != str(worker)):\n",
+        fault="        if kind == SAVED:\n",
+        tests=(f"{UNIT}test_state_store.py",),
+    ),
+    Mutant(
+        name="states: one that did not come whole is kept",
+        file=STATES,
+        text="            self._check_names(job, name)\n            yield take\n",
+        fault="            self._check_names(job, name)\n            try:\n                yield take\n"
+        "            except BaseException:\n                self.put(job, name, bytes(parts))\n"
+        "                raise\n",
+        tests=(f"{UNIT}test_state_store.py",),
+    ),
+    Mutant(
+        name="recovery: a shard that is lost again while others read is not seen",
+        file=RECOVERY,
+        text="            if name in self._pending:  # a shard",
+        fault="            if name in ():  # a shard",
+        tests=(f"{UNIT}test_deadlock_servers.py",),
+    ),
+    Mutant(
+        name="recovery: who comes while a job goes back is let in",
+        file=RECOVERY,
+        text="        if not self._listed or job in self._pending or job == self._current:\n",
+        fault="        if not self._listed or job in self._pending:\n",
+        tests=(f"{WORKER}test_rollback.py", f"{UNIT}test_deadlock_servers.py", f"{WORKER}test_going_back.py"),
+    ),
+    Mutant(
+        name="recovery: a job goes back to a snapshot that cannot be used",
+        file=RECOVERY,
+        text='logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)\n'
+        "                continue\n",
+        fault='logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)\n'
+        "                break\n",
+        tests=(f"{WORKER}test_going_back.py", f"{WORKER}test_rollback.py"),
+    ),
+    Mutant(
+        name="restoring: incarnations of before are let in",
+        file=RESTORING,
+        text="            floor=incarnation,\n",
+        fault="            floor=0,\n",
+        tests=(f"{UNIT}test_rolled_back.py", f"{WORKER}test_rollback.py", f"{UNIT}test_deadlock_servers.py"),
+    ),
+    Mutant(
+        name="restoring: connections of before go on",
+        file=RESTORING,
+        text="        session.cut()  # it hears why when it connects again\n",
+        fault="        pass\n",
+        tests=(f"{WORKER}test_rollback.py", f"{WORKER}test_rollback_points.py"),
+    ),
+)

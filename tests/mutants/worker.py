@@ -1,0 +1,464 @@
+"""Faults of the library that a script imports: traffic, weights, gradients, joining again, data."""
+
+from .mutant import Mutant
+
+UNIT = "tests/unit/ps_worker/"
+EXCHANGE = "ps_worker/exchange.py"
+PULLS = "ps_worker/pulls.py"
+PUSHES = "ps_worker/pushes.py"
+WAITS = "ps_worker/waits.py"
+REENTRY = "ps_worker/reentry.py"
+CONNECTION = "ps_worker/connection.py"
+OUTBOX = "ps_worker/outbox.py"
+INCARNATION = "ps_worker/incarnation.py"
+REJOINING = "ps_worker/rejoining.py"
+STREAM = "ps_worker/member_stream.py"
+STAGES = "ps_worker/stages.py"
+SENDING = "ps_worker/sending.py"
+WRAPPED = "ps_worker/wrapped.py"
+GRADIENTS = "ps_worker/gradients.py"
+OUTGOING = "ps_worker/outgoing.py"
+WEIGHTS = "ps_worker/weights.py"
+ARRIVAL = "ps_worker/arrival.py"
+MEMORY = "ps_worker/memory.py"
+CHOICE = "ps_worker/carrier_choice.py"
+ROUNDED = "ps_worker/rounded.py"
+ROUNDS = "ps_worker/rounds.py"
+LOADER = "ps_worker/loader.py"
+SHARE = "ps_worker/share.py"
+STREAM_SHARE = "ps_worker/stream_share.py"
+DEALING = "ps_worker/dealing.py"
+EXCHANGES = f"{UNIT}test_exchange.py"
+MODULE_WAITS = f"{UNIT}test_module_waits.py"
+
+MUTANTS = (
+    Mutant(
+        name="pulls: the answer to an older pull is taken",
+        file=PULLS,
+        text="return answer.partition in self._missing and answer.step == self.step",
+        fault="return answer.partition in self._missing",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="exchange: an answer is taken though something else was asked for while it came",
+        file=EXCHANGE,
+        text="            if frame.step != self._pulls.step:\n",
+        fault="            if frame.step > self._pulls.step:\n",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="exchange: an answer that comes again is written again",
+        file=PULLS,
+        text="return answer.partition in self._missing and answer.step == self.step",
+        fault="return answer.step == self.step",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="exchange: clocks go back",
+        file=EXCHANGE,
+        text="self.clocks[worker] = max(clock, self.clocks.get(worker, 0))",
+        fault="self.clocks[worker] = clock",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="exchange: a new connection sends pushes of other shards",
+        file=EXCHANGE,
+        text="yield from [frame for frame in pushes if self.partitions[frame.partition].shard == shard]",
+        fault="yield from pushes",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="exchange: a new connection asks for no weights",
+        file=EXCHANGE,
+        text="            yield from self._asked(shard)\n",
+        fault="            pass\n",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="exchange: a new connection sends pushes before their hyper-parameters",
+        file=EXCHANGE,
+        text="            yield from list(self._hyper_frames.values())\n            pushes = self._pushes.again()\n",
+        fault="            pushes = self._pushes.again()\n",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="exchange: a push is noted after it was sent",
+        file=EXCHANGE,
+        text="            for frame in frames:\n                self._pushes.note(frame)\n        for shard, mine in"
+        " by_shard.items():\n            self._connections[shard].send(*mine)\n",
+        fault="            pass\n        for shard, mine in by_shard.items():\n"
+        "            self._connections[shard].send(*mine)\n        with self._changed:\n"
+        "            for frame in frames:\n                self._pushes.note(frame)\n",
+        tests=(EXCHANGES, f"{UNIT}test_connection.py", f"{UNIT}test_interrupted_step.py"),
+    ),
+    Mutant(
+        name="exchange: an abstention takes back what was pushed",
+        file=EXCHANGE,
+        text="            if self._pushes.steps.get(partition.index) != step:\n",
+        fault="            if partition.index not in self._pushes.unacked:\n",
+        tests=(EXCHANGES, f"{UNIT}test_interrupted_step.py", f"{UNIT}test_wrap_gradients.py"),
+    ),
+    Mutant(
+        name="pushes: an ACK of another step ends one",
+        file=PUSHES,
+        text="            if sent is not None and sent.step == answer.step:\n",
+        fault="            if sent is not None:\n",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="pushes: an ACK that comes again un-lends the memory",
+        file=PUSHES,
+        text="                if answer.flags & wire.LENT:\n",
+        fault="                if answer.flags & wire.LENT and kept is self.unacked:\n",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="pushes: memory that is lent may be written",
+        file=PUSHES,
+        text="return not (_among(self.unacked, wanted) or _among(self.lent, wanted))",
+        fault="return not _among(self.unacked, wanted)",
+        tests=(EXCHANGES, f"{UNIT}test_lent_memory.py"),
+    ),
+    Mutant(
+        name="pushes: what is lent is not sent again",
+        file=PUSHES,
+        text="        yield from self.lent.values()\n",
+        fault="",
+        tests=(EXCHANGES,),
+    ),
+    Mutant(
+        name="waits: a failure ends the waits of now only",
+        file=WAITS,
+        text="            self._error = self._error or error\n",
+        fault="            self._error = error\n",
+        tests=(f"{EXCHANGES}::test_a_failure_ends_every_wait_now_and_later",),
+    ),
+    Mutant(
+        name="waits: a failure does not wake who waits for acknowledgements",
+        file=WAITS,
+        text="            self._changed.notify_all()\n            self._answered.notify_all()\n            due",
+        fault="            self._changed.notify_all()\n            due",
+        tests=(f"{EXCHANGES}::test_a_failure_ends_every_wait_now_and_later",),
+    ),
+    Mutant(
+        name="waits: a callback comes again",
+        file=WAITS,
+        text="        due = callbacks.copy()\n        callbacks.clear()\n",
+        fault="        due = callbacks.copy()\n",
+        tests=(f"{EXCHANGES}::test_callbacks_come_once",),
+    ),
+    Mutant(
+        name="reentry: what the incarnation before had pushed is awaited",
+        file=REENTRY,
+        text="            self._pushes = Pushes()\n",
+        fault="",
+        tests=(f"{UNIT}test_evicted.py", f"{UNIT}test_evicted_points.py"),
+    ),
+    Mutant(
+        name="reentry: hyper-parameters are sent as of the incarnation before",
+        file=REENTRY,
+        text="                self._hyper_frames[number] = replace(frame, incarnation=incarnation)\n",
+        fault="                pass\n",
+        tests=(f"{UNIT}test_evicted.py", f"{UNIT}test_evicted_points.py", EXCHANGES),
+    ),
+    Mutant(
+        name="incarnation: what an evicted one still gets reaches the tables",
+        file=INCARNATION,
+        text="        if not self._over:\n            self._peer.take(frame)\n",
+        fault="        self._peer.take(frame)\n",
+        tests=(f"{UNIT}test_evicted.py", f"{UNIT}test_incarnation.py"),
+    ),
+    Mutant(
+        name="incarnation: a failure of an evicted one fails the next",
+        file=INCARNATION,
+        text="        if not self._over:\n            self._peer.fail(error)\n",
+        fault="        self._peer.fail(error)\n",
+        tests=(f"{UNIT}test_evicted.py", f"{UNIT}test_incarnation.py"),
+    ),
+    Mutant(
+        name="connection: what is sent while it replays overtakes the replay",
+        file=CONNECTION,
+        text="            outbox.put(list(self._peer.replay(self._shard)))\n",
+        fault="            pass\n",
+        tests=(f"{UNIT}test_connection.py",),
+    ),
+    Mutant(
+        name="connection: one that broke is still written to",
+        file=CONNECTION,
+        text="                with self._lock:\n                    self._outbox = None\n",
+        fault="                pass\n",
+        tests=(f"{UNIT}test_connection.py",),
+    ),
+    Mutant(
+        name="connection: it is tried for ever",
+        file=CONNECTION,
+        text="            if now_s - broken_s > self._retry_limit_s:\n",
+        fault="            if now_s - broken_s > 1000 * self._retry_limit_s:\n",
+        tests=(f"{UNIT}test_connection.py",),
+    ),
+    Mutant(
+        name="connection: an older process of a shard is taken",
+        file=CONNECTION,
+        text="        if generation < self._generation:\n",
+        fault="        if generation < 0:\n",
+        tests=(f"{UNIT}test_connection.py",),
+    ),
+    Mutant(
+        name="outbox: weights are asked for before the pushes of their partition",
+        file=OUTBOX,
+        text="    if ready := [index for index in wanted if index not in mine]:\n        yield meta.part(pull, ready)\n",
+        fault="    yield pull\n    yield from pushes\n    return\n    if ready := []:\n        yield pull\n",
+        tests=(f"{UNIT}test_outbox.py",),
+    ),
+    Mutant(
+        name="outbox: weights are asked for twice",
+        file=OUTBOX,
+        text="        if push.partition in mine and last[push.partition] == place:\n",
+        fault="        if push.partition in mine:\n",
+        tests=(f"{UNIT}test_outbox.py",),
+    ),
+    Mutant(
+        name="outbox: a closed one loses what is queued",
+        file=OUTBOX,
+        text="            self._closed = True\n            self._changed.notify()\n",
+        fault="            self._closed = True\n            while self._frames:\n"
+        "                self._frames.popleft()\n            self._changed.notify()\n",
+        tests=(f"{UNIT}test_outbox.py",),
+    ),
+    Mutant(
+        name="carriers: the token of one try is shown in the next",
+        file=CHOICE,
+        text="            if place:\n                _, frames = introduce()",
+        fault="            if place > 1:\n                _, frames = introduce()",
+        tests=(f"{UNIT}test_carrier_choice.py",),
+    ),
+    Mutant(
+        name="carriers: memory is shared where numbers travel rounded",
+        file=CHOICE,
+        text="            offers = [offer for offer in offers if offer.name != Carrier.SHM]\n",
+        fault="            pass\n",
+        tests=(f"{UNIT}test_carrier_choice.py",),
+    ),
+    Mutant(
+        name="carriers: another one is taken than was wanted",
+        file=CHOICE,
+        text="        wanted = [offer for offer in offers if offer.name == self._wanted]\n",
+        fault="        wanted = [offer for offer in offers if offer.name >= self._wanted]\n",
+        tests=(f"{UNIT}test_carrier_choice.py",),
+    ),
+    Mutant(
+        name="stream: a request is said once, whatever became of its stream",
+        file=STREAM,
+        text="                requests = [request for request in self._numbered if request.number > sent]\n"
+        "                sent = self._number\n",
+        fault="                requests = [request for request in self._numbered if request.number > sent]\n"
+        "                self._numbered = []\n                sent = self._number\n",
+        tests=(
+            "tests/unit/ps_server/test_leases.py",
+            f"{UNIT}test_asking_again.py",
+            f"{UNIT}test_evicted.py",
+        ),
+    ),
+    Mutant(
+        name="stream: a reply that comes again is taken again",
+        file=STREAM,
+        text="        if reply.number <= self._heard:\n            return\n",
+        fault="",
+        tests=("tests/unit/ps_server/test_leases.py", f"{UNIT}test_asking_again.py"),
+    ),
+    Mutant(
+        name="step: the first push of a step does not wait for all weights (R1)",
+        file=STAGES,
+        text="        if self._stage == ARRIVING:\n            self._await()\n            if self._arrival.late:",
+        fault="        if self._stage == ARRIVING:\n            if self._arrival.late:",
+        tests=(MODULE_WAITS,),
+    ),
+    Mutant(
+        name="step: what has not left of a step that was broken off is never sent",
+        file=STAGES,
+        text="                for table in self._tables:\n                    table.abstain()\n                self._ask()\n",
+        fault="                self._ask()\n",
+        tests=(f"{UNIT}test_interrupted_step.py",),
+    ),
+    Mutant(
+        name="step: weights that a forward has read too early are not found out",
+        file=ARRIVAL,
+        text="        for key in self.late.keys() & arrived:\n",
+        fault="        for key in ():\n",
+        tests=(
+            f"{UNIT}test_outside.py",
+            f"{UNIT}test_overlap.py",
+            MODULE_WAITS,
+            f"{UNIT}test_wrap_modules.py",
+        ),
+    ),
+    Mutant(
+        name="step: each table is clipped by its own norm",
+        file=SENDING,
+        text="            norm = sum([table.copy_all(unscale) for table in self._tables]) ** 0.5\n",
+        fault="            norm = max([table.copy_all(unscale) for table in self._tables]) ** 0.5\n",
+        tests=(f"{UNIT}test_clip.py", f"{UNIT}test_wrap_tables.py"),
+    ),
+    Mutant(
+        name="step: an overflow is pushed",
+        file=SENDING,
+        text="        if overflow or not any(table.there or table.left for table in self._tables):\n",
+        fault="        if not any(table.there or table.left for table in self._tables):\n",
+        tests=(f"{UNIT}test_mixed_precision.py",),
+    ),
+    Mutant(
+        name="step: gradients accumulate, and leave at each backward",
+        file=GRADIENTS,
+        text="        if self._syncing():\n",
+        fault="        if True:\n",
+        tests=(f"{UNIT}test_overlap.py", f"{UNIT}test_wrap_gradients.py"),
+    ),
+    Mutant(
+        name="step: other hyper-parameters than at the hook are not seen",
+        file=GRADIENTS,
+        text="        if not self.exchange.takes(self._hyperparameters()):\n",
+        fault="        if False:\n",
+        tests=(f"{UNIT}test_overlap.py", f"{UNIT}test_hyperparameters.py"),
+    ),
+    Mutant(
+        name="gradients: one without a gradient sends the one of the step before",
+        file=OUTGOING,
+        text="                if place not in self._zeros:\n                    self._views[place].zero_()\n",
+        fault="                pass\n",
+        tests=(f"{UNIT}test_wrap_gradients.py", f"{UNIT}test_overlap.py"),
+    ),
+    Mutant(
+        name="gradients: memory that a shard still reads is written",
+        file=OUTGOING,
+        text="        if not self._exchange.all_free:\n            self._exchange.wait_free(self.partitions)\n",
+        fault="",
+        tests=(f"{UNIT}test_lent_memory.py", f"{UNIT}test_region_ownership.py"),
+    ),
+    Mutant(
+        name="gradients: a second backward after a bucket has left is not seen",
+        file=OUTGOING,
+        text="        if len(self.arrived) != self._sent_arrivals:\n",
+        fault="        if len(self.arrived) < self._sent_arrivals:\n",
+        tests=(f"{UNIT}test_overlap.py", f"{UNIT}test_gradient_views.py"),
+    ),
+    Mutant(
+        name="weights: what a script writes into a parameter is not seen",
+        file=WEIGHTS,
+        text="        if versions != self._versions:\n",
+        fault="        if len(versions) != len(self._versions):\n",
+        tests=(f"{UNIT}test_weights.py",),
+    ),
+    Mutant(
+        name="weights: a window is that of the step before",
+        file=WEIGHTS,
+        text="        if partition.index == self._window_of:\n            self._kept = self._window.clone()\n",
+        fault="        pass\n",
+        tests=(f"{UNIT}test_weights.py", f"{UNIT}test_overlap.py", f"{UNIT}test_wrap_parameters.py"),
+    ),
+    Mutant(
+        name="weights: a graph that is older than the weights goes through backward",
+        file=WEIGHTS,
+        text="        torch.autograd.graph.increment_version(self._parameters)\n        self._versions",
+        fault="        self._versions",
+        tests=(MODULE_WAITS, f"{UNIT}test_overlap.py"),
+    ),
+    Mutant(
+        name="memory: a forked child writes into its parent's gradients",
+        file=MEMORY,
+        text="flags = mmap.MAP_PRIVATE | _MAP_FIXED | (mmap.MAP_ANONYMOUS if self._wiped else 0)",
+        fault="flags = (mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if self._wiped else mmap.MAP_SHARED) | _MAP_FIXED",
+        tests=(f"{UNIT}test_memory.py", f"{UNIT}test_mapped_memory.py"),
+    ),
+    Mutant(
+        name="memory: a page that was swapped out is not one that was written",
+        file=MEMORY,
+        text="return np.asarray((kinds == 4) | (kinds == 2))",
+        fault="return np.asarray(kinds == 4)",
+        tests=(f"{UNIT}test_overlaid_memory.py",),
+    ),
+    Mutant(
+        name="rounded: gradients are rounded when they are made, not when they leave",
+        file=ROUNDED,
+        text="        if rounded is not None:\n            self._round(",
+        fault="        if rounded is not None and not bool(rounded.any()):\n            self._round(",
+        tests=(f"{UNIT}test_wire_dtype.py",),
+    ),
+    Mutant(
+        name="rounds: a round begins while somebody joins",
+        file=ROUNDS,
+        text="            if self._held or self._begins(table, clocks):\n                self._wait()\n",
+        fault="            if self._held or self._begins(table, clocks):\n",
+        tests=(f"{UNIT}test_rounds.py",),
+    ),
+    Mutant(
+        name="rounds: a table that is out of use is waited for",
+        file=ROUNDS,
+        text="        used = clocks.keys() - self._unused\n",
+        fault="        used = clocks.keys()\n",
+        tests=(f"{UNIT}test_rounds.py",),
+    ),
+    Mutant(
+        name="loader: an iteration begins with the batch that was handed out last",
+        file=LOADER,
+        text="            self._now = replace(self._now, offset=self._now.offset + 1)\n            yield batch\n",
+        fault="            yield batch\n            self._now = self._now and replace(self._now,"
+        " offset=self._now.offset + 1)\n",
+        tests=(f"{UNIT}test_loader_position.py",),
+    ),
+    Mutant(
+        name="loader: a state is of any loader",
+        file=LOADER,
+        text="            if state[name] != value:\n",
+        fault="            if state[name] is None and value:\n",
+        tests=(f"{UNIT}test_loader_position.py",),
+    ),
+    Mutant(
+        name="loader: the next epoch is the same one",
+        file=LOADER,
+        text="            self._next, self._now = Position(epoch=start.epoch + 1), start\n",
+        fault="            self._next, self._now = Position(epoch=start.epoch), start\n",
+        tests=(f"{UNIT}test_loader.py",),
+    ),
+    Mutant(
+        name="share: the last worker's part is the shortest, and begins where all are long",
+        file=SHARE,
+        text="        start = worker * least + min(worker, more)\n",
+        fault="        start = worker * least + more\n",
+        tests=(f"{UNIT}test_share.py",),
+    ),
+    Mutant(
+        name="share: every epoch has the same order",
+        file=SHARE,
+        text="(self._seed * 1_000_003 + self._epoch) % (1 << 63)",
+        fault="(self._seed * 1_000_003) % (1 << 63)",
+        tests=(f"{UNIT}test_loader.py", f"{UNIT}test_shard_loader.py"),
+    ),
+    Mutant(
+        name="share: a share that begins in its middle begins a batch early",
+        file=SHARE,
+        text="        at = self._start + sum(self.sizes[: self._skipped])\n",
+        fault="        at = self._start + sum(self.sizes[: self._skipped][:-1])\n",
+        tests=(f"{UNIT}test_loader_position.py", f"{UNIT}test_shard_loader.py"),
+    ),
+    Mutant(
+        name="share: bsp deals unequal numbers of batches",
+        file=SHARE,
+        text="        batches = min(-(-largest // self.batch_size), least)\n",
+        fault="        batches = min(-(-share // self.batch_size), least)\n",
+        tests=(f"{UNIT}test_share.py",),
+    ),
+    Mutant(
+        name="dealing: a step says how far it has come after a batch too many",
+        file=DEALING,
+        text="        ahead = step - self._told.step\n",
+        fault="        ahead = step - self._told.step + 1\n",
+        tests=(f"{UNIT}test_dealt_epochs.py", f"{UNIT}test_shard_loader.py"),
+    ),
+    Mutant(
+        name="dealing: a request has its predecessor's number",
+        file=DEALING,
+        text="        self._requests += 1\n",
+        fault="        self._requests |= 1\n",
+        tests=(f"{UNIT}test_dealt_epochs.py", f"{UNIT}test_loader.py"),
+    ),
+)

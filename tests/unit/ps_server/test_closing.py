@@ -1,0 +1,89 @@
+"""Steps that are closed by other threads: what has come between the last push and the closing counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ps_server.gate import gate_of
+from ps_server.shard_table import ShardTable
+from ps_wire import frame as wire
+from ps_wire.consistency import BSP
+from ps_wire.nonfinite import NonFinite
+from ps_wire.plan import Plan
+
+from .tables import Kept, group, table_spec
+
+SPEC = table_spec("SGD", group(lr=1.0), shapes=((16,),))
+
+
+class Deferred:
+    """A table of two workers whose steps close when the test says so."""
+
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], None]] = []
+        self.outlet = Kept()
+        self.table = ShardTable(
+            job="j",
+            spec=SPEC,
+            plan=Plan(SPEC, 1),
+            shard=0,
+            gate=gate_of(BSP()),
+            nonfinite=NonFinite.ERROR,
+            opening=1,
+            submit=self.queue.append,
+        )
+        for worker in (0, 1):
+            self.table.join(worker, 1, 0)
+        self.table.cell(0).loaded = True
+        self.table.started = True
+
+    @property
+    def version(self) -> int:
+        return self.table.cell(0).machine.version
+
+    def push(self, worker: int, step: int) -> None:
+        numel = self.table.plan.partition(0).numel
+        frame = wire.Frame(
+            kind=wire.Kind.PUSH, worker=worker, incarnation=1, step=step, payload=bytes(4 * numel)
+        )
+        self.table.receive(frame, self.outlet, member=True)
+
+    def close(self) -> None:
+        while self.queue:
+            self.queue.pop(0)()
+
+
+def test_a_step_closes_once_whoever_leaves_meanwhile():
+    """A leave completes it again; it is given to the threads once."""
+    it = Deferred()
+    it.push(0, 0)
+    it.push(1, 0)
+    it.table.leave(1, 1)
+    it.close()
+    assert it.version == 1
+
+
+def test_a_step_that_is_about_to_close_waits_for_the_verdict_over_one_of_its_workers():
+    """It was complete when the worker fell silent: whether its push counts is for the coordinator to say."""
+    it = Deferred()
+    it.push(0, 0)
+    it.push(1, 0)
+    assert it.table.fence(1, 1) == 1
+    it.close()
+    assert it.version == 0
+    it.table.evict(1, 1, 0, 1)  # it had not come to all partitions
+    it.close()
+    assert it.version == 1
+    assert it.table.ledger(1).dropped == 1
+    assert it.table.ledger(0).applied == 1
+
+
+def test_who_goes_on_before_its_step_has_closed_closes_it():
+    """Its last push was acknowledged, so it may send the next one at once."""
+    it = Deferred()
+    it.push(0, 0)
+    it.push(1, 0)
+    it.push(0, 1)
+    assert it.version == 1
+    it.close()
+    assert it.version == 1
