@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-LIMIT_S = 40.0  # for whatever takes well under a second on an idle machine
+LIMIT_S = 150.0  # for whatever takes well under a second on an idle machine
 PAUSE_S = 0.01
 
 

@@ -301,7 +301,7 @@ MUTANTS = (
         file=STREAMS,
         text="        if not hmac.compare_digest(mailbox.session, resume.session):\n",
         fault="        if not resume.session:\n",
-        tests=("tests/integration/test_security.py", "tests/integration/test_bad_bytes.py"),
+        tests=("tests/unit/ps_worker/test_resuming.py",),
     ),
     Mutant(
         name="shares: an epoch that is begun again is counted twice",
