@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeAlias
 import ps_lab
 from ps_lab.cluster import command_path
 
-LIMIT_S = 150.0  # for whatever takes well under a second on an idle machine
+LIMIT_S = 40.0  # for whatever takes well under a second on an idle machine
 TETHER = str(Path(ps_lab.__file__).with_name("tether.py"))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PS_")} | {
     "OMP_NUM_THREADS": "1",
