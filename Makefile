@@ -1,10 +1,12 @@
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
+IN_PARALLEL = -n auto --maxprocesses 4 --dist worksteal
+
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
 
-.PHONY: install demo test check chaos mutants bench bench-peers protos api clean
+.PHONY: install demo test check chaos mutants soak bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -13,7 +15,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/ps-lab demo
 
 test: $(VENV)/installed-test
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(PY) -m pytest $(IN_PARALLEL) --durations 15
 
 check: $(VENV)/installed-test
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest -m "not integration" $(CORE) --cov-branch --cov-fail-under=98'
@@ -25,6 +27,10 @@ chaos: $(VENV)/installed-test
 # Deliberate faults, one after the other; what no test sees is said.
 mutants: $(VENV)/installed-test
 	$(PY) -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') --jobs $(or $(JOBS),1)
+
+# All tests, again and again beside busy loops: what fails now and then.
+soak: $(VENV)/installed-test
+	$(PY) -m tests.soak --runs $(or $(RUNS),20) --busy $(or $(BUSY),4) -- $(IN_PARALLEL) $(TESTS)
 
 bench: $(VENV)/installed-test
 	$(PY) benchmarks/run.py

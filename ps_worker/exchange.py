@@ -3,8 +3,9 @@
 What is sent is first noted here, so that a connection that breaks can send it again (`replay`); shards take
 each push once. At most one push and one pull of a partition are under way.
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
-belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the end
-of `wait_pulled`, by the receiving threads or by a shard. `_changed` guards everything below it; it is
+belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the
+last answer, by the receiving threads or by a shard; then they belong to whoever reads them for `when_pulled`,
+and the next `pull` waits for it. `_changed` guards everything below it; it is
 notified of answers and failures.
 """
 
@@ -31,7 +32,7 @@ from ps_worker.pushes import Pushes
 from ps_worker.reentry import Reentry
 from ps_worker.rounded import Rounded
 from ps_worker.table_memory import Sharing, TableMemory
-from ps_worker.waits import Callback, Waits
+from ps_worker.waits import Callback, PulledCallback, Waits
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
 
@@ -94,7 +95,8 @@ class Exchange(MemorySharing, Reentry, Waits):
         self._pulls = Pulls()
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
-        self._when_pulled: list[Callback] = []
+        self._when_pulled: list[PulledCallback] = []
+        self._reading = 0
         self._awaited = frozenset()
 
     @property
@@ -198,11 +200,12 @@ class Exchange(MemorySharing, Reentry, Waits):
             cut: at the cut of that number, which is `step` (for a reader).
         """
         with self._changed:
+            self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody
             self._raise_failed()
             self._pulls.ask(self.plan.num_partitions, step, wire.READ * read | wire.CUT * cut)
-        for shard, connection in enumerate(self._connections):
-            for frame in self._asked(shard):
-                connection.send(frame)
+            asked = [self._asked(shard) for shard in range(len(self._connections))]
+        for connection, frames in zip(self._connections, asked, strict=True):
+            connection.send(*frames)
 
     def _send_again(self) -> None:
         """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
@@ -224,6 +227,7 @@ class Exchange(MemorySharing, Reentry, Waits):
             self._connections[shard].send(*mine)
 
     def _asked(self, shard: int) -> list[wire.Frame]:
+        """The PULL for what is missing of a shard, if anything is; under the lock."""
         wanted = self._pulls.of_shard(self.partitions, shard)
         if not wanted:
             return []
@@ -295,8 +299,9 @@ class Exchange(MemorySharing, Reentry, Waits):
                 self._changed.notify_all()
             elif index in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
-            callbacks = self._due(self._when_pulled, bool(self._pulls))
-            callbacks += self._due(self._when_acked, not self._pushes.acked())
+            due = self._due_pulled()
+            callbacks = self._due(self._when_acked, not self._pushes.acked())
+        self._show(due)
         for callback in callbacks:
             callback(None)
 

@@ -217,22 +217,22 @@ MUTANTS = (
     Mutant(
         name="keeper: a group that has ended is killed, whoever has its number",
         file="ps_lab/keeper.py",
-        text='        (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))\n',
-        fault="        groups.add(int(line[1:]))\n",
+        text="            groups.pop(group).close()\n",
+        fault="            pass\n",
         tests=(f"{LAB}test_child.py", f"{LAB}test_keeper.py"),
     ),
     Mutant(
         name="keeper: nothing is ended where the command was killed",
         file="ps_lab/keeper.py",
-        text="            os.killpg(group, signal.SIGKILL)\n",
-        fault="            os.killpg(group, 0)\n",
+        text="            handle.send_group(signal.SIGKILL)\n",
+        fault="            handle.send_group(0)\n",
         tests=(f"{LAB}test_child.py", f"{LAB}test_keeper.py"),
     ),
     Mutant(
         name="child: what it has started lives on",
         file="ps_lab/child.py",
-        text="            # Not yet reaped, so the group is still ours: what the process left behind ends with it.\n"
-        "            os.killpg(self.pid, signal.SIGKILL)\n",
+        text="        # Not yet reaped, so the group is still ours: what the process left behind ends with it.\n"
+        "        self._handle.send_group(signal.SIGKILL)\n",
         fault="",
         tests=(f"{LAB}test_child.py",),
     ),

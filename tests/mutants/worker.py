@@ -253,18 +253,14 @@ MUTANTS = (
         "                sent = self._number\n",
         fault="                requests = [request for request in self._numbered if request.number > sent]\n"
         "                self._numbered = []\n                sent = self._number\n",
-        tests=(
-            "tests/unit/ps_server/test_leases.py",
-            f"{UNIT}test_asking_again.py",
-            f"{UNIT}test_evicted.py",
-        ),
+        tests=(f"{UNIT}test_member_stream.py",),
     ),
     Mutant(
         name="stream: a reply that comes again is taken again",
         file=STREAM,
-        text="        if reply.number <= self._heard:\n            return\n",
+        text="            if reply.number <= self._heard:\n                return\n",
         fault="",
-        tests=("tests/unit/ps_server/test_leases.py", f"{UNIT}test_asking_again.py"),
+        tests=(f"{UNIT}test_member_stream.py",),
     ),
     Mutant(
         name="step: the first push of a step does not wait for all weights (R1)",

@@ -20,9 +20,9 @@ import ps_worker as ps
 from ps_server.coordinator import Coordinator
 from ps_server.process import Server, ServerOptions
 from ps_wire.access import OPEN, Access
+from tests.until import LIMIT_S
 
 Result = TypeVar("Result")
-LIMIT_S = 40.0
 AFTER_ERROR_S = 2.0  # that others get when one has failed
 _numbers = itertools.count()
 
@@ -130,9 +130,8 @@ class Cluster:
             port=port,
             coordinator=self._address(0) if index else None,
             advertise="127.0.0.1",
-            memory_limit_bytes=None,
             access=self._access,
-            **more,
+            **{"memory_limit_bytes": None, **more},
         )
         server = QuietServer(options)
         run = self._loop.start(server.run())
