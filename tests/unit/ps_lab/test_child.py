@@ -10,8 +10,7 @@ import pytest
 
 from ps_lab.child import Child
 from ps_lab.process_handle import ProcessHandle
-
-LIMIT_S = 20.0
+from tests.until import LIMIT_S
 
 
 class Recorded:

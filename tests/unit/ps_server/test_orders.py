@@ -17,12 +17,12 @@ from ps_wire.messages import table_to_proto
 from ps_wire.plan import Plan
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from tests.until import LIMIT_S
 
 from .tables import Kept, draw, group, table_spec
 
 SPEC = table_spec("SGD", group(lr=1.0), shapes=((9000,),), clip_grad_norm=1.0)
 PLAN = Plan(SPEC, 2)
-LIMIT_S = 20.0
 
 
 class Follower:

@@ -21,6 +21,7 @@ from ps_wire.errors import (
 )
 from ps_wire.snapshot import MANIFEST, Manifest, parse
 from ps_wire.snapshot_store import SnapshotStore
+from tests.until import LIMIT_S
 
 JOB = "j"
 
@@ -271,7 +272,7 @@ def test_200_kills_at_every_point_of_writing_always_leave_a_valid_snapshot(tmp_p
         [sys.executable, "-W", "ignore", "-c", KILLED, folder, "200"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     shutil.rmtree(folder)
