@@ -72,6 +72,9 @@ class Table:
     def push(self, gradients: Mapping[str, torch.Tensor], *, weight: float = 1.0) -> Future[None]:
         """Pushes one step: the given gradients; the others count as none.
 
+        Under `ssp` it blocks while other workers are further behind than the bound allows, as a pull at this
+        clock would.
+
         Args:
             gradients: name -> tensor of the parameter's shape and dtype. They are copied before this returns.
             weight: of the push in a BSP mean, in 1e-30..1e30: it travels as float32.
@@ -152,7 +155,7 @@ class Table:
     def _take_step(self, push: Callable[[], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
         self.step = self._exchange.step_of(self.step)
-        if not self._announce() and not self._void:
+        if not self._announce() and not self._void and self._opens():
             self._before_step(self.step + 1)
             try:
                 self._exchange.begin(self.step)
@@ -164,6 +167,15 @@ class Table:
             self._at_step(self.step)
         self._void = False
         return _future(self._exchange.when_acked, lambda: None, lambda: self._again(lambda: None))
+
+    def _opens(self) -> bool:
+        """Waits at the gate; False: this worker was evicted meanwhile, and has joined again."""
+        try:
+            self._exchange.pass_gate(self.step)
+        except Evicted:
+            self._rejoin()
+            return False
+        return True
 
     def _again(self, result: Callable[[], Result]) -> Result:
         if self._exchange.evicted:
