@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ps_lab.errors import shell_code
 from ps_lab.keeper import Keeper
+from ps_lab.process_handle import ProcessHandle
 
 LINE_BYTES = 64 << 10  # a longer line is handed on in parts, so that a child cannot fill our memory
 DRAIN_S = 2.0  # output that a grandchild outside the group may hold open is not waited for longer
@@ -59,7 +60,6 @@ class Child:
         self.exit_code: int | None = None
         self._on_line = on_line
         self._on_exit = on_exit
-        self._lock = threading.Lock()  # guards the pid: no signal is sent once it may be another's
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", _TETHER, str(os.getpid()), *command],
             stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
@@ -69,6 +69,7 @@ class Child:
             process_group=0,
         )
         self.pid = self._process.pid
+        self._handle = ProcessHandle(self.pid)
         _keeper.keep(self.pid)
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
         self._reader.start()
@@ -87,15 +88,11 @@ class Child:
 
     def terminate(self) -> None:
         """Asks it to end (SIGTERM to the process itself); nothing happens if it has ended."""
-        with self._lock:
-            if self.exit_code is None:
-                os.kill(self.pid, signal.SIGTERM)
+        self._handle.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends it and all that it started, at once; nothing happens if it has ended."""
-        with self._lock:
-            if self.exit_code is None:
-                os.killpg(self.pid, signal.SIGKILL)
+        self._handle.send_group(signal.SIGKILL)
 
     def join(self) -> None:
         """Waits until it has ended and `on_exit` has been called."""
@@ -110,15 +107,12 @@ class Child:
                 self._on_line(self.name, text.rsplit("\r", 1)[-1])
 
     def _wait(self) -> None:
-        if hasattr(os, "waitid"):  # macOS has it from Python 3.13
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            # Not yet reaped, so the group is still ours: what the process left behind ends with it.
-            os.killpg(self.pid, signal.SIGKILL)
-        else:
-            self._process.wait()
+        self._handle.wait()
+        # Not yet reaped, so the group is still ours: what the process left behind ends with it.
+        self._handle.send_group(signal.SIGKILL)
         _keeper.release(self.pid)
-        with self._lock:
-            self.exit_code = shell_code(self._process.wait())
+        self._handle.close()
+        self.exit_code = shell_code(self._process.wait())
         self._reader.join(DRAIN_S)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -2,19 +2,26 @@
 
 `tether` ends a child with its parent; what the child has started, such as processes of a DataLoader, would
 live on. So one process beside the command holds the end of a pipe: it reads which groups there are, and when
-the pipe closes, however the command ended, it kills those that are left. It is run as a script, in a session
-of its own, so that no signal of a terminal reaches it.
+the pipe closes, however the command ended, it kills those that are left. It runs in a session of its
+own, so that no signal of a terminal reaches it, and has a handle of each group's leader, which is reaped
+after it was told to forget it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
+
+from ps_lab.process_handle import ProcessHandle
+
+# Without the site's packages, which take longer to look for than all that it imports.
+_ROOT = str(Path(__file__).resolve().parents[1])
+_RUN = f"import sys; sys.path.insert(0, {_ROOT!r}); from ps_lab.keeper import main; main()"
 
 
 class Keeper:
@@ -36,7 +43,7 @@ class Keeper:
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", __file__],
+                    [sys.executable, "-I", "-S", "-c", _RUN],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -58,13 +65,14 @@ class Keeper:
 
 def main() -> None:
     """Reads groups until the pipe closes, then kills them."""
-    groups: set[int] = set()
+    groups: dict[str, ProcessHandle] = {}
     for line in sys.stdin:
-        (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
+        group = line[1:].strip()
+        if line[0] == "+":
+            with contextlib.suppress(ProcessLookupError):  # ended with us, before it could start anything
+                groups[group] = ProcessHandle(int(group))
+        elif group in groups:
+            groups.pop(group).close()
+    for handle in groups.values():
+        with contextlib.suppress(PermissionError):
+            handle.send_group(signal.SIGKILL)

@@ -10,8 +10,8 @@ never in memory that a reply still leaves from (`weights.py`), so no reply is ev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from ps_server.clipping import Clipping
 from ps_server.cut_cell import CutCell
 from ps_server.gradient import Gradient, differ
 from ps_server.optimizers import PieceOptimizer, State
-from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Partition, Pull
 from ps_server.quorum import Quorum
 from ps_server.replies import Replies
 from ps_server.screen import Screen
@@ -35,6 +35,24 @@ from ps_wire.codec import AS_THEY_ARE, NOTHING
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFigures:
+    """What a cell has come to, at one moment.
+
+    Attributes:
+        clocks: worker -> its clock, of every member.
+    """
+
+    version: int
+    clocks: Mapping[int, int]
+    bytes_in: int
+    bytes_out: int
+    mixed_steps: int
+    hyper_mismatches: int
+    weight_bytes: int
+    optimizer_bytes: int
 
 
 class Cell(CellMembers, CellScreening):
@@ -251,6 +269,25 @@ class Cell(CellMembers, CellScreening):
             return False
         group = gradients[0].hyper.groups[self.group]
         return self.values.step_ahead([gradient.values for gradient in gradients], group)
+
+    def figures(self) -> CellFigures:
+        """Waits for the lock, as all that is asked of a cell from outside does."""
+        with self.lock:
+            return CellFigures(
+                version=self.machine.version,
+                clocks=dict(self.machine.clocks),
+                bytes_in=self.bytes_in,
+                bytes_out=self.bytes_out,
+                mixed_steps=self.machine.mixed_steps,
+                hyper_mismatches=self.hyper_mismatches,
+                weight_bytes=self.values.now.nbytes,
+                optimizer_bytes=self.values.optimizer_bytes(),
+            )
+
+    def ledger(self, worker: int) -> Ledger:
+        """What has become of a worker's pushes here; a copy."""
+        with self.lock:
+            return replace(self.machine.ledgers.get(worker, Ledger()))
 
     def fail(self, error: PsError) -> None:
         """A bug of ours ended a step: all who wait here are told."""

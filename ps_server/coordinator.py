@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ps_server import coordinator_state
 from ps_server.coordinator_service import CoordinatorService
 from ps_server.events import Event
 from ps_server.generations import Generations
+from ps_server.log import logger
 from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
 from ps_server.orders import Shards
@@ -27,6 +29,7 @@ from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
+from ps_wire import watched
 from ps_wire.errors import Fenced, JobFull, ServerNotReady
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import spec_pb2
@@ -96,7 +99,8 @@ class Coordinator:
         """To be called once, on the event loop: jobs go on from their snapshots, and others are taken."""
         generations = self._shards.standings.generations
         if generations.lasting:
-            self._looking = asyncio.get_running_loop().create_task(self._look(generations))
+            look = partial(self._look, generations)
+            self._looking = watched.endless_task("looking for a newer coordinator", look, log=logger)
             self._recovery.begin()
         self._takings.begin()
 
@@ -108,6 +112,8 @@ class Coordinator:
             except Fenced as error:
                 self._on_fenced(error)
                 return
+            except OSError as error:
+                logger.error("cannot look whether another shard 0 was started: %s; trying on", error)
 
     def stop(self) -> None:
         """Ends the streams of members and followers: who trains looks for the coordinator after this one.

@@ -24,10 +24,10 @@ from ps_server.report_messages import attendance_from_proto, norm_from_proto
 from ps_server.room import Room
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
+from ps_wire import watched
 from ps_wire.address import check_job_name
-from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError, TokenRefused
+from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError
 from ps_wire.messages import epoch_use_to_proto, state_parts
-from ps_wire.status import code_of, metadata_of
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
@@ -88,19 +88,22 @@ class CoordinatorService(rpc.CoordinatorServicer):
             gatekeeper.check_service("be a shard")
             async with asyncio.timeout(REGISTER_LIMIT_S):
                 first = await anext(aiter(request_iterator))
-        except (TokenRefused, TimeoutError, StopAsyncIteration) as error:
-            silent = FrameMalformed("a shard's stream starts with register")
-            refused = error if isinstance(error, TokenRefused) else silent
-            await context.abort(code_of(refused), refused.message, metadata_of(refused))
+        except (TimeoutError, StopAsyncIteration):
+            raise FrameMalformed("a shard's stream starts with register") from None
         register = first.register
         try:
             outbox = self._shards.register(register)
         except PsError as error:
             if isinstance(error, Fenced) and error.facts.get("coordinator"):
                 self._on_fenced(error)
-            await context.abort(code_of(error), error.message, metadata_of(error))
+            raise
         await context.send_initial_metadata(())  # tells the shard that it is registered
-        reading = asyncio.create_task(self._read_follower(request_iterator, register.shard, outbox))
+        reading = watched.task(
+            f"reading what shard {register.shard} says",
+            self._read_follower(request_iterator, register.shard, outbox),
+            log=logger,
+            failed=lambda _: outbox.put_nowait(None),  # it follows again
+        )
         try:
             while (order := await outbox.get()) is not None:
                 yield order
@@ -122,7 +125,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                     self._shards.attended(shard, attendance_from_proto(message.attendance))
                 else:
                     self._shards.answered(shard, message.done)
-        except grpc.aio.AioRpcError as error:
+        except (grpc.aio.AioRpcError, FrameMalformed) as error:
             logger.debug("shard %d: stream broke: %s", shard, error)
         outbox.put_nowait(None)
 

@@ -12,6 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 from ps_server.cut import CutKey
 from ps_server.cut_cell import CutCell
+from ps_server.log import logger
+from ps_wire import watched
 from ps_wire.errors import CutAborted
 
 HOLD_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
@@ -88,8 +90,7 @@ class CutTable(Generic[AnyCell]):
         return unsent
 
     def _set_limit(self, key: CutKey, limit_s: float) -> None:
-        timer = threading.Timer(limit_s, self.end, (key,))
-        timer.daemon = True
+        timer = watched.timer("ps-cut", limit_s, partial(self.end, key), log=logger)
         with self._lock:
             before, self._limit = self._limit, (key, timer)
         if before is not None:

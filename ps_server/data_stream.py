@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 from collections.abc import Callable
 
 import grpc
 import grpc.aio
 
+from ps_server.log import logger
 from ps_server.outbox import Outbox
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_server.strangers import HELLO_LIMIT_S, Strangers
+from ps_wire import watched
 from ps_wire.carrier import Carrier, Receiver, deliver
 
 METHOD_SERVICE = "ps_wire.v1.Shard"
@@ -82,7 +83,12 @@ class DataStreams:
         writing = loop.create_task(_write(outbox, signal, context))
         session = Session(self._shard, outbox, token_bytes=TOKEN_BYTES, carrier=Carrier.GRPC)
         inbox = _Inbox(session, outbox, loop)
-        reading = loop.create_task(self._read(context, inbox, outbox))
+        reading = watched.task(
+            "reading a data stream",
+            self._read(context, inbox, outbox),
+            log=logger,
+            failed=lambda _: outbox.cut(),  # else the peer would wait for ever
+        )
         self._open.add(outbox)
         try:
             await writing
@@ -143,7 +149,7 @@ class _Inbox:
         self._room = asyncio.Semaphore(INBOX_FRAMES)
         self._pending = 0
         self._idle = asyncio.Event()
-        threading.Thread(target=self._run, name="ps-data", daemon=True).start()
+        watched.thread("ps-data", self._run, log=logger).start()
 
     async def put(self, message: bytes) -> None:
         """Waits for room, then hands the frame over."""

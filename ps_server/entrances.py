@@ -24,11 +24,12 @@ from ps_server.gate import gate_of
 from ps_server.log import logger
 from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.room import Room
-from ps_wire import consistency
+from ps_wire import consistency, watched
 from ps_wire.errors import PsError
 from ps_wire.messages import refused_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
 
 ENTER_LIMIT_S = 10.0  # for the script between two tables
 LOOK_S = 0.02  # between two looks whether an order was carried out
@@ -41,14 +42,14 @@ class Entrances:
         self._numbers = itertools.count(secrets.randbits(32))
         self._under_way: dict[str, _Entrance] = {}
 
-    def make_table(self, room: Room, member: Member, spec: TableSpec) -> None:
-        """A worker makes its next table; one that comes late, when the others stand.
+    def make_table(self, room: Room, member: Member, spec: TableSpec, message: spec_pb2.Table) -> None:
+        """A worker makes its next table, which came as `message`; one that is late, when the others stand.
 
         Raises:
             ConfigurationRefused: see `Job.make_table`.
         """
         if not self._takes(room, member, spec):
-            room.do(room.job.make_table(member, spec))
+            room.do(room.job.make_table(member, spec, message))
 
     def _takes(self, room: Room, member: Member, spec: TableSpec) -> bool:
         name, job = room.job.name, room.job
@@ -95,7 +96,12 @@ class _Entrance:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = watched.task(
+            f"the entrance of job {self._room.job.name}",
+            self._run(),
+            log=logger,
+            failed=lambda _: self._let_go(),
+        )
 
     def stop(self) -> None:
         if self._task is not None:

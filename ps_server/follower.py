@@ -14,6 +14,7 @@ from ps_server.hand_off import Inherited
 from ps_server.log import logger
 from ps_server.report_messages import UNANSWERED, attendance_to_proto, norm_to_proto
 from ps_server.shard import Shard
+from ps_wire import watched
 from ps_wire.access import OPEN, Access
 from ps_wire.channel import dial_async
 from ps_wire.errors import Fenced
@@ -161,7 +162,8 @@ class Follower:
                     self._shard.on_attendance(attendance)
                 self._on_ready(True)
             case "decide":  # waits for no other order, and nobody for its answer
-                asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
+                decided = asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
+                watched.outcome("the decision of a step", decided, log=logger)
             case kind if kind in UNANSWERED:
                 async with self._busy:
                     await asyncio.to_thread(carry_out, self._shard, order)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -23,6 +22,7 @@ from ps_server.orders import Shards
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_server.shard_service import ShardService
+from ps_wire import watched
 from ps_wire.carrier import MEMORY, Outlet, Receiver
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreachable
 from ps_wire.service import FramesOut, Landing
@@ -40,7 +40,7 @@ class LocalService:
         self._loop = asyncio.new_event_loop()
         at_once = _AtOnce()
         self._loop.set_default_executor(at_once)
-        self._thread = threading.Thread(target=self._run, name="ps-local", daemon=True)
+        self._thread = watched.thread("ps-local", self._run, log=logger)
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
         service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)])
         service.ready = True
@@ -70,9 +70,10 @@ class LocalService:
         return MemoryStream(frames, self._accept)
 
     def _accept(self, outlet: Outlet) -> Receiver:
-        if self._shard is None:
+        shard = self._shard  # another thread may close
+        if shard is None:
             raise ServerNotReady("the server in this process has stopped")
-        return Session(self._shard, outlet, token_bytes=TOKEN_BYTES)
+        return Session(shard, outlet, token_bytes=TOKEN_BYTES)
 
     def move(self, shard: int, address: str) -> None:
         """See `Service.move`: it is in this process."""
@@ -175,7 +176,7 @@ class _Requests:
         self._messages = messages
         self._loop = loop
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
-        threading.Thread(target=self._pump, name="ps-requests", daemon=True).start()
+        watched.thread("ps-requests", self._pump, log=logger).start()
 
     def __aiter__(self) -> Self:
         return self

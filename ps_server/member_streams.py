@@ -25,10 +25,11 @@ from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room
 from ps_server.takings import Takings
-from ps_wire import consistency, nonfinite
+from ps_wire import consistency, nonfinite, watched
 from ps_wire.address import check_job_name
 from ps_wire.errors import (
     FrameMalformed,
+    InternalError,
     JobFull,
     JobUnknown,
     PsError,
@@ -91,10 +92,16 @@ class MemberStreams:
         try:
             room, member, mailbox, stream = await self._begin(messages)
         except PsError as error:
-            logger.log(logging.DEBUG if error.retryable else logging.WARNING, "join refused: %s", error)
+            level = logging.DEBUG if error.retryable else logging.WARNING
+            self._shards.own.complaints.say(level, "a worker", "join refused: %s", error)
             yield pb.MemberReply(refused=refused_to_proto(error))
             return
-        reading = asyncio.create_task(self._read(messages, room, member, mailbox))
+        reading = watched.task(
+            f"reading the stream of worker {member.worker} of job {room.job.name}",
+            self._read(messages, room, member, mailbox),
+            log=logger,
+            failed=lambda error: mailbox.put(_refused_by(error)),
+        )
         try:
             while (reply := await stream.get()) is not None:
                 yield reply
@@ -170,7 +177,7 @@ class MemberStreams:
     def look(self) -> None:
         """Looks at leases from now on, as long as there are jobs."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._looking = watched.endless_task("looking at leases", self._look, log=logger)
 
     async def _gives_way(self, room: Room, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
@@ -239,12 +246,21 @@ class MemberStreams:
                 if not member.present or self._closed:  # it has not heard yet that it was evicted
                     continue
                 room.heard(member)
+                spec = None
+                if message.WhichOneof("kind") == "make_table":  # it takes as long as there are parameters
+                    spec = await asyncio.to_thread(table_from_proto, message.make_table.table)
+                    if not member.present or self._closed:
+                        continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
                 void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
                 if mailbox.takes(message) and not void:
-                    self._take(message, room, member, mailbox)
+                    if spec is not None:
+                        self.entrances.make_table(room, member, spec, message.make_table.table)
+                    else:
+                        self._take(message, room, member, mailbox)
         except PsError as error:
-            logger.warning("job %s worker %d refused: %s", room.job.name, member.worker, error)
+            peer = f"job {room.job.name} worker {member.worker}"
+            self._shards.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
             mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
         except grpc.aio.AioRpcError as error:
             logger.debug("job %s worker %d: stream broke: %s", room.job.name, member.worker, error)
@@ -255,8 +271,6 @@ class MemberStreams:
             case "heartbeat":
                 room.progress[member.worker] = _bounded(message.heartbeat.progress)
                 mailbox.heard(message.heartbeat.heard)
-            case "make_table":
-                self.entrances.make_table(room, member, table_from_proto(message.make_table.table))
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:
@@ -306,10 +320,15 @@ class MemberStreams:
 
     async def _look(self) -> None:
         while self._rooms:
-            now_s = time.monotonic()
+            now_s, bug = time.monotonic(), None
             for room in list(self._rooms.values()):
-                for member in room.evict_silent(now_s):
-                    self._no_more(room.job.name, member)
+                try:
+                    for member in room.evict_silent(now_s):
+                        self._no_more(room.job.name, member)
+                except Exception as error:  # noqa: BLE001 - the leases of other jobs end all the same
+                    bug = bug or error
+            if bug is not None:
+                raise bug
             await asyncio.sleep(LOOK_S)
 
 
@@ -327,6 +346,11 @@ def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
         heartbeat_age_s=now_s - room.heard_s.get(member.worker, now_s),
         lease_left_s=-1.0 if left_s is None else max(left_s, 0.0),
     )
+
+
+def _refused_by(bug: Exception) -> pb.MemberReply:
+    """What a worker is told whose messages nobody takes any more."""
+    return pb.MemberReply(refused=refused_to_proto(InternalError(f"{type(bug).__name__}: {bug}")))
 
 
 def _leaves(message: pb.MemberRequest) -> bool:

@@ -84,8 +84,10 @@ class Job(JobLife):
         )
         return member, [ToShards(pb.Order(admit=order))]
 
-    def make_table(self, member: Member, spec: TableSpec) -> list[Action]:
-        """A worker makes its next table.
+    def make_table(
+        self, member: Member, spec: TableSpec, message: spec_pb2.Table | None = None
+    ) -> list[Action]:
+        """A worker makes its next table; `message` is what it came as, which is made again otherwise.
 
         Raises:
             ConfigurationRefused: not its next one, or one too many.
@@ -96,7 +98,7 @@ class Job(JobLife):
         member.num_tables += 1
         if number == len(self._tables):
             self._tables.records.append(TableRecord(spec))
-            order = pb.OpenTable(job=self.name, table=table_to_proto(spec))
+            order = pb.OpenTable(job=self.name, table=message or table_to_proto(spec))
             return [ToShards(pb.Order(open_table=order)), *self._tell_waiting()]
         if self.state is JobState.ENDED:
             return [self._table_made(member, number), self._table_started(member, number)]

@@ -7,13 +7,15 @@ Replies are encoded where the worker reads them.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Self
 
+from ps_server.log import logger
 from ps_server.outbox import Outbox
 from ps_wire import frame as wire
+from ps_wire import watched
 from ps_wire.carrier import Outlet, Receiver, deliver
 
 
@@ -32,7 +34,7 @@ class MessageStream:
         self._read: deque[bytes] = deque()  # replies that have left the outbox
         self._cancelled = False
         receiver = accept(self._outbox)  # the thread's alone: it goes with it
-        threading.Thread(target=self._run, args=(receiver,), name="ps-data", daemon=True).start()
+        watched.thread("ps-data", partial(self._run, receiver), log=logger).start()
 
     def __iter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from ps_server.generations import Generations
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
+from ps_wire import watched
 from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
@@ -184,7 +185,8 @@ class Shards:
         for index in shards:
             entry = self._registered.get(index)
             if index == self._own.index:
-                self._loop.run_in_executor(None, carry_out, self._own, order)
+                decided = self._loop.run_in_executor(None, carry_out, self._own, order)
+                watched.outcome("the decision of a step", decided, log=logger)
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
 
@@ -201,7 +203,7 @@ class Shards:
             for index in shards:
                 entry = self._registered.get(index)
                 if index == self._own.index:
-                    self._carry_out_own(order)
+                    watched.outcome("the choice of a step", self._carry_out_own(order), log=logger)
                 elif entry is not None:  # else it reports again when it is back
                     entry.outbox.put_nowait(order)
 
@@ -261,10 +263,13 @@ class Shards:
     async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: _Limit) -> list[pb.OrderDone]:
         if not absent_ok:
             self.check_ready()
+        specs: list[TableSpec] = []
+        if order.WhichOneof("kind") in ("open_table", "restore"):  # it takes as long as there are parameters
+            specs = await self._loop.run_in_executor(self._lane, _tables_of, order)
         message = pb.Order()
         message.CopyFrom(order)
         message.number = next(self._numbers)
-        self._note(message)
+        self._note(message, specs)
         own = self._carry_out_own(message)  # all are sent before anything else is: shards agree on the order
         above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
         boots = {index: self.standings.known[index][0] for index in above}
@@ -276,18 +281,18 @@ class Shards:
                 raise refused_from_proto(outcome.refused)
         return outcomes
 
-    def _note(self, order: pb.Order) -> None:
+    def _note(self, order: pb.Order, specs: list[TableSpec]) -> None:
         match order.WhichOneof("kind"):
             case "admit":
                 self._choices.admitted(order.admit.job)
             case "open_table":
-                spec = table_from_proto(order.open_table.table)
+                (spec,) = specs
                 self._open(order.open_table.job, spec, order.number, 0)
             case "restore":
                 self._choices.admitted(order.restore.job)
-                for table in order.restore.tables:
-                    step = order.restore.steps[table.number]
-                    self._open(order.restore.job.name, table_from_proto(table), order.number, step)
+                for spec in specs:
+                    step = order.restore.steps[spec.number]
+                    self._open(order.restore.job.name, spec, order.number, step)
             case "drop_job":
                 self._decisions.dropped(order.drop_job.job)
                 self._choices.dropped(order.drop_job.job)
@@ -351,3 +356,9 @@ class Shards:
             entry.waiting.pop(number, None)
             error = ServerNotReady(f"shard {shard} at {entry.address} did not answer in {limit_s:g} s")
             return pb.OrderDone(number=number, refused=refused_to_proto(error))
+
+
+def _tables_of(order: pb.Order) -> list[TableSpec]:
+    """That an order opens."""
+    opens = order.HasField("open_table")
+    return [table_from_proto(it) for it in ([order.open_table.table] if opens else order.restore.tables)]

@@ -12,12 +12,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.strangers import HELLO_LIMIT_S, Strangers
 from ps_wire import frame as wire
-from ps_wire import tls_socket
+from ps_wire import tls_socket, watched
 from ps_wire.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, FrameMalformed, TlsRefused
 from ps_wire.frame_socket import FrameSocket
@@ -60,7 +61,7 @@ class Pairing:
     def take(self, plain: socket.socket) -> None:
         """Owns who has connected from now on. Raises RuntimeError or OSError where it cannot be."""
         connection = tls_socket.wrap(plain, self._tls.identity().accepting)
-        thread = threading.Thread(target=self._run, args=(connection,), name="ps-tls", daemon=True)
+        thread = watched.thread("ps-tls", partial(self._run, connection), log=logger)
         with self._changed:
             self._shaking.add(connection)
             self._threads.add(thread)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
 from ps_server.log import logger
 from ps_server.outbox import corked
+from ps_wire import watched
 
 Job: TypeAlias = Callable[[], None]
 
@@ -26,9 +26,7 @@ class Pool:
     def __init__(self) -> None:
         """Starts the threads; they end with `close`, or with the process."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name="ps-apply", daemon=True) for _ in range(_cores())
-        ]
+        self._threads = [watched.endless_thread("ps-apply", self._run, log=logger) for _ in range(_cores())]
         for thread in self._threads:
             thread.start()
 

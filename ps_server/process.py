@@ -39,6 +39,7 @@ from ps_server.shard import Shard
 from ps_server.shard_service import ShardService
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.socket_server import SocketServer
+from ps_wire import watched
 from ps_wire.access import OPEN, Access
 from ps_wire.allocator import keep_large_blocks
 from ps_wire.carrier import Carrier
@@ -315,7 +316,7 @@ class Server:
             on_fenced=self._fence,
             access=self._options.access,
         )
-        return asyncio.get_running_loop().create_task(follower.run())
+        return watched.endless_task("following the coordinator", follower.run, log=logger)
 
     def _fence(self, error: Fenced) -> None:
         """A newer process has this server's place: nothing is taken any more."""
@@ -329,7 +330,7 @@ class Server:
         status = health_pb2.HealthCheckResponse
         state = status.SERVING if ready else status.NOT_SERVING
         for name in (READINESS, health.OVERALL_HEALTH):
-            task = asyncio.get_running_loop().create_task(self._health.set(name, state))
+            task = watched.task("saying whether it is ready", self._health.set(name, state), log=logger)
             self._status_changes.add(task)
             task.add_done_callback(self._status_changes.discard)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
@@ -24,7 +25,7 @@ from ps_server.member import Member
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.state_store import StateStore
-from ps_wire import consistency
+from ps_wire import consistency, watched
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
 from ps_wire.frame import FIRST_READER, check_protocol
 from ps_wire.messages import refused_to_proto, state_parts, table_to_proto
@@ -70,7 +71,9 @@ class Readers:
             return
         number = next(self._numbers)
         reader = _Reader(self._shards, self._rooms, self.live, self._cuts, number, self.on_join)
-        talking = asyncio.create_task(reader.talk(messages))
+        talking = watched.task(
+            "serving a reader", reader.talk(messages), log=logger, failed=lambda _: reader.give_up()
+        )
         self._talking.add(talking)
         talking.add_done_callback(self._talking.discard)
         try:
@@ -109,7 +112,9 @@ class _Reader:
 
     async def talk(self, messages: AsyncIterator[pb.ReadRequest]) -> None:
         """Until the stream ends; the last reply is None."""
-        reading = asyncio.create_task(self._read(messages))
+        reading = watched.task(
+            "reading a reader's stream", self._read(messages), log=logger, failed=lambda _: self._end_inbox()
+        )
         try:
             await self._join()
             while (request := await self._inbox.get()) is not None:
@@ -121,7 +126,7 @@ class _Reader:
                 except PsError as error:  # it may ask something else
                     await self._reply(refused=refused_to_proto(error))
         except PsError as error:
-            logger.warning("reader refused: %s", error)
+            self._shards.own.complaints.say(logging.WARNING, "a reader", "refused: %s", error)
             await self._reply(refused=refused_to_proto(error))
         except Exception as error:  # noqa: BLE001 - our bug: the reader must hear of it, not wait for ever
             logger.exception("bug while serving a reader")
@@ -149,6 +154,11 @@ class _Reader:
         self._end_inbox()
         if not self.replies.empty():
             self.replies.get_nowait()  # for who waits to put one
+
+    def give_up(self) -> None:
+        """Nobody serves it any more: its stream ends."""
+        self.end()
+        self.replies.put_nowait(None)
 
     def _end_inbox(self) -> None:
         if self._inbox.full():  # of what is not taken by now, nobody wants to hear

@@ -13,6 +13,7 @@ Used on the event loop only.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -22,6 +23,7 @@ from ps_server.room import MAX_JOBS, Room
 from ps_server.saved_job import SavedJob, Snapshots
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
+from ps_wire import watched
 from ps_wire.errors import (
     ConfigurationRefused,
     JobFull,
@@ -146,7 +148,7 @@ class Recovery:
 
     def _start(self) -> asyncio.Task[None]:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = watched.endless_task("going back to snapshots", self._run, log=logger)
         return self._task
 
     async def _run(self) -> None:
@@ -160,9 +162,10 @@ class Recovery:
                     logger.exception("job %s: bug while it goes back to its snapshot", name)
                     await self._give_up(name)
         finally:
-            self._task = None
             self._current = ""
-            self._lost.clear()
+            if not isinstance(sys.exception(), Exception):  # else it begins again, with those that are left
+                self._task = None
+                self._lost.clear()
 
     async def _list(self) -> None:
         """Finds the jobs to sleep on: none of them is to begin anew where storage does not answer."""

@@ -6,6 +6,7 @@ The decisions are `membership.Job`'s. Used on the event loop only.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +21,8 @@ from ps_server.member import Action, Member, MemberState, ToMember
 from ps_server.membership import Job
 from ps_server.orders import ORDER_LIMIT_S, RESTART_LIMIT_S, Shards
 from ps_server.saved_job import SavedJob
-from ps_wire.errors import PsError, ServerNotReady
+from ps_wire import watched
+from ps_wire.errors import InternalError, PsError, ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
 
 UNKNOWN_HOST = "?"  # a worker says it when it joins
@@ -140,7 +142,7 @@ class Room:
         """Queues actions; one task carries them out, one change at a time."""
         self._agenda.add(actions)
         if self._task is None and not self._agenda.empty:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = watched.endless_task(f"the tasks of job {self.job.name}", self._run, log=logger)
 
     async def _run(self) -> None:
         try:
@@ -150,7 +152,8 @@ class Room:
                 else:
                     await self._order(action)
         finally:
-            self._task = None
+            if not isinstance(sys.exception(), Exception):  # else it begins again, with what comes next
+                self._task = None
         self.say_epochs()
         self._wake()
         self._check_empty()
@@ -207,3 +210,6 @@ class Room:
             if not agenda.frozen:
                 logger.warning("job %s: order %s: %s", self.job.name, order.WhichOneof("kind"), error)
             agenda.refused(self.job, error)
+        except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait
+            logger.exception("bug in order %s of job %s", order.WhichOneof("kind"), self.job.name)
+            agenda.refused(self.job, InternalError(f"{type(error).__name__}: {error}"))

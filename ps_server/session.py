@@ -115,6 +115,12 @@ class Session:
         """See `Receiver.closed`."""
         if self._job is not None:
             self._shard.forget(self._job, self._worker, self, self._outlet)
+            self._shard.complaints.end(self._peer)
+
+    @property
+    def _peer(self) -> str:
+        """As the log names it; strangers share their lines there."""
+        return "a stranger" if self._job is None else f"job {self._job} worker {self._worker}"
 
     def _hello(self, frame: wire.Frame) -> None:
         if frame.kind is not wire.Kind.HELLO:
@@ -185,11 +191,10 @@ class Session:
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:
         self._shard.count_refused()
         gone = not self.authenticated and isinstance(error, JobUnknown)  # its worker has left meanwhile
-        logger.log(
+        self._shard.complaints.say(
             logging.DEBUG if gone else logging.WARNING,
-            "job %s worker %d: %s frame refused: %s",
-            self._job,
-            self._worker,
+            self._peer,
+            "%s frame refused: %s",
             frame.kind.name,
             error,
         )

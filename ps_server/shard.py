@@ -6,15 +6,17 @@ The lock of `ShardJobs` guards the maps; it is never held while tensors are work
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ps_server import optimizers
 from ps_server.attendance import Choice, TableAttendance
 from ps_server.clipping import Norm
+from ps_server.complaints import Complaints
 from ps_server.device_optimizer import HOST, optimizer_on
 from ps_server.events import Event
 from ps_server.gate import gate_of
@@ -36,8 +38,13 @@ from ps_wire.errors import (
 )
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
+from ps_wire.text import one_line
 
+MAX_PARTITIONS = 32_768  # of a table here: 256 GiB at 8 MiB; each takes 50 us to open, and
+CELL_BYTES = 8192  # beside what it holds
 TOKEN_BYTES = 16
+NONCE_BYTES = 8  # of them; the others prove for whom it was drawn
+MAX_NAME = 64  # characters of a job's, where a refusal names it
 MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
 
 
@@ -47,6 +54,7 @@ class Shard:
     Attributes:
         members: of its jobs.
         snapshots: of its jobs.
+        complaints: lines of the log about peers that are refused.
         generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
         read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, table) -> state.
         check_part: raises where that cannot be done for these tables: (job, its name, tables).
@@ -78,12 +86,14 @@ class Shard:
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
         self.refused_frames = 0
+        self.complaints = Complaints()
         self.generation = 0
         self.on_norm: Callable[[Norm], None] = _lose
         self.on_attendance: Callable[[TableAttendance], None] = _lose
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
         self.read_part: Callable[[str, str, Plan, TableSpec], TableState] = _no_snapshots
         self.check_part: Callable[[str, str, Sequence[TableSpec]], None] = lambda *_: None
+        self._secret = secrets.token_bytes(32)
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
 
@@ -98,44 +108,47 @@ class Shard:
             MemoryLimitExceeded: it does not fit; nothing was allocated.
         """
         optimizers.check(spec.optimizer)
+        plan = Plan(spec, self.num_shards)  # without the lock: it takes longer the more parameters there are
         with self._jobs.lock:
             entry = self._jobs.known(job)
             _check_clips(spec, entry.consistency)
-            plan = Plan(spec, self.num_shards)
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
             if before is not None:
                 assert not before.started, (job, spec.number)
                 entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry)
                 del entry.tables[spec.number]
             need = self._needed_bytes(spec, plan, entry)
-            jobs = self._jobs.by_name.values()
-            used = sum(other.memory_bytes for other in jobs)
+            held = {other.name: other.memory_bytes for other in self._jobs.by_name.values()}
             limit = self.memory_limit_bytes
-            if limit is not None and used + need > limit:
-                holders = ", ".join(f"{other.name} {other.memory_bytes}" for other in jobs)
-                raise MemoryLimitExceeded(
-                    f"table {spec.number} of job {job} needs {need} bytes on shard {self.index} (weights, "
-                    f"optimizer state and one slice for each of {entry.num_workers} workers); "
-                    f"{limit - used} of --memory-limit {limit} are free (jobs hold, in bytes: {holders})",
-                    needed=need,
-                    free=limit - used,
-                    limit=limit,
-                )
-            entry.memory_bytes += need
+            fits = limit is None or sum(held.values()) + need <= limit
+            if fits:
+                check_partitions(spec, plan, self.index)
+                entry.memory_bytes += need
             members = dict(entry.members)
-        table = ShardTable(
-            job=job,
-            spec=spec,
-            plan=plan,
-            shard=self.index,
-            gate=gate_of(entry.consistency),
-            nonfinite=entry.nonfinite,
-            opening=opening,
-            make_optimizer=self._make_optimizer,
-            report=self._report,
-            attend=self._attend,
-            submit=self._submit,
-        )
+        if not fits:
+            raise self._too_large(spec, entry, need, held)
+        try:
+            table = ShardTable(
+                job=job,
+                spec=spec,
+                plan=plan,
+                shard=self.index,
+                gate=gate_of(entry.consistency),
+                nonfinite=entry.nonfinite,
+                opening=opening,
+                make_optimizer=self._make_optimizer,
+                report=self._report,
+                attend=self._attend,
+                submit=self._submit,
+            )
+        except (OSError, MemoryError, OverflowError) as error:
+            with self._jobs.lock:
+                entry.memory_bytes -= need
+            raise MemoryLimitExceeded(
+                f"table {spec.number} of job {job} needs {need} bytes on shard {self.index}, which the "
+                f"system does not give: {error}",
+                needed=need,
+            ) from None
         for worker, (incarnation, clocks) in members.items():
             table.join(worker, incarnation, clocks.get(spec.number, 0))
         with self._jobs.lock:
@@ -235,7 +248,7 @@ class Shard:
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            token = secrets.token_bytes(TOKEN_BYTES)
+            token = self._draw(job, worker, incarnation)
             kept = entry.tokens.setdefault((worker, incarnation), [])
             kept.append(token)
             del kept[:-MAX_TOKENS]
@@ -244,9 +257,14 @@ class Shard:
     def use_token(self, job: str, worker: int, incarnation: int, token: bytes) -> None:
         """Takes a token back; it is good once.
 
+        Who was never given it for this worker hears the same of every job, whether it is here or not.
+
         Raises:
             JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this worker's.
         """
+        whose = f"worker {worker} of job {one_line(job, MAX_NAME)}"
+        if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation)):
+            raise StrangerRefused(f"{whose}: this token was not given to it")
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
@@ -255,7 +273,16 @@ class Shard:
                 if hmac.compare_digest(known, token):
                     del kept[place]
                     return
-        raise StrangerRefused(f"worker {worker} of job {job}: this token was not given to it, or is used up")
+        raise StrangerRefused(f"{whose}: this token is used up, or others have been given out since")
+
+    def _draw(self, job: str, worker: int, incarnation: int) -> bytes:
+        return self._sign(secrets.token_bytes(NONCE_BYTES), job, worker, incarnation)
+
+    def _sign(self, nonce: bytes, job: str, worker: int, incarnation: int) -> bytes:
+        """The token with this beginning, of this worker: nobody else can tell it."""
+        whose = f"{incarnation} {worker} {job}".encode(errors="replace")
+        size = TOKEN_BYTES - NONCE_BYTES
+        return nonce + hashlib.blake2b(nonce + whose, key=self._secret, digest_size=size).digest()
 
     def is_member(self, job: str, worker: int, incarnation: int) -> bool:
         """Whether this worker's pulls go through the gate."""
@@ -320,16 +347,60 @@ class Shard:
         """All jobs, to be read for figures only."""
         return self._jobs.all()
 
+    def newest_clock(self, job: str) -> int:
+        """The largest clock of a member of a job, over its tables; waits for locks of cells."""
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
+            tables = list(entry.tables.values()) if entry is not None else []
+        return max((table.newest_clock() for table in tables), default=0)
+
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _too_large(
+        self, spec: TableSpec, job: ShardJob, need: int, held: Mapping[str, int]
+    ) -> MemoryLimitExceeded:
+        """What the job is told; which others hold how much is for the server's log alone."""
+        limit = self.memory_limit_bytes
+        logger.warning(
+            "job %s: table %d needs %d bytes, more than are free of --memory-limit %d (jobs hold: %s)",
+            job.name,
+            spec.number,
+            need,
+            limit,
+            ", ".join(f"{name} {size}" for name, size in held.items() if size),
+        )
+        return MemoryLimitExceeded(
+            f"table {spec.number} of job {job.name} needs {need} bytes on shard {self.index} (weights, "
+            f"optimizer state and one slice for each of {job.num_workers} workers), more than are free of "
+            f"--memory-limit {limit}; the job holds {held[job.name]}, the server's log says what others do",
+            needed=need,
+            held=held[job.name],
+            limit=limit,
+        )
 
     def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
         kept = min(gate_of(job.consistency).backup, job.num_workers)  # weights that late workers work on
-        total = 0
+        total = CELL_BYTES * plan.count_of_shard(self.index)
         for bucket in plan.buckets:
             start, end = bucket.slice_bounds(self.index)
             slots = optimizers.state_slots(spec.optimizer, bucket.group)
             total += (end - start) * bucket.item_bytes * (1 + slots + job.num_workers + kept)
         return total
+
+
+def check_partitions(spec: TableSpec, plan: Plan, shard: int) -> None:
+    """Refuses a table of more partitions than a shard opens in seconds.
+
+    Raises:
+        ConfigurationRefused: with the way out.
+    """
+    count = plan.count_of_shard(shard)
+    if count > MAX_PARTITIONS:
+        raise ConfigurationRefused(
+            f"table {spec.number} has {count} partitions on shard {shard}, and a shard holds at most "
+            f"{MAX_PARTITIONS} of one: give BucketOptions a larger partition_bytes (here "
+            f"{spec.buckets.partition_bytes}), or use more shards"
+        )
 
 
 def _check_clips(spec: TableSpec, model: consistency.Consistency) -> None:

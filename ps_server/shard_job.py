@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ps_server.events import Event, line_of
@@ -66,6 +66,21 @@ class ShardJob:
     events: Counter[str] = field(default_factory=Counter)
     floor: int = 0
     floor_step: int = 0
+
+    def copy(self) -> ShardJob:
+        """Of this moment, with the same tables and connections: for who reads it without the lock."""
+        return replace(
+            self,
+            members=dict(self.members),
+            known=dict(self.known),
+            tables=dict(self.tables),
+            tokens={key: list(tokens) for key, tokens in self.tokens.items()},
+            sessions=dict(self.sessions),
+            fenced=dict(self.fenced),
+            expelled=dict(self.expelled),
+            connected=dict(self.connected),
+            events=Counter(self.events),
+        )
 
     def connections(self) -> list[Retirable]:
         """All that are live, or wait for a verdict."""

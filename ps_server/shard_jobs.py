@@ -38,9 +38,9 @@ class ShardJobs:
         return entry
 
     def all(self) -> tuple[ShardJob, ...]:
-        """All of them; takes the lock, as the following do."""
+        """Copies of all of them, as they are now; takes the lock, as the following do."""
         with self.lock:
-            return tuple(self.by_name.values())
+            return tuple(entry.copy() for entry in self.by_name.values())
 
     def put(self, entry: ShardJob) -> None:
         """A job from now on, in place of what there was of that name."""
@@ -56,9 +56,10 @@ class ShardJobs:
         """Takes nothing more of a job's workers, then forgets and returns it."""
         with self.lock:
             known = self.by_name.get(name)
-        if known is not None:  # first: a frame that finds no job would end its worker, who is to hear why
-            known.retire()
+            connections = known.connections() if known is not None else []
+        for session in connections:
+            session.retire()  # first: a frame that finds no job would end its worker, who is to hear why
         entry = self.drop(name)
-        if entry is not None:  # of who has connected meanwhile
+        if entry is not None:  # of who has connected meanwhile; nobody finds it any more
             entry.retire()
         return entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import grpc.aio
 
@@ -107,7 +107,7 @@ class ShardService(rpc.ShardServicer):
         jobs = self._shard.jobs()
         return pb.TablesReply(
             shard=self._shard.index,
-            memory_bytes=sum(job.memory_bytes for job in jobs),
+            memory_bytes=sum(job.memory_bytes for job in jobs if gatekeeper.sees(job.name)),
             memory_limit_bytes=self._shard.memory_limit_bytes or 0,
             refused_frames=self._shard.refused_frames,
             tables=[
@@ -123,8 +123,8 @@ class ShardService(rpc.ShardServicer):
 
 
 def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
-    cells = table.cells()
-    versions = [cell.machine.version for cell in cells]
+    cells = [cell.figures() for cell in table.cells()]
+    versions = [cell.version for cell in cells]
     return pb.TableStatus(
         job=job.name,
         table=table.spec.number,
@@ -133,22 +133,24 @@ def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
         max_version=max(versions, default=0),
         bytes_in=sum(cell.bytes_in for cell in cells),
         bytes_out=sum(cell.bytes_out for cell in cells),
-        mixed_steps=sum(cell.machine.mixed_steps for cell in cells),
+        mixed_steps=sum(cell.mixed_steps for cell in cells),
         hyper_mismatches=max((cell.hyper_mismatches for cell in cells), default=0),
         tau=dict(table.tau()),
-        weight_bytes=sum(cell.values.now.nbytes for cell in cells),
-        optimizer_bytes=sum(cell.values.optimizer_bytes() for cell in cells),
+        weight_bytes=sum(cell.weight_bytes for cell in cells),
+        optimizer_bytes=sum(cell.optimizer_bytes for cell in cells),
         workers=[
-            _worker_figures(job, table, worker)
+            _worker_figures(job, table, worker, [cell.clocks for cell in cells])
             for worker in sorted(job.known | job.fenced)
             if worker < FIRST_READER
         ],
     )
 
 
-def _worker_figures(job: ShardJob, table: ShardTable, worker: int) -> pb.TableWorker:
+def _worker_figures(
+    job: ShardJob, table: ShardTable, worker: int, held: Sequence[Mapping[int, int]]
+) -> pb.TableWorker:
     ledger = table.ledger(worker)
-    clocks = [clock for cell in table.cells() for known, clock in cell.machine.clocks if known == worker]
+    clocks = [clocks[worker] for clocks in held if worker in clocks]
     session = job.sessions.get(worker)
     return pb.TableWorker(
         worker=worker,

@@ -310,6 +310,11 @@ class ShardTable(TableMembers):
         """Numbers of the partitions here, in backward order."""
         return tuple(self._cells)
 
+    def newest_clock(self) -> int:
+        """The largest clock of a member, as the first partition here has it."""
+        figures = [cell.figures() for cell in self.cells()[:1]]
+        return max((clock for it in figures for clock in it.clocks.values()), default=0)
+
     def tau(self) -> Counter[int]:
         """Version staleness of every push applied, over all partitions."""
         total: Counter[int] = Counter()
@@ -322,7 +327,7 @@ class ShardTable(TableMembers):
         """A worker's figures: counts summed over partitions, gap and gate wait the largest of one."""
         total = Ledger()
         for cell in self._cells.values():
-            part = cell.machine.ledgers.get(worker, Ledger())
+            part = cell.ledger(worker)
             for name in ("received", "applied", "dropped", "abstained", "duplicates", "refused", "missed"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             total.max_gap = max(total.max_gap, part.max_gap)

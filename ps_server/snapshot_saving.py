@@ -24,7 +24,7 @@ from ps_server.log import logger
 from ps_server.shard_table import ShardTable
 from ps_server.table_state import CellState, capture_cell
 from ps_server.table_state_codec import encode_cell, facts_text
-from ps_wire import snapshot_tensors
+from ps_wire import snapshot_tensors, watched
 from ps_wire.errors import InternalError, PsError
 from ps_wire.snapshot import FileRecord, shard_file
 from ps_wire.snapshot_store import SnapshotStore
@@ -121,14 +121,15 @@ class Saving:
             if self._waiting or self._over:
                 return
             self._over = True
-        threading.Thread(target=self._write, name="ps-snapshot", daemon=True).start()
+        watched.thread("ps-snapshot", self._write, log=logger).start()
 
     def _write(self) -> None:
         with suppress(OSError, AttributeError):  # elsewhere than on Linux all threads are as nice
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             tensors, facts = self._encoded()
-            self._total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            with self._lock:
+                self._total_bytes = sum(tensor.nbytes for tensor in tensors.values())
             parts = self._counted(snapshot_tensors.encode(tensors, {FACTS: facts_text(facts)}))
             record = self._store.write(self._job, self._snapshot, self._file, parts)
         except PsError as error:
@@ -155,13 +156,15 @@ class Saving:
                 partitions.append(facts)
             tables.append({"table": number, "partitions": partitions, "hyper": []})
             counters[number] = _counters(states)
-        self._counters = json.dumps(counters)
+        with self._lock:
+            self._counters = json.dumps(counters)
         return tensors, {"tables": tables}
 
     def _counted(self, parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         for part in parts:
             yield part
-            self._bytes += len(part)
+            with self._lock:
+                self._bytes += len(part)
 
 
 def _counters(states: Mapping[int, CellState]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ it, so nothing waits in between but what the system's buffers hold: while a fram
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from ps_server.outbox import Outbox, corked
 from ps_server.session import Session
 from ps_server.shard import TOKEN_BYTES, Shard
 from ps_server.strangers import HELLO_LIMIT_S
+from ps_wire import watched
 from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
 from ps_wire.frame_socket import FrameSocket
 
@@ -53,8 +53,8 @@ class SocketConnection:
         self._on_greeted = on_greeted
         self._on_closed = on_closed
         self._stopping = False
-        self._writer = threading.Thread(target=self._write, name="ps-send", daemon=True)
-        self._reader = threading.Thread(target=self._read, name="ps-data", daemon=True)
+        self._writer = watched.thread("ps-send", self._write, log=logger, failed=lambda _: self.cut())
+        self._reader = watched.thread("ps-data", self._read, log=logger)
 
     def start(self) -> None:
         """Begins to read. Raises RuntimeError where the system has no thread left."""

@@ -23,6 +23,7 @@ from ps_server.pairing import Pairing
 from ps_server.shard import Shard
 from ps_server.socket_connection import CLOSE_LIMIT_S, SocketConnection
 from ps_server.strangers import Strangers
+from ps_wire import watched
 from ps_wire.carrier import Carrier
 from ps_wire.certificates import TlsFolder
 from ps_wire.errors import StrangerRefused, Unavailable
@@ -86,7 +87,9 @@ class SocketServer:
 
     def begin(self) -> None:
         """Starts to accept."""
-        self._thread = threading.Thread(target=self._accept_all, name="ps-accept", daemon=True)
+        self._thread = watched.endless_thread(
+            "ps-accept", self._accept_all, log=logger, pause=self._stopping.wait
+        )
         self._thread.start()
 
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:

@@ -142,8 +142,11 @@ class TableClosing:
         )
 
     def _check_hyper(self, cell: Cell, step: int) -> None:
-        if cell.hyper_mismatches and not self._warned_hyper:
-            self._warned_hyper = True
+        if not cell.hyper_mismatches or self._warned_hyper:
+            return
+        with self._deciding:
+            warned, self._warned_hyper = self._warned_hyper, True
+        if not warned:
             logger.warning(
                 "job %s table %d step %d: workers pushed different hyper-parameters; those of the "
                 "lowest-ranked contributor are used, others are counted (hyper_mismatches)",

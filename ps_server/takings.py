@@ -19,6 +19,7 @@ from ps_server.room import Room
 from ps_server.snapshot_policy import SnapshotPolicy
 from ps_server.snapshot_taking import Taking
 from ps_server.state_store import StateStore
+from ps_wire import watched
 from ps_wire.errors import (
     ConfigurationRefused,
     CutAborted,
@@ -33,6 +34,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 LOOK_S = 0.1  # between two looks at jobs
 SAY_S = 0.2  # between two words of how one gets on
 TRIES = 3  # of a cut that was disturbed
+LASTING = (JobState.RUNNING, JobState.ENDED)  # jobs of which there is something to keep
 
 
 class Takings:
@@ -67,7 +69,7 @@ class Takings:
     def begin(self) -> None:
         """Takes snapshots when they are due, from now on."""
         if self._store is not None and (self._policy.every_steps or self._policy.every_s):
-            self._periodic = asyncio.get_running_loop().create_task(self._run())
+            self._periodic = watched.endless_task("periodic snapshots", self._run, log=logger)
 
     def stop(self) -> None:
         """Takes none any more."""
@@ -153,7 +155,8 @@ class Takings:
         if name not in self._takings:
             taking = self._takings[name] = self._make(room)
             self._errors.pop(name, None)
-            self._tasks[name] = asyncio.get_running_loop().create_task(self._take(room, taking))
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._take(room, taking))
+            watched.outcome(f"a snapshot of job {name}", task, log=logger)  # the periodic ones nobody awaits
         return self._takings[name]
 
     def _make(self, room: Room) -> Taking:
@@ -203,9 +206,11 @@ class Takings:
                 exc_info=None if isinstance(error, PsError) else error,
             )
         finally:
-            self._last[name] = self._step_of(room), time.monotonic()
-            self._tables[name] = room.job.num_started
-            self._takings.pop(name, None)
+            try:
+                self._last[name] = await self._step_of(room), time.monotonic()
+                self._tables[name] = room.job.num_started
+            finally:
+                self._takings.pop(name, None)
         return taking
 
     # -- when they are due -----------------------------------------------------------------------------
@@ -216,20 +221,30 @@ class Takings:
             for name in [name for name in self._last if name not in self._rooms]:
                 del self._last[name]
                 self._tables.pop(name, None)
+            bug = None
             for room in list(self._rooms.values()):
-                if self._is_due(room):
-                    with suppress(PsError):  # it was said
-                        self._start(room)
+                try:
+                    if self._may_be_due(room) and self._is_due(room, await self._step_of(room)):
+                        with suppress(PsError):  # it was said
+                            self._start(room)
+                except Exception as error:  # noqa: BLE001 - other jobs have theirs all the same
+                    bug = bug or error
+            if bug is not None:
+                raise bug
 
-    def _is_due(self, room: Room) -> bool:
+    def _may_be_due(self, room: Room) -> bool:
+        known = self._rooms.get(room.job.name) is room
+        return known and room.job.name not in self._takings and room.job.state in LASTING
+
+    def _is_due(self, room: Room, step: int) -> bool:
         name = room.job.name
-        if name in self._takings or room.job.state not in (JobState.RUNNING, JobState.ENDED):
+        if not self._may_be_due(room):  # any more: another thread has looked at the step
             return False
         if room.job.state is JobState.ENDED:  # once, whatever its step
             ends = name in self._training
             self._training.discard(name)
             return ends
-        now_s, step = time.monotonic(), self._step_of(room)
+        now_s = time.monotonic()
         last_step, last_s = self._last.setdefault(name, (step, now_s))
         if step < last_step:  # the fastest has gone: the others have it as far to the next one as before
             last_step, _ = self._last[name] = step, last_s
@@ -240,12 +255,9 @@ class Takings:
             return step // every_steps > last_step // every_steps
         return now_s - last_s >= every_s and step > last_step
 
-    def _step_of(self, room: Room) -> int:
+    async def _step_of(self, room: Room) -> int:
         """The largest step that anybody who is here has begun, as this process sees it."""
         here = {member.worker for member in room.job.roster.here()}
         steps = [progress.step for worker, progress in room.progress.items() if worker in here]
-        for entry in self._shards.own.jobs():
-            if entry.name == room.job.name:
-                cells = [table.cells()[:1] for table in tuple(entry.tables.values())]
-                steps += [clock for few in cells for cell in few for _, clock in cell.machine.clocks]
-        return max(steps, default=0)
+        newest = await asyncio.to_thread(self._shards.own.newest_clock, room.job.name)  # cells have locks
+        return max([newest, *steps])

@@ -16,7 +16,9 @@ from ps_wire.table import (
     ParameterSpec,
     TableSpec,
     Value,
+    check_count,
 )
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import spec_pb2 as spec
 
@@ -137,6 +139,7 @@ def table_from_proto(message: spec.Table) -> TableSpec:
     Raises:
         ParameterUnsupported, UsageError: a value in it is not valid; named as for the one who typed it.
     """
+    check_count(message.number, len(message.parameters))
     return TableSpec(
         number=message.number,
         parameters=tuple(
@@ -165,7 +168,8 @@ def table_from_proto(message: spec.Table) -> TableSpec:
 
 def refused_to_proto(error: PsError) -> coordinator.Refused:
     """An error as a message."""
-    return coordinator.Refused(error=type(error).__name__, message=error.message, facts=facts_to_json(error))
+    message = one_line(error.message)  # what a peer has said may be in it, megabytes of it
+    return coordinator.Refused(error=type(error).__name__, message=message, facts=facts_to_json(error))
 
 
 def refused_from_proto(message: coordinator.Refused) -> PsError:

@@ -80,6 +80,11 @@ class Bucket:
         start = min(shard * self.slice_numel, self.numel)
         return start, min(start + self.slice_numel, self.numel)
 
+    def count_of_shard(self, shard: int) -> int:
+        """Partitions of a shard's slice."""
+        start, end = self.slice_bounds(shard)
+        return -(-(end - start) // self.partition_numel)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
@@ -139,10 +144,12 @@ class Plan:
     def partitions_of_shard(self, shard: int) -> Iterator[Partition]:
         """All partitions that a shard holds, in backward order."""
         for bucket in self.buckets:
-            start, end = bucket.slice_bounds(shard)
             first = bucket.first_partition + shard * bucket.partitions_per_slice
-            count = -(-(end - start) // bucket.partition_numel)
-            yield from map(self.partition, range(first, first + count))
+            yield from map(self.partition, range(first, first + bucket.count_of_shard(shard)))
+
+    def count_of_shard(self, shard: int) -> int:
+        """How many partitions a shard holds."""
+        return sum(bucket.count_of_shard(shard) for bucket in self.buckets)
 
     def slice_bytes(self, shard: int) -> int:
         """Bytes of all that a shard holds of the weights; also what one worker pushes to it."""

@@ -18,6 +18,8 @@ Group: TypeAlias = tuple[tuple[str, Value], ...]
 
 PAGE_BYTES = 4096
 MIB = 1 << 20
+MAX_PARAMETERS = 65_536
+MAX_NAME = 1000  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,11 @@ class ParameterSpec:
     stride: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.name) > MAX_NAME:
+            raise ParameterUnsupported(
+                f"a parameter's name has at most {MAX_NAME} characters, got {len(self.name)}: "
+                f"{self.name[:64]!r}..."
+            )
         item_bytes(self.dtype, self.name)
         if min(self.shape, default=0) < 0 or len(self.shape) > 64:
             raise ParameterUnsupported(f"parameter {self.name!r} has shape {self.shape}")
@@ -129,6 +136,7 @@ class TableSpec:
             raise ParameterUnsupported(f"table {self.number} has no parameters")
         if self.clip_grad_norm is not None and not 0.0 < self.clip_grad_norm < math.inf:
             raise UsageError(f"clip_grad_norm must be finite and > 0, got {self.clip_grad_norm}")
+        check_count(self.number, len(self.parameters))
         groups = len(self.optimizer.hyperparameters.groups)
         seen: set[str] = set()
         for parameter in self.parameters:
@@ -140,6 +148,19 @@ class TableSpec:
                     f"parameter {parameter.name!r} is in param-group {parameter.group}; "
                     f"the optimizer has {groups}"
                 )
+
+
+def check_count(table: int, num_parameters: int) -> None:
+    """Refuses more parameters than a server looks at in a moment.
+
+    Raises:
+        ParameterUnsupported: with the way out.
+    """
+    if num_parameters > MAX_PARAMETERS:
+        raise ParameterUnsupported(
+            f"table {table} has {num_parameters} parameters, and one has at most {MAX_PARAMETERS}: "
+            "make several tables, or fewer and larger parameters"
+        )
 
 
 def check_same(ours: TableSpec, theirs: TableSpec) -> None:

@@ -63,7 +63,7 @@ class Recorder:
 
     def events(self) -> list[dict[str, Any]]:
         """Chrome trace events: names of the process and its threads, and the spans; times in microseconds."""
-        spans = list(self._spans)
+        spans = list(self._spans.copy())  # others record
         pid = os.getpid()
         threads = {number: name for _, number, name, _, _ in spans}
         named = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": self.process}}]

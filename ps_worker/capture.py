@@ -10,8 +10,14 @@ It must not know what is captured. `_changed` guards everything below it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from ps_wire import watched
+
+logger = logging.getLogger("ps_worker")
 
 PROMISE_LIMIT_S = 15.0  # then the coordinator, which gives the cut up before, must be gone
 
@@ -75,7 +81,7 @@ class Capture:
             self._begun = {**self._begun, **begins}
         if number is not None:
             blob = self._state()
-            threading.Thread(target=self.put, args=(number, blob), name="ps-capture", daemon=True).start()
+            watched.thread("ps-capture", partial(self.put, number, blob), log=logger).start()
 
     def _due(self, clocks: Mapping[int, int], begins: Mapping[int, int]) -> bool:
         """Whether this is the beginning of the cut's step; waits where it may be, and nobody knows yet."""

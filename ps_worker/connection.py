@@ -7,7 +7,8 @@ A shard that hangs keeps its sockets. Where nothing comes from it for a while, i
 that does not answer either, the connection is cut, as if it had broken (`liveness`).
 
 Threads: one receives; one watches; the carrier's own sends. `_lock` guards which outbox is the live one,
-and is held over a replay, so that nothing new overtakes what is sent again. Sending only queues: a
+and is held over a replay, so that nothing new overtakes what is sent again. `_receiving` is held by the
+receiving thread while frames come: as long as it may write or take what they bring. Sending only queues: a
 payload is read when the carrier asks for the next frame, and its memory must stay as it is until the
 shard's ACK.
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ps_wire import frame as wire
+from ps_wire import watched
 from ps_wire.carrier import MEMORY
 from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, JobUnknown, PsError, ServerNotReady
 from ps_wire.frame_socket import close_all
@@ -95,14 +97,17 @@ class Connection:
         self._retry_limit_s = retry_limit_s
         self._log = log
         self._lock = threading.Lock()
+        self._receiving = threading.Lock()
         self._outbox: Outbox | None = None
         self._call: DataStream | None = None
         self._closing = threading.Event()
         self._lived = False
         self._liveness = Liveness(self._ask)
         self._hung = False  # the connection was cut, for the shard did not answer
-        self._thread = threading.Thread(target=self._run, name=f"ps-shard-{shard}", daemon=True)
-        self._watcher = threading.Thread(target=self._watch, name=f"ps-watch-{shard}", daemon=True)
+        self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
+        self._watcher = watched.endless_thread(
+            f"ps-watch-{shard}", self._watch, log=logger, pause=self._closing.wait
+        )
         self._thread.start()
         if MEMORY not in service.carriers:  # who is in this process hangs with it
             self._watcher.start()
@@ -144,6 +149,13 @@ class Connection:
     def _ask(self, limit_s: float) -> None:
         describe = self._service.shard(self._shard).Describe
         describe(shard_pb2.DescribeRequest(), timeout=limit_s, wait_for_ready=True)
+
+    def wait_received(self, limit_s: float) -> bool:
+        """After `close`: waits until nothing that has come is written or taken any more; whether it is so."""
+        if not self._receiving.acquire(timeout=limit_s):
+            return False
+        self._receiving.release()
+        return True
 
     # -- the receiving thread --------------------------------------------------------------------------
 
@@ -192,6 +204,9 @@ class Connection:
             self._pause(attempt)
             attempt += 1
 
+    def _fail(self, bug: Exception) -> None:
+        self._peer.fail(InternalError(f"{type(bug).__name__}: {bug}"))
+
     def _pause(self, attempt: int) -> None:
         """Before the next try."""
         if attempt == 0:
@@ -237,10 +252,11 @@ class Connection:
         )
         assert outbox is not None
         try:
-            for frame in call:
-                if frame.kind is wire.Kind.HELLO:
-                    self._go_live(outbox)
-                yield frame
+            with self._receiving:
+                for frame in call:
+                    if frame.kind is wire.Kind.HELLO:
+                        self._go_live(outbox)
+                    yield frame
         finally:
             outbox.close()
             call.close()

@@ -3,8 +3,9 @@
 What is sent is first noted here, so that a connection that breaks can send it again (`replay`); shards take
 each push once. At most one push and one pull of a partition are under way.
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
-belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the end
-of `wait_pulled`, by the receiving threads or by a shard. `_changed` guards everything below it; it is
+belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the
+last answer, by the receiving threads or by a shard; then they belong to whoever reads them for `when_pulled`,
+and the next `pull` waits for it. `_changed` guards everything below it; it is
 notified of answers and failures.
 """
 
@@ -32,7 +33,7 @@ from ps_worker.reentry import Reentry
 from ps_worker.rounded import Rounded
 from ps_worker.table_memory import Sharing, TableMemory
 from ps_worker.waiting import waits
-from ps_worker.waits import Callback, Waits
+from ps_worker.waits import Callback, PulledCallback, Waits
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
 
@@ -101,7 +102,8 @@ class Exchange(MemorySharing, Reentry, Waits):
         self._pulls = Pulls()
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
-        self._when_pulled: list[Callback] = []
+        self._when_pulled: list[PulledCallback] = []
+        self._reading = 0
         self._awaited = frozenset()
 
     @property
@@ -205,11 +207,12 @@ class Exchange(MemorySharing, Reentry, Waits):
             cut: at the cut of that number, which is `step` (for a reader).
         """
         with self._changed:
+            self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody
             self._raise_failed()
             self._pulls.ask(self.plan.num_partitions, step, wire.READ * read | wire.CUT * cut)
-        for shard, connection in enumerate(self._connections):
-            for frame in self._asked(shard):
-                connection.send(frame)
+            asked = [self._asked(shard) for shard in range(len(self._connections))]
+        for connection, frames in zip(self._connections, asked, strict=True):
+            connection.send(*frames)
 
     @waits("workers that are behind, further than ssp lets this one run ahead")
     def pass_gate(self, step: int) -> None:
@@ -250,6 +253,7 @@ class Exchange(MemorySharing, Reentry, Waits):
             self._connections[shard].send(*mine)
 
     def _asked(self, shard: int) -> list[wire.Frame]:
+        """The PULL for what is missing of a shard, if anything is; under the lock."""
         wanted = self._pulls.of_shard(self.partitions, shard)
         if not wanted:
             return []
@@ -324,8 +328,9 @@ class Exchange(MemorySharing, Reentry, Waits):
                 self._changed.notify_all()
             elif index in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
-            callbacks = self._due(self._when_pulled, bool(self._pulls))
-            callbacks += self._due(self._when_acked, not self._pushes.acked())
+            due = self._due_pulled()
+            callbacks = self._due(self._when_acked, not self._pushes.acked())
+        self._show(due)
         for callback in callbacks:
             callback(None)
 

@@ -1,6 +1,7 @@
 """One incarnation of a worker: its membership and its connections. An evicted one is followed by another.
 
-Once it is over, nothing that its threads still bring reaches the worker's tables.
+Once it is over, nothing that its threads still bring reaches the worker's tables: what they write or take at
+that moment is waited for, and what comes afterwards is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ps_worker.places import Places
 from ps_worker.settings import Settings
 
 CLOSE_LIMIT_S = 0.2  # for an evicted one's connections: nothing that they still bring counts
+RECEIVED_LIMIT_S = 10.0  # for one frame to be taken; only a script's callback takes longer, after all of it
 
 
 class Incarnation:
@@ -74,6 +76,8 @@ class Incarnation:
         self.membership.abandon()
         for connection in self.connections:
             connection.close(CLOSE_LIMIT_S)
+        for connection in self.connections:
+            connection.wait_received(RECEIVED_LIMIT_S)
 
     def take(self, frame: wire.Frame) -> None:
         """See `Peer.take`."""

@@ -9,16 +9,20 @@ then the lease runs on.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ps_wire.errors import ConnectionLost, PsError
+from ps_wire import watched
+from ps_wire.errors import ConnectionLost, InternalError, PsError
 from ps_wire.messages import refused_from_proto
 from ps_wire.service import Service
 from ps_wire.v1 import coordinator_pb2 as pb
+
+logger = logging.getLogger("ps_worker")
 
 HEARTBEAT_S = 2.0  # one costs the coordinator 0.24 ms where it has nothing else to do
 BEATS = 4  # at least so many come within a lease
@@ -77,8 +81,8 @@ class MemberStream:
         self._closed = threading.Event()
         self._call: Any = None
         self.threads = [
-            threading.Thread(target=self._run, name="ps-member", daemon=True),
-            threading.Thread(target=self._beat, name="ps-heartbeat", daemon=True),
+            watched.thread("ps-member", self._run, log=logger, failed=self._failed),
+            watched.endless_thread("ps-heartbeat", self._beat, log=logger, pause=self._closed.wait),
         ]
         for thread in self.threads:
             thread.start()
@@ -99,8 +103,9 @@ class MemberStream:
         with self._changed:
             self._stream = -1
             self._changed.notify_all()
-        if cancel and self._call is not None:
-            self._call.cancel()
+            call = self._call
+        if cancel and call is not None:
+            call.cancel()
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -126,8 +131,9 @@ class MemberStream:
                 requests = [request for request in self._numbered if request.number > sent]
                 sent = self._number
                 beats, self._beats = self._beats, False
+                heard = self._heard
             if beats:
-                heartbeat = pb.Heartbeat(heard=self._heard, progress=self._progress())
+                heartbeat = pb.Heartbeat(heard=heard, progress=self._progress())
                 requests.append(pb.MemberRequest(heartbeat=heartbeat))
             yield from requests
 
@@ -189,6 +195,9 @@ class MemberStream:
                 )
             )
 
+    def _failed(self, bug: Exception) -> None:
+        self._fail(InternalError(f"{type(bug).__name__}: {bug}"))
+
     def _receive(self, first: pb.MemberRequest) -> PsError | None:
         """One stream; None if it ended after it had brought something, else why."""
         brought = False
@@ -198,8 +207,12 @@ class MemberStream:
             self._stream += 1
             stream = self._stream
         try:
-            self._call = self._service.coordinator.Member(self._outgoing(stream, first))
-            for reply in self._call:
+            call = self._service.coordinator.Member(self._outgoing(stream, first))
+            with self._changed:
+                self._call, over = call, self._stream != stream
+            if over:  # `close` came before, and found the one before
+                call.cancel()
+            for reply in call:
                 brought = True
                 self._take_reply(stream, reply)
         except PsError as error:
@@ -222,12 +235,12 @@ class MemberStream:
                     self._ready = stream
                     self._changed.notify_all()
                 return
-        if reply.number <= self._heard:
-            return
-        self._heard = reply.number
-        if reply.WhichOneof("kind") == "joined":
-            self._joined = reply.joined
-            with self._changed:
+        with self._changed:
+            if reply.number <= self._heard:
+                return
+            self._heard = reply.number
+            if reply.WhichOneof("kind") == "joined":
+                self._joined = reply.joined
                 self._ready = stream
                 self._changed.notify_all()
         self._take(reply)

@@ -305,10 +305,11 @@ class Membership:
         self._send(holding=pb.Holding(number=number, held=True, steps=steps))
 
     def _end_holds(self) -> None:
-        if self.capture is not None:
-            self.capture.end()
-        if self.rounds is not None:
-            self.rounds.let_go()
+        capture, rounds = self.capture, self.rounds  # another thread may abandon this incarnation
+        if capture is not None:
+            capture.end()
+        if rounds is not None:
+            rounds.let_go()
 
     def _fail(self, error: PsError) -> None:
         self._end_holds()

@@ -19,13 +19,23 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, cast
 
 import torch
 
 from ps_wire import frame as wire
-from ps_wire.errors import ConnectionLost, CutAborted, PsError, ServerUnreachable, TableMismatch, UsageError
+from ps_wire import watched
+from ps_wire.errors import (
+    ConnectionLost,
+    CutAborted,
+    InternalError,
+    PsError,
+    ServerUnreachable,
+    TableMismatch,
+    UsageError,
+)
 from ps_wire.messages import refused_from_proto, table_from_proto
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
@@ -147,7 +157,8 @@ class Reader:
 
     def _join(self) -> int:
         replies = self._service.coordinator.Read(iter(self._requests.get, None))
-        self._thread = threading.Thread(target=self._listen, args=(replies,), name="ps-reader", daemon=True)
+        listen = partial(self._listen, replies)
+        self._thread = watched.thread("ps-reader", listen, log=logger, failed=self._failed)
         self._thread.start()
         join = pb.ReadJoin(
             protocol=wire.PROTOCOL, job=self._settings.job, host=socket.gethostname(), pid=os.getpid()
@@ -218,6 +229,9 @@ class Reader:
         self.leave()
 
     # -- what comes in ---------------------------------------------------------------------------------
+
+    def _failed(self, bug: Exception) -> None:
+        self._inbox.put(InternalError(f"{type(bug).__name__}: {bug}"))
 
     def _listen(self, replies: Iterator[pb.ReadReply]) -> None:
         joined = False

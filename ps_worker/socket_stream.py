@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Self
 
 from ps_wire import frame as wire
-from ps_wire import tls_socket
+from ps_wire import tls_socket, watched
 from ps_wire.carrier import Carrier
 from ps_wire.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, InternalError, ServerUnreachable
@@ -56,7 +55,7 @@ class SocketStream:
         self._landing = landing
         self._hello: wire.Frame | None = None
         self._bug: Exception | None = None  # that has ended the sending thread
-        self._sender = threading.Thread(target=self._send, name="ps-send", daemon=True)
+        self._sender = watched.thread("ps-send", self._send, log=logger, failed=lambda _: self._peer.cut())
 
     def greet(self, until_s: float) -> None:
         """Sends the first frame, waits for the answer, and begins to send the others.

@@ -10,6 +10,7 @@ come back. Process 1 of a container needs all that: the kernel has no default ac
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from types import FrameType
 from typing import Protocol
 from weakref import WeakSet
 
+from ps_wire import watched
 from ps_worker.waiting import wait_of
 
 EXIT_CODE = 75  # stopped before the end: run me again
@@ -57,7 +59,7 @@ class Stopping:
         self.asked = self._over = self._ended = False
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
-        threading.Thread(target=self._watch, name="ps-stop", daemon=True).start()
+        watched.endless_thread("ps-stop", self._watch, log=logger).start()
         signal.signal(signal.SIGTERM, self._take)
         signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forked)
@@ -115,6 +117,8 @@ class Stopping:
         if signal.getsignal(signal.SIGTERM) == self._take:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+
+logger = logging.getLogger("ps_worker")
 
 workers: WeakSet[Placed] = WeakSet()
 _stopping: Stopping | None = None

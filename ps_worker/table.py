@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
 from ps_worker.exchange import Exchange
+from ps_worker.one_thread import Answering, OneThread
 from ps_worker.waiting import waits
-from ps_worker.waits import Callback
 
 Result = TypeVar("Result")
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
@@ -41,13 +41,16 @@ class Pulled:
 
 
 class Table:
-    """Made by `Worker.table`: tensors on the servers, without autograd. Not thread-safe.
+    """Made by `Worker.table`: tensors on the servers, without autograd.
 
     A push takes one step of this worker's clock. One push and one pull are under way at most: the next one
-    waits for the one before. Futures are done on a connection's thread.
+    waits for the one before, and until what that one brought is copied.
+
+    Any thread may call it, one at a time on all that belongs to one worker; where two do at once, one of them
+    gets `UsageError`. Any thread may wait for the futures, which are done on a connection's thread: what
+    `add_done_callback` has called there holds up answers, and must not push or pull.
 
     Attributes:
-        step: this worker's clock: the number of its next push.
         number: of the table in its job.
     """
 
@@ -60,14 +63,21 @@ class Table:
         at_step: Callable[[int], None],
         rejoin: Callable[[], None],
         announce: Callable[[], bool] = lambda: False,
+        inside: OneThread | None = None,
     ) -> None:
-        self.step = step
+        self._taken = step
+        self._inside = inside or OneThread()
         self._void = False
         self._before_step, self._at_step = before_step, at_step
         self._rejoin_only, self._announce = rejoin, announce
         self.number = exchange.number
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
+
+    @property
+    def step(self) -> int:
+        """This worker's clock: the number of its next push."""
+        return self._exchange.step_of(self._taken)
 
     def push(self, gradients: Mapping[str, torch.Tensor], *, weight: float = 1.0) -> Future[None]:
         """Pushes one step: the given gradients; the others count as none.
@@ -89,9 +99,9 @@ class Table:
         self._check(gradients)
         if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise UsageError(f"the weight of a push must be in {MIN_WEIGHT}..{MAX_WEIGHT}, got {weight}")
-        return self._take_step(lambda: self._push(gradients, weight))
+        return self._take_step(lambda step: self._push(gradients, weight, step))
 
-    def _push(self, gradients: Mapping[str, torch.Tensor], weight: float) -> None:
+    def _push(self, gradients: Mapping[str, torch.Tensor], weight: float, step: int) -> None:
         exchange = self._exchange
         exchange.wait_free()
         with torch.no_grad():
@@ -101,15 +111,15 @@ class Table:
         present = {self._index[name] for name in gradients}
         pieces = map(exchange.plan.pieces, exchange.partitions)
         flags = [[piece.parameter in present for piece in those] for those in pieces]
-        exchange.push(exchange.partitions, step=self.step, weight=weight, present=flags)
+        exchange.push(exchange.partitions, step=step, weight=weight, present=flags)
 
     def abstain(self) -> Future[None]:
         """Takes one step with nothing to apply."""
         return self._take_step(self._abstain)
 
-    def _abstain(self) -> None:
+    def _abstain(self, step: int) -> None:
         self._exchange.wait_acked()
-        self._exchange.abstain(step=self.step)
+        self._exchange.abstain(step=step)
 
     def pull(self, out: Mapping[str, torch.Tensor] | None = None) -> Future[Pulled]:
         """Asks for the weights at this worker's clock.
@@ -121,19 +131,23 @@ class Table:
             Done when the gate has opened and all weights have arrived.
 
         Raises:
-            UsageError: `out` has an unknown name, or another shape or dtype.
+            UsageError: `out` has an unknown name, or another shape or dtype; or another thread is inside.
         """
         if out is not None:
             self._check(out)
+        with self._inside:
+            return self._pull(out)
+
+    def _pull(self, out: Mapping[str, torch.Tensor] | None) -> Future[Pulled]:
         try:
             self._exchange.wait_pulled()
-            self.step = self._exchange.step_of(self.step)
             self._exchange.pull(step=self.step)
         except Evicted:
             self._rejoin()
             self._exchange.pull(step=self.step)
-        again = lambda: self._again(lambda: self.pull(out).result())  # noqa: E731
-        return _future(self._exchange.when_pulled, lambda: self._pulled(out), again)
+        reply = _Reply(lambda: self._again(lambda: self._pull(out)).result(), lambda: self._pulled(out))
+        self._exchange.when_pulled(reply.end, reply.read)
+        return reply
 
     def _rejoin(self) -> None:
         self._rejoin_only()
@@ -146,27 +160,30 @@ class Table:
             step: its next one.
             void: so is what it pushes next, of a round that it has begun on other tables.
         """
-        self.step, self._void = step, void
+        self._taken, self._void = step, void
 
     def renew(self) -> None:
         """What is pushed from now on counts."""
         self._void = False
 
-    def _take_step(self, push: Callable[[], None]) -> Future[None]:
+    def _take_step(self, push: Callable[[int], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
-        self.step = self._exchange.step_of(self.step)
-        if not self._announce() and not self._void and self._opens():
-            self._before_step(self.step + 1)
-            try:
-                self._exchange.begin(self.step)
-                push()
-            except Evicted:
-                self._rejoin()
-            else:
-                self.step += 1
-            self._at_step(self.step)
-        self._void = False
-        return _future(self._exchange.when_acked, lambda: None, lambda: self._again(lambda: None))
+        with self._inside:
+            if not self._announce() and not self._void and self._opens():
+                step = self.step
+                self._before_step(step + 1)
+                try:
+                    self._exchange.begin(step)
+                    push(step)
+                except Evicted:
+                    self._rejoin()
+                else:
+                    self._taken = step + 1
+                self._at_step(self.step)
+            self._void = False
+        reply = _Reply(lambda: self._again(lambda: None), lambda: None)
+        self._exchange.when_acked(reply.end)
+        return reply
 
     def _opens(self) -> bool:
         """Waits at the gate; False: this worker was evicted meanwhile, and has joined again."""
@@ -177,15 +194,16 @@ class Table:
             return False
         return True
 
-    def _again(self, result: Callable[[], Result]) -> Result:
-        if self._exchange.evicted:
-            self._rejoin()
-        return result()
+    def _again(self, call: Callable[[], Result]) -> Result:
+        """What follows when the answer is that this worker was evicted: any thread may wait for it."""
+        with self._inside.turn:
+            if self._exchange.evicted:
+                self._rejoin()
+            return call()
 
     @torch.no_grad()
     def _pulled(self, out: Mapping[str, torch.Tensor] | None) -> Pulled:
         exchange = self._exchange
-        self.step = exchange.step_of(self.step)
         views = exchange.weights.views
         if out is None:
             values = {name: views[index].clone() for name, index in self._index.items()}
@@ -214,9 +232,13 @@ class Table:
 class _Reply(Future[Result]):
     """A future whose owner, if it was evicted meanwhile, joins again in `result`, and then gets `again`."""
 
-    def __init__(self, again: Callable[[], Result]) -> None:
+    def __init__(self, again: Callable[[], Result], make: Callable[[], Result]) -> None:
+        """Takes `make`, which makes the result as soon as that can be."""
         super().__init__()
-        self._again = again
+        self._again, self._make = again, make
+        self._made: Result | None = None
+        self._failed: Exception | None = None
+        self.set_running_or_notify_cancel()  # what has been asked for cannot be called back
 
     @waits("the servers to answer about a table")
     def result(self, timeout: float | None = None) -> Result:
@@ -225,19 +247,18 @@ class _Reply(Future[Result]):
         except Evicted:
             return self._again()
 
+    def read(self) -> None:
+        """See `Waits.when_pulled`."""
+        try:
+            self._made = self._make()
+        except Exception as error:  # noqa: BLE001 - who asked gets it: its tensors may have changed meanwhile
+            self._failed = error
 
-def _future(
-    when: Callable[[Callback], None], result: Callable[[], Result], again: Callable[[], Result]
-) -> Future[Result]:
-    """Done with `result()`, or the error, when `when` calls back."""
-    future = _Reply(again)
-    future.set_running_or_notify_cancel()  # what has been asked for cannot be called back
-
-    def done(error: PsError | None) -> None:
-        if error is None:
-            future.set_result(result())
-        else:
-            future.set_exception(error)
-
-    when(done)
-    return future
+    def end(self, error: PsError | None) -> None:
+        """What was asked for has come, or never will."""
+        failed = error or self._failed
+        with Answering():
+            if failed is None:
+                self.set_result(cast(Result, self._made))
+            else:
+                self.set_exception(failed)

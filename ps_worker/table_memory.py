@@ -13,6 +13,7 @@ It must not know frames, nor when who may write: that is `exchange`'s affair.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
@@ -44,6 +45,9 @@ class Sharing(Enum):
 class TableMemory:
     """See the module's docstring.
 
+    `_lock` guards what is laid over halves, and where: connections of several shards lay at once, while the
+    script's thread gives up sharing. It is held while the kernel maps.
+
     Attributes:
         gradients: where hooks copy to; forked children see zeros there.
         weights: those of the version shown last: what parameters on the CPU are views of.
@@ -63,6 +67,7 @@ class TableMemory:
         self._plan = plan
         self.partitions = [plan.partition(index) for index in range(plan.num_partitions)]
         self.on_arrival: Callable[[Partition], None] = lambda _: None
+        self._lock = threading.RLock()
         self._laid: dict[int, int] = {}  # shard -> inode of what it has laid over half 0
         self._windows: list[tuple[int, int]] = []  # of what is laid: where, and how many bytes
         self._halves: list[OverlaidMemory] = []
@@ -153,13 +158,14 @@ class TableMemory:
         for descriptor in descriptors:
             shared_memory.check(descriptor, layout.nbytes)
         inode = os.fstat(descriptors[0]).st_ino
-        if self._laid.get(shard) == inode:
-            return  # a new connection to the same memory
-        for half, descriptor in zip(self._halves, descriptors, strict=True):
-            for at, start, count in layout.spans:
-                half.lay(descriptor, at=at, start=start, nbytes=count)
-        self._laid[shard] = inode
-        self._windows = list(self._parts())
+        with self._lock:
+            if self._laid.get(shard) == inode or not self._halves:
+                return  # a new connection to the same memory; or nothing is shared any more
+            for half, descriptor in zip(self._halves, descriptors, strict=True):
+                for at, start, count in layout.spans:
+                    half.lay(descriptor, at=at, start=start, nbytes=count)
+            self._laid[shard] = inode
+            self._windows = list(self._parts())
 
     def own(self, shard: int) -> None:
         """A shard's weights come another way from now on; those that are here stay as they are.
@@ -167,11 +173,15 @@ class TableMemory:
         Raises:
             OSError: the system has no memory or mapping left; they may change, and there is no way on.
         """
-        del self._laid[shard]  # what has become private looks as if the script had written it
-        self._windows = list(self._parts())
-        for half in self._halves:
-            for at, count in self._spans(shard):
-                half.own(at=at, nbytes=count)
+        with self._lock:
+            if self._laid.pop(shard, None) is None:
+                return  # nothing is shared any more
+            self._windows = list(
+                self._parts()
+            )  # what has become private looks as if the script had written it
+            for half in self._halves:
+                for at, count in self._spans(shard):
+                    half.own(at=at, nbytes=count)
 
     def own_all(self, *, ended: bool = False) -> None:
         """The weights shown last stay here, whatever shards do; nothing is shared any more.
@@ -182,15 +192,16 @@ class TableMemory:
         Raises:
             OSError: the system has no memory or mapping left; it may be called again.
         """
-        halves = list(zip(self._halves, self._flats, strict=False))
-        for half, flat in halves:
-            for at, count in self._laid_spans() if flat is self.weights and not ended else ():
-                half.own(at=at, nbytes=count)
-        for half, flat in halves:
-            if flat is not self.weights:
-                half.drop()
-        self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
-        self._windows = []
+        with self._lock:
+            halves = list(zip(self._halves, self._flats, strict=False))
+            for half, flat in halves:
+                for at, count in self._laid_spans() if flat is self.weights and not ended else ():
+                    half.own(at=at, nbytes=count)
+            for half, flat in halves:
+                if flat is not self.weights:
+                    half.drop()
+            self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
+            self._windows = []
 
     def written(self, turn: int | None = None) -> bool:
         """Whether the script has written to memory of shards that shows the weights.
@@ -210,9 +221,10 @@ class TableMemory:
 
     def restore(self) -> None:
         """Undoes what the script has written to memory of shards."""
-        for half in self._halves:
-            for at, count in self._laid_spans():
-                half.restore(at=at, nbytes=count)
+        with self._lock:
+            for half in self._halves:
+                for at, count in self._laid_spans():
+                    half.restore(at=at, nbytes=count)
 
     def _parts(self) -> Iterator[tuple[int, int]]:
         """What is laid, cut into what is looked at in a step."""

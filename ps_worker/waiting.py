@@ -6,17 +6,21 @@ stack: `sys._current_frames` may deadlock with the garbage collector, in Python 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
+from ps_wire import watched
 from ps_wire.errors import PsError
+
+logger = logging.getLogger("ps_worker")
 
 AFTER_S = 5.0  # longer than a step that only is slow
 AGAIN_S = 10.0  # between two lines of the log about the same wait
@@ -81,8 +85,7 @@ def wait_of(thread: int | None) -> Wait | None:
 class LongWaits:
     """Looks at the thread that makes it. Called by the thread that sends heartbeats.
 
-    Attributes:
-        text: what is waited for, for people; empty: nothing, or not for long.
+    `_lock` guards all but what it is made of.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class LongWaits:
             say: to the person at the terminal.
             clock: seconds.
         """
-        self.text = ""
+        self._lock = threading.Lock()
+        self._text = ""
         self._thread = threading.get_ident()
         self._progress = progress
         self._whom = whom
@@ -110,25 +114,40 @@ class LongWaits:
         self._since_s = self._said_s = 0.0
         self._asking: threading.Thread | None = None
 
+    @property
+    def text(self) -> str:
+        """What is waited for, for people; empty: nothing, or not for long."""
+        with self._lock:
+            return self._text
+
     def look(self) -> str:
         """Sees where the thread is; returns `text`."""
         found = wait_of(self._thread)
         seen = None if found is None else (found, self._progress())
-        now_s = self._clock()
-        if seen is None or seen != self._seen:
-            self._seen, self._since_s, self._said_s, self.text = seen, now_s, now_s - AGAIN_S, ""
-        elif now_s - self._since_s >= AFTER_S and now_s - self._said_s >= AGAIN_S:
-            self._said_s = now_s
-            self._asking = threading.Thread(target=self._report, args=(seen,), name="ps-waits", daemon=True)
+        if self._is_long(seen):
+            self._asking = watched.thread("ps-waits", partial(self._report, seen), log=logger)
             self._asking.start()  # an answer may take longer than a heartbeat may be late
         return self.text
 
-    def _report(self, seen: tuple[Wait, tuple[int, int]]) -> None:
+    def _is_long(self, seen: tuple[Wait, tuple[int, int]] | None) -> bool:
+        """Whether to ask for whom."""
+        now_s = self._clock()
+        with self._lock:
+            if seen is None or seen != self._seen:
+                self._seen, self._since_s, self._said_s, self._text = seen, now_s, now_s - AGAIN_S, ""
+            elif now_s - self._since_s >= AFTER_S and now_s - self._said_s >= AGAIN_S:
+                self._said_s = now_s
+                return True
+        return False
+
+    def _report(self, seen: tuple[Wait, tuple[int, int]] | None) -> None:
+        assert seen is not None
         whom: list[str] = []
         with suppress(PsError):  # then without
             whom = self._whom()
-        waited_s = self._clock() - self._since_s
-        text = "; ".join([f"waiting for {seen[0].what} for {waited_s:.0f} s", *whom])
-        if self._seen == seen:
-            self.text = text
-            self._say(text)
+        with self._lock:
+            if self._seen != seen:
+                return  # it is over
+            waited_s = self._clock() - self._since_s
+            self._text = text = "; ".join([f"waiting for {seen[0].what} for {waited_s:.0f} s", *whom])
+        self._say(text)

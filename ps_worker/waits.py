@@ -20,6 +20,7 @@ from ps_worker.waiting import waits
 REPORT_WAIT_S = 10.0  # longer than a step that only is slow, short for a person who looks on
 
 Callback: TypeAlias = Callable[[PsError | None], None]
+PulledCallback: TypeAlias = tuple[Callable[[], None], Callback]  # reads flat weights; is told afterwards
 
 
 class Waits:
@@ -44,7 +45,8 @@ class Waits:
     _pushes: Pushes
     _pulls: Pulls
     _when_acked: list[Callback]
-    _when_pulled: list[Callback]
+    _when_pulled: list[PulledCallback]
+    _reading: int  # who read flat weights now: nothing is asked for that would land there
     _awaited: frozenset[int]  # partitions that a part of the model waits for
 
     @property
@@ -57,7 +59,10 @@ class Waits:
 
         A later one where this worker was late and others went on, with backup workers.
         """
-        return max(clock, min(self.versions)) if self.skips and not self._pulls.flags else clock
+        if not self.skips:
+            return clock
+        with self._changed:
+            return clock if self._pulls.flags else max(clock, min(self.versions))
 
     def fail(self, error: PsError) -> None:
         """Ends every wait, now and later, with this error; the first one stays."""
@@ -65,7 +70,9 @@ class Waits:
             self._error = self._error or error
             self._changed.notify_all()
             self._answered.notify_all()
-            due = self._due(self._when_acked, False) + self._due(self._when_pulled, False)
+            due = self._due(self._when_acked, False)
+            due += [then for _, then in self._when_pulled]
+            self._when_pulled.clear()
         for callback in due:
             callback(self._error)
 
@@ -107,12 +114,21 @@ class Waits:
         Raises:
             PsError: the exchange has failed.
         """
-        with trace.span("wait for weights"), self._changed:
+        with trace.span("wait for weights"):
+            while (text := self._wait_pulled(wanted)) is not None:
+                if report is not None:  # which may ask the coordinator: not under the lock
+                    report(text)
+
+    def _wait_pulled(self, wanted: frozenset[int] | None) -> str | None:
+        """Waits for `REPORT_WAIT_S` at most; None: what is wanted is here, else what is waited for."""
+        with self._changed:
             self._awaited = wanted or frozenset()
-            while self._error is None and (self._pulls if wanted is None else not self._pulls.here(wanted)):
-                if not self._changed.wait(REPORT_WAIT_S) and report is not None:
-                    report(self._waiting_for())
+            here = self._changed.wait_for(
+                lambda: self._error or (not self._pulls if wanted is None else self._pulls.here(wanted)),
+                REPORT_WAIT_S,
+            )
             self._raise_failed()
+            return None if here else self._waiting_for()
 
     @waits("weights")
     def all_pulled_within(self, limit_s: float) -> bool:
@@ -140,13 +156,44 @@ class Waits:
                 return
         callback(self._error)
 
-    def when_pulled(self, callback: Callback) -> None:
-        """Calls back once every weight asked for is there, with None or the failure."""
+    def when_pulled(self, then: Callback, read: Callable[[], None] = lambda: None) -> None:
+        """Calls back once every weight asked for is there; on whichever thread sees it.
+
+        Args:
+            then: gets None or the failure. It may do what it likes.
+            read: called before, where nothing failed. The flat weights are its own until it returns: who asks
+                for others meanwhile waits. It waits for nobody, and raises nothing.
+        """
         with self._changed:
             if self._pulls and self._error is None:
-                self._when_pulled.append(callback)
+                self._when_pulled.append((read, then))
                 return
-        callback(self._error)
+            error = self._error
+            self._reading += error is None
+        if error is not None:
+            then(error)
+        else:
+            self._show([(read, then)])
+
+    def _due_pulled(self) -> list[PulledCallback]:
+        """Who is to be shown the weights that are all here; they are theirs from now on."""
+        if self._pulls:
+            return []
+        due = self._when_pulled.copy()
+        self._when_pulled.clear()
+        self._reading += len(due)
+        return due
+
+    def _show(self, due: Sequence[PulledCallback]) -> None:
+        """Not under the lock."""
+        for read, then in due:
+            try:
+                read()
+            finally:
+                with self._changed:
+                    self._reading -= 1
+                    self._changed.notify_all()
+            then(None)
 
     @property
     def all_pulled(self) -> bool:

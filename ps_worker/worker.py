@@ -23,6 +23,7 @@ from ps_worker.at_forward import AtForward
 from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.link import Link
 from ps_worker.metric import name_of, number_of
+from ps_worker.one_thread import OneThread
 from ps_worker.outside import Outside
 from ps_worker.reason import reason_of
 from ps_worker.registered import GroupsInForce
@@ -69,6 +70,7 @@ class Worker(WorkerData, WorkerState):
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
         self._metrics: dict[str, float] = {}
+        self._inside = OneThread()
         self._leaving = False
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
@@ -185,6 +187,7 @@ class Worker(WorkerData, WorkerState):
             rejoin=self._link.rejoin,
             announce=self._announce,
             waits=self._link.say_wait,
+            inside=self._inside,
         )
         at_forward = AtForward(lambda: self._begin_forward(wrapped))
         self._at_forwards.append(model.register_forward_pre_hook(at_forward.before))
@@ -224,7 +227,14 @@ class Worker(WorkerData, WorkerState):
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
         made = Table(
-            exchange, tuple(tensors), step, self._steps, self._stepped, self._link.rejoin, self._announce
+            exchange,
+            tuple(tensors),
+            step,
+            self._steps,
+            self._stepped,
+            self._link.rejoin,
+            self._announce,
+            self._inside,
         )
         self._tables.append(made)
         return made
@@ -241,7 +251,7 @@ class Worker(WorkerData, WorkerState):
             UsageError: a value is not a number, or its name cannot travel.
         """
         for name, value in metrics.items():
-            self._metrics[name_of(name)] = number_of(name, value)
+            self._metrics = {**self._metrics, name_of(name): number_of(name, value)}  # heartbeats read it
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.

@@ -23,6 +23,7 @@ from ps_worker import stopping
 from ps_worker.arrival import Arrival
 from ps_worker.gradients import Gradients, Mode, changed_error
 from ps_worker.hyperparameters import check_sizes, read_groups, sizes_of
+from ps_worker.one_thread import OneThread
 from ps_worker.remote_state import StartedTable, StateAccess
 from ps_worker.stages import ARRIVING, NO_STEP, SENDING, Stages
 
@@ -59,6 +60,7 @@ class WrappedOptimizer(Stages):
         rejoin: Callable[[], None],
         announce: Callable[[], bool] = lambda: False,
         waits: Callable[[str], None] | None = None,
+        inside: OneThread | None = None,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -78,8 +80,10 @@ class WrappedOptimizer(Stages):
             rejoin: joins again after an eviction or a rollback; calls `reenter`.
             announce: says that steps are undone, once after each rollback: True, or an error for the script.
             waits: says, now and then, what is waited for; default: `log`.
+            inside: the worker's, whose calls one thread at a time is inside of.
         """
         self._open = False
+        self._inside = inside or OneThread()
         self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
         self._void = False
         super().__init__(inner.param_groups, inner.defaults)
@@ -158,7 +162,8 @@ class WrappedOptimizer(Stages):
         if (closed := self._closed()) is not None:
             raise UsageError(closed)
         try:
-            return self._step(closure)
+            with self._inside:
+                return self._step(closure)
         except BaseException as error:
             self._broken_off(error)
             raise

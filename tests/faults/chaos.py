@@ -70,7 +70,7 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
                 assert "Traceback" not in process.text, f"{process.name}\n{process.text}"
         finally:
             for number, process in enumerate(started):
-                with contextlib.suppress(OSError):  # one that was waited for in vain: it goes with the zygote
+                with contextlib.suppress(AssertionError):  # waited for in vain: it goes with the zygote
                     process.kill()
                 name = "-".join(process.name.split()[:1])
                 (folder / f"{number:02}-{name}.log").write_text(f"{process.name}\n{process.text}\n")

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, TypeAlias
 
 import ps_lab
 from ps_lab.cluster import command_path
+from ps_lab.process_handle import ProcessHandle
+from tests.until import LIMIT_S
 
-LIMIT_S = 40.0  # for whatever takes well under a second on an idle machine
 TETHER = str(Path(ps_lab.__file__).with_name("tether.py"))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PS_")} | {
     "OMP_NUM_THREADS": "1",
@@ -37,6 +38,7 @@ class Process:
         self.name = name
         self.pid = pid
         self.lines: list[str] = []
+        self._handle = ProcessHandle(pid)
         self._wait = wait
         self._waiting = threading.Lock()
         self._code: int | None = None
@@ -54,27 +56,32 @@ class Process:
                     self._seen += 1
                     if match := re.search(pattern, self.lines[self._seen - 1]):
                         return match
-                assert not self._ended, f"{self.name} ended without {pattern!r}:\n{self.text}"
+                assert not self._ended, f"{self.end} without {pattern!r}:\n{self.text}"
                 assert self._changed.wait(LIMIT_S), f"{self.name} never said {pattern!r}:\n{self.text}"
 
     def wait_end(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code, after its last line."""
         with self._waiting:
             if self._code is None:
+                assert self._handle.wait(limit_s), f"{self.name} does not end:\n{self.text}"
+                self._handle.close()
                 self._code = self._wait(limit_s)
                 self._reader.join(LIMIT_S)
             return self._code
 
+    @property
+    def end(self) -> str:
+        """How it ended, for people; waits until it has."""
+        return f"{self.name} {ending(self.wait_end())}"
+
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process, unless its end was seen."""
-        if self._code is None:
-            os.kill(self.pid, number)
+        """Sends a signal to the process; nothing happens if it has ended."""
+        self._handle.send(number)
 
     def kill(self) -> None:
-        """Ends it at once, if it has not ended; until that was seen, nobody else can have its pid."""
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self.wait_end()
+        """Ends it at once, if it has not ended."""
+        self._handle.send(signal.SIGKILL)
+        self.wait_end()
 
     @property
     def text(self) -> str:
@@ -90,6 +97,11 @@ class Process:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+
+def ending(code: int) -> str:
+    """What an exit code says to people; below 0 it is a signal."""
+    return f"exited with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 def start(*command: str, environment: Mapping[str, str] | None = None) -> Process:

@@ -67,8 +67,9 @@ class Servers:
         try:
             for address in self.addresses:
                 wait_health(address, SERVING)
-        except BaseException:
+        except BaseException as error:
             for process in self.processes:
+                error.add_note(f"{process.name}, as it was killed:\n{process.text}")
                 process.kill()
             raise
 
@@ -123,4 +124,4 @@ def serving(start: Callable[..., Process], num_shards: int, *options: str) -> It
     servers = Servers(start, num_shards, *options)
     yield servers
     codes = servers.close()
-    assert codes == [0] * num_shards, "\n".join(process.text for process in servers.processes)
+    assert codes == [0] * num_shards, "\n".join(f"{it.end}:\n{it.text}" for it in servers.processes)

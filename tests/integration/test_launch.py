@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import re
-import select
 import signal
 import subprocess
 import threading
@@ -19,12 +18,13 @@ from typing import Any
 import pytest
 
 from ps_lab.cluster import command_path
+from ps_lab.process_handle import ProcessHandle
+from tests.until import LIMIT_S
 
 from .servers import until
 
 pytestmark = pytest.mark.integration
 
-LIMIT_S = 60.0  # importing torch in three processes takes 5 s on two idle cores
 BLOCKS = "import os, signal\nprint('up', os.environ['PS_WORKER'])\nwhile True: signal.pause()\n"
 
 
@@ -71,18 +71,27 @@ class Launched:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def pids(self) -> set[int]:
+    def living(self) -> list[ProcessHandle]:
         """All its processes that live, itself included."""
-        found = set()
+        found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 try:
-                    variables = (entry / "environ").read_bytes().split(b"\0")
-                except (FileNotFoundError, ProcessLookupError, PermissionError):
-                    continue  # it has just ended, or is another user's
-                if self.mark.encode() in variables:
-                    found.add(int(entry.name))
+                    handle = ProcessHandle(int(entry.name))  # first: then what carries the mark is this one
+                except ProcessLookupError:
+                    continue
+                if carries(entry, self.mark):
+                    found.append(handle)
+                else:
+                    handle.close()
         return found
+
+    def pids(self) -> set[int]:
+        """Of those."""
+        living = self.living()
+        for handle in living:
+            handle.close()
+        return {handle.pid for handle in living}
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -90,6 +99,14 @@ class Launched:
             for line in output:
                 self._queue.put(line.rstrip("\n"))
         self._queue.put(None)
+
+
+def carries(process: Path, mark: str) -> bool:
+    """Whether a process has this in its environment."""
+    try:
+        return mark.encode() in (process / "environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False  # it has just ended, or is another user's
 
 
 @pytest.fixture(name="launch")
@@ -104,25 +121,10 @@ def _launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
 
     yield launch
     for launched in started:
-        for pid in launched.pids():
-            os.kill(pid, signal.SIGKILL)
+        for handle in launched.living():
+            handle.send(signal.SIGKILL)
+            handle.close()
         launched.process.wait()
-
-
-def wait_gone(pids: set[int]) -> None:
-    """Until all these processes have ended, whoever's children they are."""
-    handles = []
-    for pid in pids:
-        try:
-            handles.append(os.pidfd_open(pid))
-        except ProcessLookupError:
-            continue
-    deadline_s = time.monotonic() + LIMIT_S
-    for handle in handles:
-        ended = select.poll()
-        ended.register(handle, select.POLLIN)
-        assert ended.poll(1000 * max(0.0, deadline_s - time.monotonic())), "a process is still there"
-        os.close(handle)
 
 
 def status(servers: str) -> dict[str, Any]:
@@ -210,6 +212,8 @@ def test_a_killed_launcher_takes_everything_with_it(launch: Callable[..., Launch
     run.wait_line(r"\| up \d")
     run.wait_line(r"\| up \d")
     until(lambda: len(run.pids()) == 7, "all are there, with the one that ends what is left")
-    pids = run.pids()
+    living = run.living()
     run.process.kill()
-    wait_gone(pids - {run.process.pid})
+    for handle in living:
+        assert handle.wait(LIMIT_S), f"process {handle.pid} is still there"
+        handle.close()

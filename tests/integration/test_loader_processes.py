@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ps_lab.process_handle import ProcessHandle
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import can_overlay
 
-from .processes import Start, ended
+from .processes import LIMIT_S, Process, Start, ended
 from .servers import Servers, fresh_job, until
 
 pytestmark = pytest.mark.integration
@@ -72,7 +72,6 @@ class Stuck(torch.utils.data.Dataset):
 
 with ps.connect() as worker:
     worker.table({"w": torch.zeros(5000)}, optimizer=ps.SGD(lr=1.0))
-    print("parent", os.getpid(), flush=True)
     next(iter(worker.loader(Stuck(), num_workers=1, multiprocessing_context="fork")))
 """
 
@@ -164,14 +163,6 @@ def data_over(servers: Servers, job: str) -> list[str]:
     return [worker.carrier for shard in (0, 1) for worker in servers.table(shard, job).workers]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 def test_loader_processes_of_every_kind_train_and_end(cluster: Servers, spawn: Start, tmp_path: Path) -> None:
     """Forked, spawned and from a fork server, persistent and not: the batches are those without processes."""
     script = tmp_path / "train.py"
@@ -185,28 +176,30 @@ def test_loader_processes_of_every_kind_train_and_end(cluster: Servers, spawn: S
 @pytest.fixture(params=["uds", "tcp"])
 def stuck(
     request: pytest.FixtureRequest, cluster: Servers, spawn: Start, tmp_path: Path
-) -> Iterator[tuple[str, int, int]]:
-    """A job, its worker's pid, and that of a DataLoader's process which lives on."""
+) -> Iterator[tuple[str, Process, ProcessHandle]]:
+    """A job, its worker, and a DataLoader's process which lives on."""
     script, job = tmp_path / "held.py", fresh_job()
     script.write_text(HELD)
-    process = spawn(*options_of(cluster, job), "--carrier", request.param, str(script))
-    parent = int(process.wait_line(r"parent (\d+)")[1])
-    child = int(process.wait_line(r"child (\d+)")[1])
+    parent = spawn(*options_of(cluster, job), "--carrier", request.param, str(script))
+    child = ProcessHandle(int(parent.wait_line(r"child (\d+)")[1]))
     yield job, parent, child
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
+    child.send(signal.SIGKILL)
+    assert child.wait(LIMIT_S)
+    child.close()
 
 
-def test_a_forked_loader_process_holds_no_connection(cluster: Servers, stuck: tuple[str, int, int]) -> None:
+def test_a_forked_loader_process_holds_no_connection(
+    cluster: Servers, stuck: tuple[str, Process, ProcessHandle]
+) -> None:
     """Its parent has them, and after its SIGKILL the servers see them end while the child lives."""
     job, parent, child = stuck
-    assert len(sockets_to(cluster, parent)) >= 3  # control: to the coordinator, and to each shard
-    assert sockets_to(cluster, child) == set()
+    assert len(sockets_to(cluster, parent.pid)) >= 3  # control: to the coordinator, and to each shard
+    assert sockets_to(cluster, child.pid) == set()
     assert all(data_over(cluster, job))
     assert [worker.state for worker in cluster.status(job).workers] == ["running"]
-    os.kill(parent, signal.SIGKILL)
+    parent.kill()
     until(lambda: not any(data_over(cluster, job)), "its data connections have ended")
-    assert is_alive(child)
+    assert not child.wait(0.0)
 
 
 def test_a_forked_child_neither_leaves_nor_joins(cluster: Servers, spawn: Start, tmp_path: Path) -> None:

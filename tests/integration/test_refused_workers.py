@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_server.shard import CELL_BYTES
 from ps_wire import errors
 
 from .processes import LIMIT_S, Start, ended
@@ -158,7 +159,7 @@ def test_a_worker_with_another_model_ends_with_78(cluster: Servers, spawn: Start
 
 
 def test_a_job_over_the_memory_limit_is_refused(single: Servers) -> None:
-    """How much it needs and how much is free; nothing stays taken, and a smaller job runs."""
+    """How much it needs; nothing stays taken, and a smaller job runs."""
     before = single.figures(0)
     assert before.memory_limit_bytes == 4 << 20
     numel = 1 << 20
@@ -168,10 +169,11 @@ def test_a_job_over_the_memory_limit_is_refused(single: Servers) -> None:
     ):
         worker.table({"w": torch.zeros(numel)}, optimizer=ps.Adam())
     assert refused.value.exit_code == 78
-    assert refused.value.facts["needed"] == 4 * 4 * numel  # weights, two moments, one worker's slice
+    needed = 4 * 4 * numel + CELL_BYTES  # weights, two moments, one worker's slice; a partition
+    assert refused.value.facts["needed"] == needed
     assert refused.value.facts["limit"] == 4 << 20
-    assert f"needs {16 * numel} bytes on shard 0" in refused.value.message
-    assert "of --memory-limit 4194304 are free" in refused.value.message
+    assert f"needs {needed} bytes on shard 0" in refused.value.message
+    assert "more than are free of --memory-limit 4194304" in refused.value.message
     assert single.figures(0).memory_bytes == before.memory_bytes
     with join(single, fresh_job(), num_workers=1) as worker:
         table = worker.table({"w": torch.zeros(1000)}, optimizer=ps.SGD(lr=1.0))

@@ -1,5 +1,6 @@
 """Rules of the house that a tool can check: imports point one way, types hold, nothing is unpickled."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.until import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,7 +19,7 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = str(beside) if beside.exists() else shutil.which(name)
     assert command is not None, f"{name} is not installed: make test installs it"
     return subprocess.run(
-        [command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False
     )
 
 
@@ -29,6 +32,30 @@ def test_the_checkers_are_content(command):
     """Imports point one way, types are strict, style is the house's."""
     outcome = tool(*command)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+SIGNALS = {
+    "ps_lab/process_handle.py",  # the handle itself
+    "tests/mutants/suite.py",  # faults of it, as text
+    "tests/unit/test_house_rules.py",
+    "tests/mutants/trial.py: os.kill(pid, signal.SIGKILL)  # ours until we have waited for it",
+}
+
+
+def test_signals_go_to_handles():
+    """A number may be another process's by now; only a process that signals itself, or its group, is sure."""
+    folders = ("ps_wire", "ps_server", "ps_worker", "ps_lab", "tests", "benchmarks", "examples")
+    itself = re.compile(r"os\.kill\(os\.getpid\(\), |os\.killpg\(0, ")
+    sends = re.compile(r"\bos\.kill(pg)?\(|signal\.pidfd_send_signal\(|\b(pkill|killall)\b")
+    found = [
+        (str(path.relative_to(ROOT)), line.strip())
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if sends.search(itself.sub("", line))
+    ]
+    assert not [f"{name}: {line}" for name, line in found if not {name, f"{name}: {line}"} & SIGNALS]
+    assert {name for name, _ in found} >= {entry.partition(":")[0] for entry in SIGNALS}
 
 
 def test_nothing_is_unpickled():
@@ -48,3 +75,29 @@ def test_nothing_is_unpickled():
         if re.search(word, path.read_text()) and "v1" not in path.parts
     ]
     assert not found
+
+
+STARTS = {"Thread", "Timer", "create_task", "ensure_future", "run_in_executor", "run_coroutine_threadsafe"}
+# Who starts a thread or a task otherwise than by `ps_wire.watched`, and who sees how it ends.
+SEEN = {
+    ("ps_server/data_stream.py", "create_task"): "the stream awaits its writing",
+    ("ps_server/follower.py", "run_in_executor"): "watched.outcome",
+    ("ps_server/local.py", "run_coroutine_threadsafe"): "whoever calls, or iterates over replies, gets it",
+    ("ps_server/orders.py", "run_in_executor"): "awaited, or watched.outcome",
+    ("ps_server/readers.py", "create_task"): "the cut awaits its hold",
+    ("ps_server/snapshot_taking.py", "ensure_future"): "the snapshot awaits what is written for it",
+    ("ps_server/takings.py", "create_task"): "watched.outcome",
+}
+
+
+def test_no_background_task_ends_unseen():
+    """Threads and tasks are made by `ps_wire.watched`, or somebody named here sees how they end."""
+    found = set()
+    for folder in ("ps_wire", "ps_server", "ps_worker"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                    if name in STARTS:
+                        found.add((path.relative_to(ROOT).as_posix(), name))
+    assert {place for place in found if place[0] != "ps_wire/watched.py"} == SEEN.keys()

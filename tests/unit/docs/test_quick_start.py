@@ -1,6 +1,5 @@
 """The README's quick start, as a new user would type it: its very commands, on other ports."""
 
-import os
 import shlex
 import signal
 import socket
@@ -11,19 +10,19 @@ from collections.abc import Iterator
 import pytest
 
 from ps_lab.cluster import command_path, free_ports
+from ps_lab.process_handle import ProcessHandle
+from tests.until import LIMIT_S
 
 from .pages import ROOT, commands
 
 pytestmark = pytest.mark.integration
-
-LIMIT_S = 60.0
 
 
 class Terminals:
     """Processes that Ctrl-C reaches, as in terminals of their own."""
 
     def __init__(self) -> None:
-        self.open: list[subprocess.Popen[str]] = []
+        self.open: list[tuple[subprocess.Popen[str], ProcessHandle]] = []
 
     def type(self, words: list[str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -35,23 +34,27 @@ class Terminals:
             text=True,
             start_new_session=True,
         )
-        self.open.append(process)
+        self.open.append((process, ProcessHandle(process.pid)))
         return process
 
     def ctrl_c(self, *processes: subprocess.Popen[str]) -> list[int]:
-        for process in processes:
-            os.killpg(process.pid, signal.SIGINT)
+        for process, group in self.open:
+            if process in processes:
+                group.send_group(signal.SIGINT)
         return [process.wait(LIMIT_S) for process in processes]
+
+    def close(self) -> None:
+        for process, group in self.open:
+            group.send_group(signal.SIGKILL)
+            group.close()
+            process.communicate()
 
 
 @pytest.fixture(name="terminals")
 def _terminals() -> Iterator[Terminals]:
     terminals = Terminals()
     yield terminals
-    for process in terminals.open:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    terminals.close()
 
 
 def quick_start(program: str) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ps_lab.child import Child
+from ps_lab.process_handle import ProcessHandle
 
 LIMIT_S = 20.0
 
@@ -52,13 +52,11 @@ def _start() -> Iterator[type[Recorded]]:
 def wait_gone(pid: int) -> None:
     """Until a process that is not our child has ended; fails at the limit."""
     try:
-        handle = os.pidfd_open(pid)
+        handle = ProcessHandle(pid)
     except ProcessLookupError:
         return
-    ended = select.poll()
-    ended.register(handle, select.POLLIN)
-    assert ended.poll(1000 * LIMIT_S), f"process {pid} is still there"
-    os.close(handle)
+    assert handle.wait(LIMIT_S), f"process {pid} is still there"
+    handle.close()
 
 
 def test_every_line_arrives_before_the_end_and_the_last_needs_no_newline(start: type[Recorded]) -> None:

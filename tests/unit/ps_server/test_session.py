@@ -255,3 +255,16 @@ def test_a_bug_of_ours_is_loud(caplog, monkeypatch):
     assert "ZeroDivisionError: oops" in error.message
     assert "bug while taking a frame" in caplog.text
     assert not isinstance(error, FrameMalformed)
+
+
+def test_thousands_of_refused_frames_write_few_lines(caplog):
+    """And how many there were is said when the connection ends."""
+    it = Wire()
+    it.hello()
+    with caplog.at_level(logging.DEBUG, logger="ps_server"):
+        for _ in range(3000):
+            it.send(Kind.PUSH, worker=1)
+        it.session.closed()
+    assert len(caplog.text) < 5000
+    assert "job j worker 0: 2990 more refusals" in caplog.text
+    assert it.shard.refused_frames == 3000

@@ -6,11 +6,18 @@ import struct
 
 import pytest
 
-from ps_server.shard import MAX_TOKENS, TOKEN_BYTES, Shard
+from ps_server.shard import CELL_BYTES, MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES, Shard
 from ps_wire import frame as wire
-from ps_wire.errors import JobUnknown, MemoryLimitExceeded, OptimizerUnsupported, StrangerRefused
+from ps_wire.errors import (
+    ConfigurationRefused,
+    JobUnknown,
+    MemoryLimitExceeded,
+    OptimizerUnsupported,
+    StrangerRefused,
+)
 from ps_wire.frame import Kind
 from ps_wire.plan import Plan
+from ps_wire.table import BucketOptions
 
 from .tables import Kept, group, table_spec
 
@@ -39,6 +46,12 @@ def admit(shard, worker, incarnation=1, *, job="j", num_workers=2, clocks=None, 
         clocks=clocks or {},
         reader=reader,
     )
+
+
+def need_of(spec):
+    """Of a job of two workers, with Adam, on the only shard."""
+    plan = Plan(spec, 1)
+    return plan.slice_bytes(0) * (1 + 2 + 2) + CELL_BYTES * plan.count_of_shard(0)
 
 
 class Connection:
@@ -106,34 +119,38 @@ def test_a_table_takes_weights_state_and_a_slice_per_worker(num_shards, optimize
     shard = shard_with(num_shards=num_shards, num_workers=4)
     spec = spec_of(optimizer=optimizer, **hyper)
     shard.open_table("j", spec)
-    assert held(shard) == {"j": Plan(spec, num_shards).slice_bytes(0) * (1 + slots + 4)}
+    plan = Plan(spec, num_shards)
+    assert held(shard) == {"j": plan.slice_bytes(0) * (1 + slots + 4) + CELL_BYTES * plan.count_of_shard(0)}
 
 
 def test_a_table_that_fits_exactly_is_taken_and_one_byte_less_refuses_it():
-    """The refusal names what is needed, what is free and who holds the rest; nothing is allocated."""
+    """The refusal names what is needed and what the job holds; nothing is allocated."""
     spec = spec_of()
-    need = Plan(spec, 1).slice_bytes(0) * (1 + 2 + 2)
+    need = need_of(spec)
     shard_with(need).open_table("j", spec)
     shard = shard_with(need - 1)
     with pytest.raises(MemoryLimitExceeded) as refused:
         shard.open_table("j", spec)
-    assert refused.value.facts == {"needed": need, "free": need - 1, "limit": need - 1}
+    assert refused.value.facts == {"needed": need, "held": 0, "limit": need - 1}
     assert str(need) in refused.value.message
     assert held(shard) == {"j": 0}
     with pytest.raises(JobUnknown):
         shard.table("j", 0)
 
 
-def test_jobs_and_tables_share_the_limit_and_a_dropped_job_frees_its_part():
-    """The holders are named."""
-    need = Plan(spec_of(), 1).slice_bytes(0) * 5
+def test_jobs_and_tables_share_the_limit_and_a_dropped_job_frees_its_part(caplog):
+    """The holders are named in the log; who is refused hears nothing of other jobs, not even what is free."""
+    need = need_of(spec_of())
     shard = shard_with(2 * need + 100, jobs=("a", "b", "c"))
     shard.open_table("a", spec_of())
     shard.open_table("b", spec_of())
-    for job in ("c", "a"):
-        with pytest.raises(MemoryLimitExceeded, match=f"a {need}, b {need}") as refused:
+    for job, holds in (("c", 0), ("a", need)):
+        caplog.clear()
+        with pytest.raises(MemoryLimitExceeded, match=f"the job holds {holds},") as refused:
             shard.open_table(job, spec_of(number=1))
-        assert refused.value.facts["free"] == 100
+        assert refused.value.facts == {"needed": need, "held": holds, "limit": 2 * need + 100}
+        assert f"(jobs hold: a {need}, b {need})" in caplog.text
+        assert "b " + str(need) not in refused.value.message
     shard.drop("b")
     shard.open_table("c", spec_of())
     assert held(shard) == {"a": need, "c": need}
@@ -145,6 +162,30 @@ def test_a_plan_of_terabytes_is_refused_without_being_built():
     shard = shard_with(1 << 30)
     with pytest.raises(MemoryLimitExceeded):
         shard.open_table("j", spec_of(numel=10**13))
+
+
+def test_a_table_of_more_partitions_than_a_shard_opens_in_seconds_is_refused():
+    """With the way out; its plan takes no time, however many there are."""
+    numel = 1024 * (MAX_PARTITIONS + 1)
+    small = BucketOptions(partition_bytes=4096)
+    spec = table_spec("SGD", group(lr=0.1), shapes=((numel,),), buckets=small)
+    shard = shard_with()
+    with pytest.raises(ConfigurationRefused, match="larger partition_bytes"):
+        shard.open_table("j", spec)
+    assert held(shard) == {"j": 0}
+
+
+def test_what_the_system_does_not_give_is_given_back(monkeypatch):
+    """Without a limit: an error by name, and the job holds what it held."""
+    shard = shard_with()
+
+    def exhausted(**_):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("ps_server.shard.ShardTable", exhausted)
+    with pytest.raises(MemoryLimitExceeded, match="Cannot allocate memory"):
+        shard.open_table("j", spec_of())
+    assert held(shard) == {"j": 0}
 
 
 def test_an_optimizer_that_shards_cannot_run_takes_no_memory():
@@ -201,8 +242,31 @@ def test_only_who_has_joined_gets_a_token(job, worker, incarnation, error):
     shard = shard_with()
     with pytest.raises(error):
         shard.make_token(job, worker, incarnation)
-    with pytest.raises(error):
+    with pytest.raises(StrangerRefused):
         shard.use_token(job, worker, incarnation, shard.make_token("j", 0, 1))
+
+
+def test_who_has_no_token_hears_the_same_of_every_job_and_worker():
+    """Whether the job is here, and who is in it, is nobody's business who was given no token for it."""
+    shard = shard_with()
+    own = shard.make_token("j", 0, 1)
+    said = set()
+    for job, worker, incarnation in (("k", 0, 1), ("j", 1, 1), ("j", 2, 1), ("j", 0, 2)):
+        for token in (own, bytes(TOKEN_BYTES), b"", own[:-1], own + b"x"):
+            with pytest.raises(StrangerRefused) as refused:
+                shard.use_token(job, worker, incarnation, token)
+            assert refused.value.facts == {}
+            said.add(refused.value.message.replace(f"worker {worker} of job {job}", ""))
+    assert said == {": this token was not given to it"}
+
+
+def test_who_was_given_a_token_hears_why_it_opens_nothing_any_more():
+    """Its job went, or it was evicted, between two calls: it is told so, as by any other call."""
+    shard = shard_with()
+    token = shard.make_token("j", 0, 1)
+    shard.drop("j")
+    with pytest.raises(JobUnknown):
+        shard.use_token("j", 0, 1, token)
 
 
 def test_a_new_incarnation_voids_the_tokens_of_the_old():

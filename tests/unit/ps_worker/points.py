@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import ps_worker as ps
+from tests.until import LIMIT_S
 
-LIMIT_S = 60.0
 EPOCHS, SAMPLES, BATCH, WIDTH = 2, 96, 4, 96
 
 IN_A_STEP = (

@@ -19,6 +19,32 @@ Script = Callable[[int, torch.nn.Module, torch.optim.Optimizer], Any]
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
 
+def in_turns(script: Script) -> Script:
+    """The script, whose replicas compute one at a time and wait for each other only in `optimizer.step()`.
+
+    torch compiles under autocast with the lock of autocast's cache held, for which another thread waits with
+    the GIL: two threads of a process that compile at once may hang for ever. Workers are processes.
+    """
+    turn = threading.Lock()
+
+    def run(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        step = optimizer.step
+
+        @torch.compiler.disable
+        def step_between_turns(*given: Any) -> Any:
+            turn.release()
+            try:
+                return step(*given)
+            finally:
+                turn.acquire()
+
+        optimizer.step = step_between_turns  # type: ignore[method-assign]
+        with turn:
+            return script(rank, model, optimizer)
+
+    return run
+
+
 def batch(rank: int, step: int, *shape: int) -> torch.Tensor:
     """Random numbers that depend on nothing but these."""
     generator = torch.Generator().manual_seed(1000 * rank + step)

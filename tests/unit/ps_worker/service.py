@@ -20,9 +20,9 @@ import ps_worker as ps
 from ps_server.coordinator import Coordinator
 from ps_server.process import Server, ServerOptions
 from ps_wire.access import OPEN, Access
+from tests.until import LIMIT_S
 
 Result = TypeVar("Result")
-LIMIT_S = 40.0
 AFTER_ERROR_S = 2.0  # that others get when one has failed
 _numbers = itertools.count()
 

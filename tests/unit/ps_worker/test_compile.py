@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 import ps_worker as ps
 
 from .models import Mlp, Normed, Tied
-from .reference import Script, alone, assert_same, batch, check, seeded
+from .reference import Script, alone, assert_same, batch, check, in_turns, seeded
 from .service import Cluster, run_workers
 
 # torch's own, where what it compiles is not the first that takes part in autograd
@@ -101,14 +101,15 @@ def test_a_compiled_model_gives_the_bytes_of_plain_torch(
     cluster: Cluster, compile_: Compile, backend: str, overlap: Any
 ):
     """With overlap too, though all hooks fire at the end of a compiled backward."""
-    check(cluster, loop(compile_, backend), seeded(Stack), adam, num_workers=2, overlap=overlap, buckets=EACH)
+    script = in_turns(loop(compile_, backend))
+    check(cluster, script, seeded(Stack), adam, num_workers=2, overlap=overlap, buckets=EACH)
     assert counters["stats"]["unique_graphs"]
 
 
 @backends
 @pytest.mark.parametrize("make", [Normed, Mlp], ids=lambda make: make.__name__)
 def test_a_compiled_model_under_autocast(cluster: Cluster, make: type[torch.nn.Module], backend: str):
-    script = loop(whole, backend, dtype=torch.bfloat16)
+    script = in_turns(loop(whole, backend, dtype=torch.bfloat16))
     check(cluster, script, seeded(make), adam, num_workers=2)
 
 
@@ -121,7 +122,7 @@ def test_a_compiled_model_with_tied_weights(cluster: Cluster, backend: str):
             optimizer.step()
             optimizer.zero_grad()
 
-    check(cluster, script, seeded(Tied), adam, num_workers=2, overlap=True)
+    check(cluster, in_turns(script), seeded(Tied), adam, num_workers=2, overlap=True)
 
 
 @overlaps
@@ -206,7 +207,9 @@ def test_a_compiled_function_that_steps_runs_the_step_outside_its_graphs(
         for step in range(STEPS):
             train(batch(rank, step, 4, 13), batch(rank, 100 + step, 4, 13))
 
-    check(cluster, script, seeded(Mlp), adam, num_workers=num_workers, overlap=overlap, buckets=EACH)
+    check(
+        cluster, in_turns(script), seeded(Mlp), adam, num_workers=num_workers, overlap=overlap, buckets=EACH
+    )
 
 
 def test_a_closure_over_a_compiled_model(cluster: Cluster):
@@ -287,4 +290,8 @@ def test_a_compiled_model_has_other_names_than_the_model(cluster: Cluster):
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_inductor(cluster: Cluster):
     """Generated kernels take weights from any 64-byte boundary."""
-    check(cluster, loop(whole, "inductor"), seeded(Mlp), adam, overlap=True, buckets=EACH)
+    # Here, since processes that compile import torch first: twice the time. And the kernels are made before
+    # anybody waits for them.
+    with torch._inductor.config.patch(compile_threads=1):
+        whole(seeded(Mlp), "inductor")(batch(0, 0, 4, 13)).square().mean().backward()
+        check(cluster, loop(whole, "inductor"), seeded(Mlp), adam, overlap=True, buckets=EACH)

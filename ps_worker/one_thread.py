@@ -1,0 +1,63 @@
+"""One thread at a time is inside the calls of a worker; another one is refused by name.
+
+Which thread it is may change from call to call. What a worker sends and notes has one writer that way, and
+needs no lock. A lock that its calls waited for instead would be held while they wait for other workers: two
+tables in two threads would come to wait for each other across workers.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from ps_wire.errors import UsageError
+
+_answering = threading.local()
+
+
+class OneThread:
+    """See the module's docstring. `with` it: the calling thread is inside; it may be so several times.
+
+    `_lock` is held while a thread is inside, and guards `_name`. Only who takes turns waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._name = ""
+
+    def __enter__(self) -> None:
+        if getattr(_answering, "now", False):
+            raise UsageError(
+                "a callback of a future runs on the thread that receives answers: push(), pull() and step() "
+                "would wait for themselves there; wait for result() on a thread of the script and go on there"
+            )
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                f"thread {threading.current_thread().name!r} calls a worker while thread {self._name!r} is "
+                "inside a call of it, and one at a time may be. push() and pull() return futures, for which "
+                "any thread may wait; threads that all push, pull or step take a lock of the script around it"
+            )
+        self._name = threading.current_thread().name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """`with` it: as entering, but waits for who is inside; for what no script calls by itself."""
+        return self._lock
+
+
+class Answering:
+    """`with` it: this thread completes a future; what a script has it do then is no call of a worker."""
+
+    def __enter__(self) -> None:
+        _answering.now = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _answering.now = False

@@ -1,0 +1,101 @@
+"""Faults of signals, of what watches the tests, and of what the tests say of themselves."""
+
+from tests.mutants.mutant import Mutant
+
+HANDLE = "ps_lab/process_handle.py"
+OF_HANDLES = ("tests/unit/ps_lab/test_process_handle.py",)
+OF_THE_WATCHDOG = ("tests/unit/test_watchdog.py",)
+
+MUTANTS = (
+    Mutant(
+        name="a signal goes to a number",
+        file=HANDLE,
+        text="                signal.pidfd_send_signal(self._pidfd, number)\n",
+        fault="                os.kill(self.pid, number)\n",
+        tests=OF_HANDLES,
+    ),
+    Mutant(
+        name="a group is met by its number, whoever has it",
+        file=HANDLE,
+        text="                    signal.pidfd_send_signal(self._pidfd, number, None, PROCESS_GROUP)\n",
+        fault="                    os.killpg(self.pid, number)\n",
+        tests=OF_HANDLES,
+    ),
+    Mutant(
+        name="a handle that is closed signals",
+        file=HANDLE,
+        text="            if self._closed:\n                return\n            if self._pidfd is None:\n",
+        fault="            if self._pidfd is None:\n",
+        tests=OF_HANDLES,
+    ),
+    Mutant(
+        name="no groups before Linux 6.9",
+        file=HANDLE,
+        text="if error.errno != errno.EINVAL:",
+        fault="if error.errno == errno.EINVAL:",
+        tests=OF_HANDLES,
+    ),
+    Mutant(
+        name="a container without pidfds has no handles",
+        file=HANDLE,
+        text="        if error.errno in NO_PIDFD:\n            return None\n",
+        fault="",
+        tests=OF_HANDLES,
+    ),
+    Mutant(
+        name="a close does not wait for a signal that is being sent",
+        file=HANDLE,
+        text="        with self._lock:\n            if not self._closed and self._pidfd is not None:\n",
+        fault="        if True:\n            if not self._closed and self._pidfd is not None:\n",
+        tests=OF_HANDLES,
+    ),
+    Mutant(
+        name="what a killed child has started lives on",
+        file="ps_lab/child.py",
+        text="        self._handle.send_group(signal.SIGKILL)\n        _keeper.release(self.pid)\n",
+        fault="        _keeper.release(self.pid)\n",
+        tests=("tests/unit/ps_lab/test_child.py",),
+    ),
+    Mutant(
+        name="what a killed launcher's workers have started lives on",
+        file="ps_lab/keeper.py",
+        text="            handle.send_group(signal.SIGKILL)\n",
+        fault="            handle.close()\n",
+        tests=("tests/integration/test_launch.py",),
+    ),
+    Mutant(
+        name="a test that is stuck ends without its stacks",
+        file="tests/watcher.py",
+        text="        self._process.send(signal.SIGABRT)\n",
+        fault="        self._process.send(signal.SIGKILL)\n",
+        tests=OF_THE_WATCHDOG,
+    ),
+    Mutant(
+        name="a process that cannot end has no stacks",
+        file="tests/watchdog.py",
+        text="        faulthandler.enable(file=self._stderr)  # again: pytest has just ended its own\n",
+        fault="",
+        tests=OF_THE_WATCHDOG,
+    ),
+    Mutant(
+        name="nobody watches the process that hands out the tests",
+        file="tests/watchdog.py",
+        text='        return bool(self._plugins.hasplugin("dsession"))\n',
+        fault="        return False\n",
+        tests=OF_THE_WATCHDOG,
+    ),
+    Mutant(
+        name="a lost test does not say how its process ended",
+        file="tests/watchdog.py",
+        text='        report.longrepr = f"{report.longrepr}\\n{how_it_ended(report.node)}"\n',
+        fault="        pass\n",
+        tests=OF_THE_WATCHDOG,
+    ),
+    Mutant(
+        name="the limit that a test names is not its limit",
+        file="tests/watchdog.py",
+        text="        limit_s = self._limit_s if mark is None else float(mark.args[0])\n",
+        fault="        limit_s = self._limit_s\n",
+        tests=OF_THE_WATCHDOG,
+    ),
+)
