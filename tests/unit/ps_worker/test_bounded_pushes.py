@@ -104,7 +104,7 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
             evicted.set()
         else:
             exchange, pass_gate = table._exchange, table._exchange.pass_gate
-            table.push({"w": torch.ones(3000)})
+            table.push({"w": torch.ones(3000)}).result(60)  # else a shard refuses what an evicted one sends
 
             def waits(step: int) -> None:
                 waiting.set()
