@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from tests.until import until
 
 from .service import Cluster, figures, fresh_name, partitions, run_workers
 
@@ -94,21 +95,20 @@ def test_who_pulls_at_each_step_asks_once(cluster: Cluster):
 
 def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster):
     """What it was about to push is void; the other one is not held up."""
-    job, waiting, evicted = fresh_name(), threading.Event(), threading.Event()
+    job, waiting = fresh_name(), threading.Event()
 
     def body(worker: ps.Worker) -> int:
         table = table_of(worker)
         if worker.rank:
             assert waiting.wait(30)
             cluster.evict(job, 0)
-            evicted.set()
         else:
             exchange, pass_gate = table._exchange, table._exchange.pass_gate
             table.push({"w": torch.ones(3000)}).result(60)  # else a shard refuses what an evicted one sends
 
             def waits(step: int) -> None:
                 waiting.set()
-                assert evicted.wait(30)
+                until(lambda: exchange.evicted, "it has heard that it was evicted")
                 pass_gate(step)
 
             exchange.pass_gate = waits
