@@ -330,6 +330,7 @@ class WrappedOptimizer(Stages):
             syncing=lambda: self._syncing and not self._void,
             hyperparameters=lambda: self._read(groups),
             weight=self._weigh,
+            sending=self._inside.sending,
             settle=self._before_push,
             as_views=self._as_views,
         )
