@@ -21,7 +21,7 @@ from ps_lab.process_handle import ProcessHandle
 
 # Without the site's packages, which take longer to look for than all that it imports.
 _ROOT = str(Path(__file__).resolve().parents[1])
-_RUN = f"import sys; sys.path.insert(0, {_ROOT!r}); from ps_lab.keeper import main; main()"
+RUN = f"import sys; sys.path.insert(0, {_ROOT!r}); from ps_lab.keeper import main; main()"
 
 
 class Keeper:
@@ -43,7 +43,7 @@ class Keeper:
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _RUN],
+                    [sys.executable, "-I", "-S", "-c", RUN],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ps_server.durability import Durability
+from ps_server.memory_share import default_limit_bytes
 from ps_server.snapshot_policy import SnapshotPolicy, policy_of
 from ps_wire import kernels, trace
 from ps_wire.access import read
@@ -57,8 +58,9 @@ def serve(
         str | None,
         typer.Option(
             envvar="PS_MEMORY_LIMIT",
-            metavar="BYTES",
-            help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123.",
+            metavar="BYTES|none",
+            help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123; "
+            "0 or none: no limit. Default: 80 % of the machine's memory, or of the cgroup's.",
         ),
     ] = None,
     device: Annotated[
@@ -132,7 +134,7 @@ def serve(
         port=port,
         coordinator=parse_coordinator(index, coordinator, servers),
         advertise=advertise or host,
-        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        memory_limit_bytes=parse_memory_limit(memory_limit),
         device=device,
         data_port=data_port,
         health_port=health_port,
@@ -146,6 +148,10 @@ def serve(
     for gap in gaps(index, options.durability, options.snapshots, options.state_dir):
         log.logger.warning(gap)
     log.logger.info("arithmetic: %s", kernels.FOUND)
+    if options.memory_limit_bytes is not None:
+        log.logger.info(
+            "tables of all jobs take at most %d bytes (--memory-limit)", options.memory_limit_bytes
+        )
     trace.start(f"server {index}")
     optimizers.warm_up()
     gc.freeze()  # else a full collection, as a large table brings it about, looks through all of torch: 0.2 s
@@ -183,15 +189,26 @@ def check_host(host: str, *, guarded: bool, insecure: bool) -> None:
     )
 
 
+def parse_memory_limit(text: str | None) -> int | None:
+    """Bytes for the tables of all jobs; None: no limit.
+
+    Raises:
+        UsageError: it is neither bytes nor `none`.
+    """
+    if text is None:
+        return default_limit_bytes()
+    return None if text.strip() in ("0", "none") else parse_bytes(text)
+
+
 def parse_bytes(text: str) -> int:
     """A number of bytes, with an optional K, M, G or T (powers of 1024).
 
     Raises:
-        UsageError: it is anything else, or 0.
+        UsageError: it is anything else.
     """
     match = re.fullmatch(r"(\d{1,15})([KMGT]?)(?:i?B)?", text.strip())
     if match is None or int(match[1]) == 0:
-        raise UsageError(f"--memory-limit {text!r}: write bytes, such as 500M or 8G")
+        raise UsageError(f"--memory-limit {text!r}: write bytes, such as 500M or 8G, or none")
     return int(match[1]) * _UNITS[match[2]]
 
 

@@ -92,6 +92,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             raise FrameMalformed("a shard's stream starts with register") from None
         register = first.register
         try:
+            await self._shards.check_held(register)
             outbox = self._shards.register(register)
         except PsError as error:
             if isinstance(error, Fenced) and error.facts.get("coordinator"):

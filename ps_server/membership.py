@@ -28,6 +28,7 @@ from ps_server.member import (
     check_job,
     entrance,
     refusal,
+    removal,
     tell,
 )
 from ps_server.refusals import rolled_back
@@ -133,14 +134,19 @@ class Job(JobLife):
                 return self._started(order.start_table.table)
         return []
 
-    def failed(self, order: pb.Order, error: PsError) -> list[Action]:
-        """A shard refused the order, or is not there: whom it concerns is told."""
+    def failed(self, order: pb.Order, error: PsError, *, sent: bool = True) -> list[Action]:
+        """A shard refused the order, or is not there: whom it concerns is told.
+
+        Who was to be let in may have been, on some shards: it is taken out again on all of them, however long
+        that takes, before anything else is ordered. An order that was not `sent` needs no undoing.
+        """
         kind = order.WhichOneof("kind")
         if kind == "admit":
             member = self.roster.members[order.admit.worker]
             if member.incarnation == order.admit.incarnation and member.present:
                 member.state = MemberState.LOST
-                return [refusal(member, error), *self._check_end()]
+                undone = [removal(self.name, member)] if sent else self._check_end()
+                return [refusal(member, error), *undone]
             return []
         told = self.tell_all(error)
         if kind not in ("remove", "fence", "evict"):

@@ -196,8 +196,10 @@ class Room:
         agenda = self._agenda
         # who joins may be told to come later; all else is awaited, by workers that have limits of their own
         limit_s = ORDER_LIMIT_S if order.HasField("admit") else None
+        sent = False
         try:
             await self._shards.wait_complete(RESTART_LIMIT_S if order.HasField("admit") else None)
+            sent = True
             following: pb.Order | None = order
             while following is not None:
                 order = following
@@ -209,7 +211,7 @@ class Room:
                     await self._shards.wait_complete()
             if not agenda.frozen:
                 logger.warning("job %s: order %s: %s", self.job.name, order.WhichOneof("kind"), error)
-            agenda.refused(self.job, error)
+            agenda.refused(self.job, error, sent=sent)
         except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait
             logger.exception("bug in order %s of job %s", order.WhichOneof("kind"), self.job.name)
-            agenda.refused(self.job, InternalError(f"{type(error).__name__}: {error}"))
+            agenda.refused(self.job, InternalError(f"{type(error).__name__}: {error}"), sent=sent)

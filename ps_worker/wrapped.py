@@ -253,8 +253,9 @@ class WrappedOptimizer(Stages):
             return
         if self._one_norm:
             raise UsageError(
-                "clip_grad_norm is one norm over all parameters of wrap, and a param-group that is added to it "
-                "is a table with a norm of its own: add param-groups before wrap, or wrap without clip_grad_norm"
+                "clip_grad_norm is one norm over all parameters of wrap, and a param-group that is added to "
+                "it is a table with a norm of its own: add param-groups before wrap, or wrap without "
+                "clip_grad_norm"
             )
         self._between_steps("add_param_group()")
         super().add_param_group(param_group)
@@ -329,6 +330,7 @@ class WrappedOptimizer(Stages):
             syncing=lambda: self._syncing and not self._void,
             hyperparameters=lambda: self._read(groups),
             weight=self._weigh,
+            sending=self._inside.sending,
             settle=self._before_push,
             as_views=self._as_views,
         )

@@ -8,7 +8,7 @@ import signal
 
 from hypothesis import Phase, settings
 
-pytest_plugins = ["tests.watchdog", "tests.stress"]
+pytest_plugins = ["tests.watchdog", "tests.skips", "tests.stress"]
 
 # As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -377,7 +377,7 @@ class FollowRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., norm: _Optional[_Union[Norm, _Mapping]] = ..., attendance: _Optional[_Union[Attendance, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "shard", "num_shards", "address", "boot", "generation", "coordinator")
+    __slots__ = ("protocol", "shard", "num_shards", "address", "boot", "generation", "coordinator", "host", "pid")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +385,8 @@ class Register(_message.Message):
     BOOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     shard: int
     num_shards: int
@@ -392,7 +394,9 @@ class Register(_message.Message):
     boot: bytes
     generation: int
     coordinator: int
-    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ..., generation: _Optional[int] = ..., coordinator: _Optional[int] = ...) -> None: ...
+    host: str
+    pid: int
+    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ..., generation: _Optional[int] = ..., coordinator: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Norm(_message.Message):
     __slots__ = ("job", "table", "opening", "step", "squares", "epoch")
@@ -460,7 +464,7 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "choose", "catch_up", "granted", "restore", "save_cut", "look_save", "end_save")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "choose", "catch_up", "granted", "restore", "save_cut", "look_save", "end_save", "prove")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +486,7 @@ class Order(_message.Message):
     SAVE_CUT_FIELD_NUMBER: _ClassVar[int]
     LOOK_SAVE_FIELD_NUMBER: _ClassVar[int]
     END_SAVE_FIELD_NUMBER: _ClassVar[int]
+    PROVE_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
@@ -503,7 +508,8 @@ class Order(_message.Message):
     save_cut: Save
     look_save: Save
     end_save: Save
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., choose: _Optional[_Union[Choose, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., save_cut: _Optional[_Union[Save, _Mapping]] = ..., look_save: _Optional[_Union[Save, _Mapping]] = ..., end_save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
+    prove: Prove
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., choose: _Optional[_Union[Choose, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., save_cut: _Optional[_Union[Save, _Mapping]] = ..., look_save: _Optional[_Union[Save, _Mapping]] = ..., end_save: _Optional[_Union[Save, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("generation", "coordinator")

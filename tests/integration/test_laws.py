@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from torch.nn.functional import cross_entropy
 import ps_worker as ps
 from ps_wire.carrier import Carrier
 from ps_wire.shared_memory import AVAILABLE
+from tests.until import until
 
 from .processes import LIMIT_S
 from .servers import Servers, fresh_job
@@ -72,6 +77,50 @@ def test_law_2_bsp_with_batch_b_is_close_to_one_worker_with_batch_n_times_b(clus
         assert (got - expected).norm() <= 1e-5 * expected.norm()
 
 
+class Turns:
+    """Workers go one at a time, in an order that the test gives."""
+
+    def __init__(self, order: list[int]) -> None:
+        self._order = order
+        self._at = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def turn(self, rank: int) -> Iterator[None]:
+        """The next turn of this worker."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._order[self._at] == rank, LIMIT_S)
+            yield
+            self._at += 1
+            self._changed.notify_all()
+
+
+def test_law_3_bsp_does_not_depend_on_arrival_order(cluster: Servers) -> None:
+    """Each push of a worker has arrived before the next worker's leaves: in other orders, the same bytes."""
+    workers, steps = 3, 4
+
+    def run(seed: int) -> torch.Tensor:
+        draw = random.Random(seed)
+        turns = Turns([rank for _ in range(steps) for rank in draw.sample(range(workers), workers)])
+
+        def body(worker: ps.Worker) -> torch.Tensor:
+            table = worker.table({"w": torch.ones(4000)}, optimizer=ps.Adam(lr=0.1), buckets=SMALL)
+            for step in range(steps):
+                generator = torch.Generator().manual_seed(100 * worker.rank + step)
+                gradient = {"w": torch.randn(4000, generator=generator) * 10.0 ** (worker.rank - 1)}
+                with turns.turn(worker.rank):
+                    table.push(gradient, weight=(1.0, 3.0, 0.5)[worker.rank]).result(LIMIT_S)
+                values = table.pull().result(LIMIT_S).values["w"]
+            worker.finish()
+            return values
+
+        return train(cluster, body, num_workers=workers, consistency="bsp")[0]
+
+    expected = run(0)
+    for seed in (1, 2, 3):
+        assert torch.equal(run(seed), expected)
+
+
 @pytest.fixture(params=Carrier)
 def carrier(request: pytest.FixtureRequest) -> str:
     """Each that there is here."""
@@ -103,6 +152,94 @@ def test_law_4_a_reader_misses_no_update_that_is_old_enough(
     for clock, values in seen:
         assert ((values == 0) | (values == 1)).all()
         assert (values[:, : max(clock - staleness, 0)] == 1).all(), clock
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_laws_5_and_6_the_gap_and_the_version_staleness_are_bounded(cluster: Servers, staleness: int) -> None:
+    """A worker goes s + 1 ahead of others that stand; what these then push is no staler than it may be."""
+    workers, steps, job = 3, 8, fresh_job()
+    ahead = staleness + 1
+
+    def body(worker: ps.Worker) -> None:
+        start = {"w": torch.zeros(4000)}
+        table = worker.table(start, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        table.pull().result(LIMIT_S)
+        if worker.rank:
+            for shard in (0, 1):
+                until(lambda shard=shard: cluster.ledger(shard, job, 0).max_gap >= ahead, "it is ahead")
+        for _ in range(steps):
+            table.push({"w": torch.ones(4000)})
+            table.pull().result(LIMIT_S)
+        worker.finish()
+
+    train(cluster, body, num_workers=workers, consistency=f"ssp:{staleness}", job=job)
+    for shard in (0, 1):
+        gaps = [cluster.ledger(shard, job, rank).max_gap for rank in range(workers)]
+        assert max(gaps) == gaps[0] == ahead
+        taus = dict(cluster.table(shard, job).tau)
+        assert 0 < max(taus) <= (2 * staleness + 1) * (workers - 1)
+        assert sum(taus.values()) == workers * steps * cluster.table(shard, job).partitions
+
+
+def test_laws_7_and_10_asp_never_waits_and_conserves_version_staleness(cluster: Servers) -> None:
+    """Worker 0 is at its end before others have begun; push and pull are one turn, whosever it is."""
+    workers, job = 3, fresh_job()
+    draw = random.Random(7)
+    order = [0] * 20 + [draw.randrange(1, workers) for _ in range(30)] + [-1]
+    turns, read = Turns(order), [0] * workers
+
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(4000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        for _ in range(order.count(worker.rank)):
+            with turns.turn(worker.rank):
+                table.push({"w": torch.ones(4000)}).result(LIMIT_S)
+                pulled = table.pull().result(LIMIT_S)
+                assert pulled.spread == 0
+                read[worker.rank] = pulled.version
+        worker.finish()
+
+    train(cluster, body, num_workers=workers, consistency="asp", job=job)
+    updates = len(order) - 1
+    for shard in (0, 1):
+        table = cluster.table(shard, job)
+        assert table.min_version == table.max_version == updates
+        applied = sum(tau * count for tau, count in dict(table.tau).items())
+        in_flight = sum(updates - version for version in read)
+        assert applied + in_flight * table.partitions == (workers - 1) * updates * table.partitions
+        assert [cluster.ledger(shard, job, rank).gate_wait_s for rank in range(workers)] == [0.0] * workers
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "bsp:backup=1", "ssp:1", "asp:max_delay=1"])
+def test_law_12_every_push_is_accounted_for(cluster: Servers, consistency: str) -> None:
+    """Applied, dropped, abstained: gradients, some with NaN, and steps without one."""
+    workers, steps, job = 3, 10, fresh_job()
+
+    def body(worker: ps.Worker) -> int:
+        table = worker.table({"w": torch.zeros(4000)}, optimizer=ps.SGD(lr=0.01), buckets=SMALL)
+        draw = random.Random(worker.rank)
+        for _ in range(steps):
+            kind = draw.choice(("gradient", "gradient", "nan", "abstain"))
+            if kind == "abstain":
+                table.abstain()
+            else:
+                table.push({"w": torch.full((4000,), torch.nan if kind == "nan" else 1.0)})
+            table.pull().result(LIMIT_S)
+        worker.finish()
+        return steps
+
+    settings = {"num_workers": workers, "consistency": consistency, "job": job, "nonfinite": "skip"}
+    pushed = train(cluster, body, **settings)
+    total = Counter[str]()
+    for shard in (0, 1):
+        partitions = cluster.table(shard, job).partitions
+        for rank, count in enumerate(pushed):
+            ledger = cluster.ledger(shard, job, rank)
+            assert ledger.received == count * partitions
+            assert ledger.applied + ledger.dropped + ledger.abstained == ledger.received
+            total.update(applied=ledger.applied, dropped=ledger.dropped, abstained=ledger.abstained)
+    assert total["applied"] > 0
+    assert total["abstained"] > 0
+    assert (total["dropped"] == 0) or consistency in ("bsp:backup=1", "asp:max_delay=1")
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .mutant import Mutant
-from .table import problems, rows
+from .table import areas, problems, rows
 from .tree import CannotBuild, Tree
 from .trial import Outcome, Trial, warm_up
 
@@ -187,11 +187,21 @@ def _mutated(
         yield said(verdict(row, outcome, seconds))
 
 
+def chosen(word: str, path: str) -> list[Mutant]:
+    """Rows whose name has `word`, and that are about a file whose path has `path`, or stand in one."""
+    return [
+        row
+        for area, rows_of_it in areas().items()
+        for row in rows_of_it
+        if word in row.name and (path in row.file or path in f"tests/mutants/{area}.py")
+    ]
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", metavar="WORD", help="rows whose name has it")
-    parser.add_argument("--file", metavar="PATH", help="rows of files whose path has it")
+    parser.add_argument("--file", metavar="PATH", help="rows about, or in, files whose path has it")
     parser.add_argument("--list", action="store_true", help="say the rows, run nothing")
     parser.add_argument("--check", action="store_true", help="look at the table, run nothing")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at a time")
@@ -201,7 +211,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if found := problems(table):
         console.print("\n".join(found), style="red", markup=False)
         return 1
-    table = [row for row in table if (options.only or "") in row.name and (options.file or "") in row.file]
+    table = chosen(options.only or "", options.file or "")
     if options.list or options.check:
         for row in table if options.list else ():
             console.print(f"{row.file}: {row.name}", markup=False, highlight=False, soft_wrap=True)

@@ -119,14 +119,14 @@ MUTANTS = (
         file="ps_wire/token.py",
         text="        return self.job is None or self.job == job\n",
         fault="        return True\n",
-        tests=(f"{WIRE}test_token.py", "tests/integration/test_security.py"),
+        tests=(f"{WIRE}test_token.py",),
     ),
     Mutant(
         name="token: a job's token may do what is the service's",
         file="ps_wire/token.py",
         text='        if self.job is not None:\n            raise TokenRefused(f"the token of job {self.job} does not',
         fault="        if self.job == '':\n            raise TokenRefused(f\"the token of job {self.job} does not",
-        tests=(f"{WIRE}test_token.py", "tests/integration/test_security.py"),
+        tests=(f"{WIRE}test_token.py",),
     ),
     Mutant(
         name="token: only the first of a file is taken",
@@ -177,7 +177,7 @@ MUTANTS = (
         file="ps_server/gatekeeper.py",
         text="        except TokenRefused as error:\n            return self._refusing(error)\n",
         fault="        except TokenRefused:\n            pass\n",
-        tests=("tests/integration/test_security.py", f"{WORKER}test_access.py"),
+        tests=(f"{WORKER}test_access.py",),
     ),
     Mutant(
         name="staleness: the 99th percentile is the rank below",
@@ -217,22 +217,22 @@ MUTANTS = (
     Mutant(
         name="keeper: a group that has ended is killed, whoever has its number",
         file="ps_lab/keeper.py",
-        text='        (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))\n',
-        fault="        groups.add(int(line[1:]))\n",
+        text="            groups.pop(group).close()\n",
+        fault="            pass\n",
         tests=(f"{LAB}test_child.py", f"{LAB}test_keeper.py"),
     ),
     Mutant(
         name="keeper: nothing is ended where the command was killed",
         file="ps_lab/keeper.py",
-        text="            os.killpg(group, signal.SIGKILL)\n",
-        fault="            os.killpg(group, 0)\n",
-        tests=(f"{LAB}test_child.py", f"{LAB}test_keeper.py", "tests/integration/test_launch.py"),
+        text="            handle.send_group(signal.SIGKILL)\n",
+        fault="            handle.send_group(0)\n",
+        tests=(f"{LAB}test_child.py", f"{LAB}test_keeper.py"),
     ),
     Mutant(
         name="child: what it has started lives on",
         file="ps_lab/child.py",
-        text="            # Not yet reaped, so the group is still ours: what the process left behind ends with it.\n"
-        "            os.killpg(self.pid, signal.SIGKILL)\n",
+        text="        # Not yet reaped, so the group is still ours: what the process left behind ends with it.\n"
+        "        self._handle.send_group(signal.SIGKILL)\n",
         fault="",
         tests=(f"{LAB}test_child.py",),
     ),
@@ -248,6 +248,6 @@ MUTANTS = (
         file="ps_lab/tether.py",
         text="        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)\n",
         fault="        pass\n",
-        tests=(f"{LAB}test_child.py", "tests/integration/test_launch.py"),
+        tests=(f"{LAB}test_child.py",),
     ),
 )

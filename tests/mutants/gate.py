@@ -207,7 +207,7 @@ MUTANTS = (
         file=PARTITION,
         text="return max(self.version + (min(clocks) > self.version), taken)",
         fault="return max(self.version, taken)",
-        tests=(EVICTION, f"{UNIT}test_deadlock_members.py"),
+        tests=(EVICTION,),
     ),
     Mutant(
         name="partition: a newcomer enters a step that its earlier incarnation has staged",

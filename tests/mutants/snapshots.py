@@ -224,7 +224,10 @@ MUTANTS = (
         text="        await self._shards.order(pb.Order(save_cut=save))\n        for worker",
         fault="        saving = asyncio.ensure_future(self._shards.order(pb.Order(save_cut=save)))\n"
         "        saving.add_done_callback(lambda it: it.exception())\n        for worker",
-        tests=(SNAPSHOTS, LAW_15, f"{UNIT}test_deadlock_servers.py"),
+        tests=(
+            SNAPSHOTS,
+            LAW_15,
+        ),
     ),
     Mutant(
         name="snapshot: one that was given up leaves its files",
@@ -253,7 +256,10 @@ MUTANTS = (
         file=TAKINGS,
         text='            self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))\n',
         fault="            pass\n",
-        tests=(f"{WORKER}test_rollback.py", f"{UNIT}test_deadlock_servers.py", f"{WORKER}test_going_back.py"),
+        tests=(
+            f"{WORKER}test_rollback.py",
+            f"{WORKER}test_going_back.py",
+        ),
     ),
     Mutant(
         name="capture: a step that was promised not to begin begins",
@@ -396,7 +402,10 @@ MUTANTS = (
         file=RECOVERY,
         text="        if not self._listed or job in self._pending or job == self._current:\n",
         fault="        if not self._listed or job in self._pending:\n",
-        tests=(f"{WORKER}test_rollback.py", f"{UNIT}test_deadlock_servers.py", f"{WORKER}test_going_back.py"),
+        tests=(
+            f"{WORKER}test_rollback.py",
+            f"{WORKER}test_going_back.py",
+        ),
     ),
     Mutant(
         name="recovery: a job goes back to a snapshot that cannot be used",
@@ -412,7 +421,10 @@ MUTANTS = (
         file=RESTORING,
         text="            floor=incarnation,\n",
         fault="            floor=0,\n",
-        tests=(f"{UNIT}test_rolled_back.py", f"{WORKER}test_rollback.py", f"{UNIT}test_deadlock_servers.py"),
+        tests=(
+            f"{UNIT}test_rolled_back.py",
+            f"{WORKER}test_rollback.py",
+        ),
     ),
     Mutant(
         name="restoring: connections of before go on",

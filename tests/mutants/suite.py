@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 HANDLE = "ps_lab/process_handle.py"
 OF_HANDLES = ("tests/unit/ps_lab/test_process_handle.py",)
 OF_THE_WATCHDOG = ("tests/unit/test_watchdog.py",)
+OF_SOAKS = ("tests/unit/test_soak.py",)
 
 MUTANTS = (
     Mutant(
@@ -50,20 +51,6 @@ MUTANTS = (
         tests=OF_HANDLES,
     ),
     Mutant(
-        name="what a killed child has started lives on",
-        file="ps_lab/child.py",
-        text="        self._handle.send_group(signal.SIGKILL)\n        _keeper.release(self.pid)\n",
-        fault="        _keeper.release(self.pid)\n",
-        tests=("tests/unit/ps_lab/test_child.py",),
-    ),
-    Mutant(
-        name="what a killed launcher's workers have started lives on",
-        file="ps_lab/keeper.py",
-        text="            handle.send_group(signal.SIGKILL)\n",
-        fault="            handle.close()\n",
-        tests=("tests/integration/test_launch.py",),
-    ),
-    Mutant(
         name="a test that is stuck ends without its stacks",
         file="tests/watcher.py",
         text="        self._process.send(signal.SIGABRT)\n",
@@ -97,5 +84,33 @@ MUTANTS = (
         text="        limit_s = self._limit_s if mark is None else float(mark.args[0])\n",
         fault="        limit_s = self._limit_s\n",
         tests=OF_THE_WATCHDOG,
+    ),
+    Mutant(
+        name="a soak of which a run failed ends well",
+        file="tests/soak.py",
+        text='            well = well and run.end == "ok"\n',
+        fault="            well = True\n",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
+        name="a soak leaves its busy loops behind",
+        file="tests/soak.py",
+        text="            loop.kill()\n            loop.wait()\n",
+        fault="            pass\n",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
+        name="a run that hangs holds a soak up for ever",
+        file="tests/soak.py",
+        text="            ended = handle.wait(limit_s)\n",
+        fault="            ended = handle.wait()\n",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
+        name="reasons of skips are not counted",
+        file="tests/skips.py",
+        text="    for reason, count in counts.most_common():\n",
+        fault="    for reason, count in Counter(counts.keys()).most_common():\n",
+        tests=("tests/unit/test_skips.py",),
     ),
 )

@@ -16,6 +16,7 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -212,6 +213,7 @@ def _pytest(tree: Tree, tests: Sequence[str], *, all_of_them: bool) -> None:
         os.environ.clear()
         os.environ.update(tree.environment())
         os.chdir(tree.path)
+        tempfile.tempdir = None  # it is looked up once, and was by what is imported
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
         sys.path[:] = [str(tree.path), *(entry for entry in sys.path if _is_foreign(entry))]

@@ -29,7 +29,7 @@ def test_groups_that_are_left_are_killed_and_others_are_not():
     left, released = sleeper(), sleeper()
     try:
         text = f"+{left.pid}\n+{released.pid}\n-{released.pid}\n"
-        command = [sys.executable, "-I", "-S", keeper.__file__]
+        command = [sys.executable, "-I", "-S", "-c", keeper.RUN]
         subprocess.run(command, input=text.encode(), timeout=LIMIT_S, check=True)
         assert left.wait(LIMIT_S) == -9
         assert released.poll() is None
@@ -45,7 +45,7 @@ def test_a_group_that_has_gone_keeps_none_from_being_killed():
     gone.communicate()
     try:
         text = f"+{gone.pid}\n+{left.pid}\n"
-        command = [sys.executable, "-I", "-S", keeper.__file__]
+        command = [sys.executable, "-I", "-S", "-c", keeper.RUN]
         subprocess.run(command, input=text.encode(), timeout=LIMIT_S, check=True)
         assert left.wait(LIMIT_S) == -9
     finally:

@@ -56,6 +56,19 @@ def test_nothing_follows_from_an_order_that_comes_to_its_end_while_a_job_goes_ba
         assert job.state is JobState.WAITING
 
 
+def test_nobody_is_let_in_by_an_order_that_ends_while_the_job_goes_back():
+    """It is told to come again: what it was to enter is no more."""
+    agenda, joining = Agenda(), member(0)
+    joining.state = MemberState.JOINING
+    admit = ToShards(pb.Order(admit=pb.AdmitMember(worker=0, incarnation=1)))
+    agenda.add([admit])
+    assert agenda.next() is admit.order
+    agenda.freeze()
+    assert agenda.answered(job_of(joining), {}) is None
+    assert agenda.empty
+    assert joining.state is MemberState.JOINING
+
+
 def test_what_members_were_told_before_and_meanwhile_is_heard():
     """Who was let in has to know as whom, to come back; who was evicted does not wait for ever."""
     agenda = Agenda()

@@ -42,6 +42,15 @@ def test_a_number_outlives_a_loss_of_power(tmp_path, monkeypatch):
         generations.next()
 
 
+def test_of_two_that_take_a_number_at_once_one_gets_it(tmp_path, monkeypatch):
+    """Both have seen the same files: the number is who makes the file's, and the other takes the next."""
+    older = Generations(tmp_path)
+    numbers = Generations._numbers
+    stale = iter([[], numbers(older)])
+    monkeypatch.setattr(Generations, "_numbers", lambda _: next(stale))
+    assert Generations(tmp_path).own == older.own + 1
+
+
 def test_old_files_are_removed(tmp_path):
     """As many are kept as tell who is the newest."""
     generations = Generations(tmp_path)

@@ -274,6 +274,47 @@ def test_an_outcome_for_an_older_incarnation_changes_nothing():
     assert desk.kinds(again) == ["joined"]
 
 
+def test_an_admission_of_the_incarnation_before_lets_nobody_in():
+    """Its successor is being admitted, too, and waits for its own."""
+    desk = Desk(2)
+    desk.held = True
+    first = desk.join(0)
+    desk.lose(first)
+    again = desk.join(0)
+    done = desk.job.done(pb.Order(admit=pb.AdmitMember(worker=0, incarnation=first.incarnation)), {})
+    assert done == []
+    assert again.state is MemberState.JOINING
+
+
+def test_a_table_that_is_about_to_start_is_not_started_again():
+    """Though another worker goes meanwhile, which it had waited for as well."""
+    desk = Desk(2)
+    zero, one = (desk.join(number) for number in (0, 1))
+    for member in (zero, one):
+        desk.make(member)
+    desk.held = True
+    desk.upload(zero)
+    desk.leave(one)
+    while desk.under_way:
+        desk.carry_out()
+    assert desk.order_kinds.count("start_table") == 1
+
+
+def test_each_eviction_is_of_an_epoch_of_its_own():
+    """Above all changes before it: reports with the worker in them are told from those without."""
+    desk = Desk(3)
+    members = desk.start()
+    epochs = []
+    for member in members[:2]:
+        before = desk.job.epoch
+        desk.lose(member)
+        evicted = desk.orders[-1].evict
+        assert evicted.worker == member.worker
+        assert before < evicted.epoch
+        epochs.append(evicted.epoch)
+    assert epochs == sorted(set(epochs))
+
+
 def test_unknown_orders_have_no_outcome():
     """Nothing follows from a drop."""
     assert Desk(1).job.done(pb.Order(drop_job=pb.DropJob(job="j")), {}) == []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import struct
 
+import pytest
 import torch
 
 from ps_server.orders import Shards, carry_out
 from ps_server.shard import Shard
 from ps_wire import frame as wire
+from ps_wire.errors import ServerNotReady
 from ps_wire.frame import PROTOCOL
 from ps_wire.messages import table_to_proto
 from ps_wire.plan import Plan
@@ -34,8 +36,8 @@ class Follower:
         self.outbox: asyncio.Queue[pb.Order | None] | None = None
         self.late: pb.OrderDone | None = None  # an answer that is held back
 
-    async def follow(self) -> None:
-        register = pb.Register(protocol=PROTOCOL, shard=1, num_shards=2, address="b:1", boot=b"b")
+    async def follow(self, boot: bytes = b"b") -> None:
+        register = pb.Register(protocol=PROTOCOL, shard=1, num_shards=2, address="b:1", boot=boot)
         self.outbox = self._shards.register(register)
         assert (await self.outbox.get()).WhichOneof("kind") == "granted"
 
@@ -196,6 +198,74 @@ def test_a_decision_for_a_table_that_was_made_again_is_not_taken():
             decide = pb.Decide(job=job, table=0, opening=opening, step=0, scale=1.0)
             assert not carry_out(service.follower.shard, pb.Order(decide=decide)).HasField("refused")
         assert service.versions[1] == {0}
+
+    run(steps)
+
+
+DROP = pb.Order(drop_job=pb.DropJob(job="other"))
+
+
+def test_an_order_whose_answer_was_lost_with_the_stream_is_sent_again():
+    """Under the same number, so that the shard can tell; then it is answered."""
+
+    async def steps(service: Service) -> None:
+        ordering = asyncio.create_task(service.shards.order(DROP))
+        assert await service.follower.carry_out(hold=True) == "drop_job"
+        number = service.follower.late.number
+        service.follower.lose_stream()
+        await service.follower.follow()
+        assert await service.follower.carry_out(hold=True) == "drop_job"
+        assert service.follower.late.number == number
+        service.follower.answer()
+        async with asyncio.timeout(LIMIT_S):
+            await ordering
+
+    run(steps)
+
+
+def test_an_order_is_not_sent_to_a_process_that_holds_nothing_of_what_it_is_about():
+    """The shard was started again: what it would answer is of an empty shard."""
+
+    async def steps(service: Service) -> None:
+        ordering = asyncio.create_task(service.shards.order(DROP))
+        assert await service.follower.carry_out(hold=True) == "drop_job"
+        service.follower.lose_stream()
+        await service.follower.follow(boot=b"another")
+        with pytest.raises(ServerNotReady, match="come back without what it held"):
+            async with asyncio.timeout(LIMIT_S):
+                await ordering
+
+    run(steps)
+
+
+def test_no_order_is_sent_while_a_shard_is_away():
+    """Shard 0 carries out none that the others do not; one that may be missed by them it does."""
+
+    async def steps(service: Service) -> None:
+        service.follower.lose_stream()
+        remove = pb.Order(remove=pb.RemoveMember(job="j", worker=0, incarnation=1))
+        with pytest.raises(ServerNotReady, match="not registered"):
+            await service.shards.order(remove)
+        assert service.own.is_member("j", 0, 1)
+        await service.shards.order(remove, absent_ok=True)
+        assert not service.own.is_member("j", 0, 1)
+
+    run(steps)
+
+
+@pytest.mark.parametrize(("least", "clock"), [(True, 0), (False, 1)])
+def test_of_what_shards_answer_the_largest_counts_or_the_smallest(least, clock):
+    """A worker's clock differs where its push has come to one of them."""
+
+    async def steps(service: Service) -> None:
+        for index in [it.index for it in PLAN.partitions_of_shard(0)]:
+            payload = bytes(4 * PLAN.partition(index).numel)
+            service.send(0, wire.Kind.PUSH, step=0, partition=index, payload=payload)
+        fence = pb.Order(fence=pb.RemoveMember(job="j", worker=0, incarnation=1))
+        found, _ = await asyncio.gather(
+            service.shards.order(fence, least=least), service.follower.carry_out()
+        )
+        assert found == {0: clock}
 
     run(steps)
 

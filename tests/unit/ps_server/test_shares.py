@@ -47,6 +47,8 @@ def test_an_epoch_that_is_begun_again_has_the_same_share_and_is_counted_once():
     shares = begun()
     assert shares.ask(0, 0, 0, 1, TWO, mark=at(10, 10)) == piece(0, 0)
     assert [use.used for use in shares.uses({}, 1)] == [110]
+    shares.mark(0, 0, 1, at(12, 2))
+    assert [use.used for use in shares.uses({}, 1)] == [110]
 
 
 def test_one_who_is_awaited_has_its_share_whenever_it_comes():
@@ -313,6 +315,19 @@ def test_a_range_deals_to_those_who_are_here():
     desk = Desk(8, min_workers=2)
     desk.join(3), desk.join(1)
     assert sharing(desk) == [1, 3]
+
+
+def test_what_a_worker_that_finishes_has_not_used_stays_unused():
+    """It wants no more, and nobody else is given it."""
+    desk = Desk(2)
+    members = desk.start()
+    shares = desk.job.shares
+    for member in members:
+        shares.ask(0, 0, member.worker, 1, desk.job.sharing(), mark=at(0, 0))
+        shares.mark(0, member.worker, 1, at(1, 1))
+    members[1].steps = 6
+    desk.finish(members[1])
+    assert shares.ask(0, 0, 0, 1, {}, begins=False, mark=at(10, 10)) is None
 
 
 def test_what_a_worker_leaves_over_is_what_the_shards_had_not_committed():

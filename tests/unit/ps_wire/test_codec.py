@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ps_wire.buffer import bytes_of
-from ps_wire.codec import BF16, FP16, travelling
+from ps_wire.codec import AS_THEY_ARE, BF16, FP16, codec_for, travelling
 
 
 def numbers(smallest: float, largest: float) -> torch.Tensor:
@@ -32,6 +32,15 @@ def test_a_number_changes_by_a_small_part_of_itself(codec: int, smallest: float,
     changed = change(values, codec)
     assert (changed <= part * values.double().abs()).all()
     assert (changed > part / 2 * values.double().abs()).any()  # the bound is no larger than it has to be
+
+
+@pytest.mark.parametrize("wanted", [AS_THEY_ARE, BF16, FP16])
+def test_only_float32_is_rounded(wanted: int):
+    """float64 travels as it is, whatever is wanted, and no other codec is for it."""
+    assert codec_for(wanted, torch.float32) == wanted
+    assert codec_for(wanted, torch.float64) == AS_THEY_ARE
+    assert travelling(AS_THEY_ARE, torch.float64) is torch.float64
+    assert travelling(BF16, torch.float64) is travelling(FP16, torch.float64) is None
 
 
 def test_below_its_normal_range_fp16_is_off_by_3e_8():

@@ -68,6 +68,13 @@ def test_a_difference_is_named(what, expected, got, other):
     )
 
 
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_norm_that_clips_nothing_or_all_is_no_limit(limit):
+    """It is finite and above 0."""
+    with pytest.raises(UsageError, match="must be finite and > 0"):
+        replace(TABLE, clip_grad_norm=limit)
+
+
 def test_a_hyperparameter_of_value_none_is_not_a_missing_one():
     """A name that only one of the two has is a difference, whatever its value."""
     with pytest.raises(TableMismatch) as refused:

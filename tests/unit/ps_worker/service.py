@@ -130,9 +130,8 @@ class Cluster:
             port=port,
             coordinator=self._address(0) if index else None,
             advertise="127.0.0.1",
-            memory_limit_bytes=None,
             access=self._access,
-            **more,
+            **{"memory_limit_bytes": None, **more},
         )
         server = QuietServer(options)
         run = self._loop.start(server.run())

@@ -1,8 +1,51 @@
-"""When a step begins, as far as a snapshot is concerned."""
+"""When a step begins, as far as a snapshot is concerned, and what is promised of it."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from ps_worker import capture as capturing
 from ps_worker.capture import Capture
+
+LIMIT_S = 20.0
+
+
+class Worker:
+    """Who trains: a thread of its own for each step that may have to wait."""
+
+    def __init__(self, clocks: dict[int, int]) -> None:
+        self.clocks = clocks
+        self.capture = Capture(lambda: dict(self.clocks), lambda: b"state of %d" % self.clocks[0])
+        self.put: list[tuple[int, bytes]] = []
+        self._there = threading.Event()
+        self.capture.put = self._keep
+
+    def _keep(self, number: int, blob: bytes) -> None:
+        self.put.append((number, blob))
+        self._there.set()
+
+    def captured(self) -> list[tuple[int, bytes]]:
+        """What was put, once something was."""
+        assert self._there.wait(LIMIT_S)
+        return self.put
+
+    def step(self) -> None:
+        """Begins one and takes it, on all tables."""
+        self.capture.begin()
+        for table in self.clocks:
+            self.clocks[table] += 1
+
+
+def waiting(act: Callable[[], None]) -> threading.Thread:
+    """Begins in a thread what is to wait."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive(), "it goes on"
+    return thread
 
 
 def test_a_step_that_begins_on_one_table_begins_on_no_other():
@@ -14,3 +57,77 @@ def test_a_step_that_begins_on_one_table_begins_on_no_other():
     capture.begin([1])
     clocks[1] = 5
     assert capture.prepare(1) == {0: 5, 1: 5}
+
+
+def test_the_first_step_that_has_not_begun_is_promised():
+    """The one that comes next, or the one after that where it has begun already."""
+    worker = Worker({0: 4})
+    assert worker.capture.prepare(1) == {0: 4}
+    worker.capture.end(1)
+    worker.capture.begin()
+    assert worker.capture.prepare(2) == {0: 5}
+    worker.clocks[0] = 5
+    assert worker.capture.prepare(3) == {0: 5}
+
+
+def test_no_promised_step_begins_before_the_cut_is_known():
+    """Then it does, with what the worker has at its beginning."""
+    worker = Worker({0: 4})
+    assert worker.capture.prepare(1) == {0: 4}
+    step = waiting(worker.step)
+    assert worker.put == []
+    worker.capture.arm(1, {0: 4})
+    step.join(LIMIT_S)
+    assert worker.captured() == [(1, b"state of 4")]
+
+
+def test_what_is_captured_is_that_of_the_beginning_of_the_cuts_step():
+    """A later one than was promised, on all tables."""
+    worker = Worker({0: 4, 1: 6})
+    worker.capture.prepare(1)
+    worker.capture.arm(1, {0: 6, 1: 8})
+    worker.step()
+    worker.step()
+    assert worker.put == []
+    worker.step()
+    assert worker.captured() == [(1, b"state of 6")]
+    worker.step()
+    assert len(worker.put) == 1
+
+
+@pytest.mark.parametrize("number", [1, None])
+def test_a_cut_that_is_given_up_lets_the_step_begin(number: int | None):
+    """Nothing is captured."""
+    worker = Worker({0: 4})
+    worker.capture.prepare(1)
+    step = waiting(worker.step)
+    worker.capture.end(number)
+    step.join(LIMIT_S)
+    assert not step.is_alive()
+    assert worker.put == []
+
+
+def test_what_is_said_of_another_cut_is_no_news():
+    """Neither that it is armed nor that it is over."""
+    worker = Worker({0: 4})
+    worker.capture.prepare(2)
+    step = waiting(worker.step)
+    worker.capture.arm(1, {0: 4})
+    worker.capture.end(1)
+    step.join(0.05)
+    assert step.is_alive()
+    worker.capture.arm(2, {0: 4})
+    step.join(LIMIT_S)
+    assert worker.captured() == [(2, b"state of 4")]
+
+
+def test_nobody_waits_for_ever_for_a_coordinator_that_is_gone(monkeypatch: pytest.MonkeyPatch):
+    """It gives the cut up before."""
+    monkeypatch.setattr(capturing, "PROMISE_LIMIT_S", 0.05)
+    worker = Worker({0: 4})
+    worker.capture.prepare(1)
+    step = threading.Thread(target=worker.step, daemon=True)
+    step.start()
+    step.join(LIMIT_S)
+    assert not step.is_alive()
+    assert worker.put == []

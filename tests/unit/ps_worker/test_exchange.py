@@ -202,6 +202,46 @@ def test_memory_that_is_lent_stays_so_however_often_the_push_is_acknowledged():
     assert exchange.all_free
 
 
+def test_who_abstains_takes_back_nothing_that_it_has_pushed():
+    """Nor what the shards have acknowledged by then: only what has not left abstains."""
+    exchange, connections = made()
+    first, *others = exchange.partitions
+    present = [[True] * len(exchange.plan.pieces(first))]
+    exchange.push([first], step=0, weight=1.0, present=present)
+    ack(exchange, first.index, 0)
+    exchange.abstain(step=0)
+    sent = [frame.partition for connection in connections for frame in connection.of(wire.Kind.ABSTAIN)]
+    assert sorted(sent) == [partition.index for partition in others]
+
+
+def test_an_ack_may_come_before_the_push_has_returned():
+    """Each push is noted before it leaves."""
+
+    class Quick(Sent):
+        def send(self, *frames: wire.Frame) -> None:
+            super().send(*frames)
+            for frame in frames:
+                ack(exchange, frame.partition, frame.step)
+
+    exchange, _ = made(num_shards=1)
+    exchange.connect([Quick()])  # type: ignore[list-item]
+    push_all(exchange, 0)
+    assert exchange.wait_acked(limit_s=0.0)
+
+
+def test_who_has_joined_again_sends_all_as_the_new_incarnation():
+    """Also hyper-parameters that were kept, and that a new connection sends first."""
+    exchange, connections = made(num_shards=1)
+    exchange.set_hyperparameters(Hyperparameters(((("lr", 0.5),),)))
+    push_all(exchange, 0)
+    exchange.reenter(9)
+    assert exchange.wait_acked(limit_s=0.0), "what the one before had pushed is over"
+    assert [(it.kind, it.incarnation) for it in exchange.replay(0)] == [(wire.Kind.HYPER, 9)]
+    connections[0].frames.clear()
+    push_all(exchange, 4)
+    assert {frame.incarnation for frame in connections[0].frames} == {9}
+
+
 def test_clocks_never_go_back():
     exchange, _ = made()
     exchange.pull(step=5)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import ps_worker as ps
 from ps_wire.staleness import Staleness, summarize
+from ps_wire.v1 import shard_pb2
+from ps_worker.stats import gather
 
 from .service import Cluster, run_workers
 
@@ -69,6 +71,24 @@ def test_a_workers_figures(cluster: Cluster):
         assert stats.spread == 0
         assert stats.staleness.max == 0
         assert stats.gate_wait_s >= 0.0
+
+
+def test_figures_are_the_workers_own_and_waits_at_shards_are_side_by_side():
+    """Counts are added over shards; of waits, and of gaps, the largest counts."""
+    shards = [
+        shard_pb2.TableStatus(
+            tau={1: 2},
+            workers=[
+                shard_pb2.TableWorker(worker=0, dropped=1, gate_wait_s=wait_s, max_gap=gap),
+                shard_pb2.TableWorker(worker=1, dropped=50, gate_wait_s=9.0, max_gap=9),
+            ],
+        )
+        for wait_s, gap in ((0.5, 1), (2.0, 3))
+    ]
+    given = {"step": 4, "abstained": 0, "samples": 8, "waited_s": 2.5}
+    found = gather(shards, [], [], worker=0, **given)
+    assert (found.dropped, found.gate_wait_s, found.max_gap) == (2, 2.0, 3)
+    assert (found.staleness.pushes, found.staleness.max) == (4, 1)
 
 
 def test_logged_metrics_are_numbers(cluster: Cluster):
