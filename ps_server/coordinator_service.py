@@ -196,7 +196,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             request.request,
             lambda: shares.ask(
                 loader,
-                request.epoch,
+                share_messages.check_epoch(request.epoch),
                 member.worker,
                 member.incarnation,
                 room.job.sharing(),

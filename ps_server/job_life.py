@@ -6,7 +6,7 @@ refused. In the first two cases all that it pushed counts, in the last what had 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ps_server.job_tables import JobTables
@@ -18,6 +18,7 @@ from ps_server.member import (
     ToMember,
     ToShards,
     eviction,
+    named,
     notices,
     refusal,
     removal,
@@ -180,6 +181,16 @@ class JobLife:
         error = evicted(self.name, member.worker, member.incarnation)
         return [*told, eviction(self.name, member, self.epoch), refusal(member, error)]
 
+    def give_up(self, unheard: Sequence[Member]) -> list[Action]:
+        """Those who trained at the cut of a snapshot have not come back, and no shard knows them."""
+        for member in unheard:
+            member.state = MemberState.LOST
+        self.shares.never_came(member.worker for member in unheard)
+        self.epoch += 1
+        whom = named([member.holder for member in unheard])
+        notice = pb.Notice(text=f"not back since servers were started again: {whom}; we go on")
+        return [*(tell(member, notice=notice) for member in self.roster.heard()), *self._check_end()]
+
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""
         self._broken = self._broken or error
@@ -257,7 +268,7 @@ class JobLife:
         raise NotImplementedError
 
     def _tell_finished(self, training: list[Member]) -> list[Action]:
-        waiting = pb.Waiting(whom=", ".join(member.holder for member in training) + " to finish")
+        waiting = pb.Waiting(whom=named([member.holder for member in training]) + " to finish")
         return [tell(member, waiting=waiting) for member in self.roster.finished()]
 
     def _end(self) -> list[Action]:

@@ -27,6 +27,7 @@ from ps_server.member import (
     ToShards,
     check_job,
     entrance,
+    named,
     refusal,
     removal,
     tell,
@@ -318,7 +319,7 @@ class Job(JobLife):
         number = self._tables.waiting()
         if number is None:
             return []
-        missing = "; ".join(self._missing())
+        missing = named(self._missing())
         if not missing and self._tables.records[number].loaded:
             return []
         blocked = [member for member in self.roster.here() if member.num_tables > number]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded
 
 MAX_JOB_BYTES = 2 << 30
+MAX_SAVED_BYTES = 4 * MAX_JOB_BYTES  # of a snapshot: what all workers had captured for it
 MAX_NAMES = 256  # beside those of single workers
 SAVED = "snapshot"  # a worker's own state, as a snapshot has it, is kept under this name and its number
 CAPTURED = "cut"  # likewise what a worker captures for one, until it is written

@@ -351,9 +351,9 @@ MUTANTS = (
     ),
     Mutant(
         name="shares: a share that nobody asked for is lost with its worker",
-        file=SHARES,
-        text="                if left_over:\n                    epoch.left.append((epoch.place(worker)",
-        fault="                if not left_over:\n                    epoch.left.append((epoch.place(worker)",
+        file="ps_server/epoch.py",
+        text="                if left_over:\n                    self.left.append((place",
+        fault="                if not left_over:\n                    self.left.append((place",
         tests=(SHARING,),
     ),
     Mutant(

@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         name="snapshot: parts that have counted different steps become one",
         file=CODEC,
-        text="(kind, self._tensor(part.name, part.offset, kind).item() if kind in scalars else None)",
+        text="(kind, self._scalar(part, kind).item() if kind in scalars else None)",
         fault="(kind, None)",
         tests=(TABLE_STATE,),
     ),
