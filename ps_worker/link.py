@@ -231,6 +231,11 @@ class Link(Rejoining):
                 self._membership.put_live(self._live_state(), step)
             except PsError as error:  # a reader's trouble: this worker trains on
                 self._say(f"a reader does not get this worker's buffers: {error}")
+        if self._membership.position_wanted:
+            if self._overdue:  # no step of this script begins where that is seen
+                self._put_position(step)
+            else:
+                self._overdue = True
 
     # -- optimizer state -------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class Link(Rejoining):
                 except (WeightsChanged, ConfigurationRefused) as error:
                     self.written = error
                     self._say(error.message)
-        self._membership.leave(reason)
+        self._membership.leave(reason, self.clocks())
         for connection in self._connections:
             connection.close()
         self._service.close()
