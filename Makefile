@@ -6,7 +6,7 @@ IN_PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
 
-.PHONY: install demo test check chaos mutants soak bench bench-peers protos api clean
+.PHONY: install demo test check chaos stress free-threaded mutants soak bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -23,6 +23,28 @@ check: $(VENV)/installed-test
 # Faults drawn from a seed, over real processes; what fails says how to run it again.
 chaos: $(VENV)/installed-test
 	$(PY) -m tests.faults.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),2)
+
+# Threads change all the time, and give way at locks, by a seed that is printed; TESTS may name fewer.
+STRESSED = tests/unit/ps_worker tests/contracts $(addprefix tests/unit/ps_server/test_,shard_table.py cell_figures.py session.py cut_table.py pool.py)
+
+stress: $(VENV)/installed-test
+	$(PY) -m pytest --stress=$(SEED) --timeout=600 $(or $(TESTS),$(STRESSED))
+
+# Tests of what needs neither torch nor grpc, on a Python without its lock, where there is one.
+PYTHON_FREE ?= $(firstword $(foreach name,python3.14t python3.13t,$(shell command -v $(name))))
+PURE = $(addprefix tests/unit/ps_wire/test_,$(addsuffix .py,address consistency frame frame_queue messages nonfinite plan staleness table text token trace watched))
+PURE += $(addprefix tests/unit/ps_server/test_,$(addsuffix .py,agenda cut gate leases partition roster snapshot_cut standings))
+
+ifeq ($(PYTHON_FREE),)
+free-threaded:
+	@echo "make free-threaded is skipped: there is no python3.14t or python3.13t on PATH (PYTHON_FREE=... names one)"
+else
+free-threaded: .venv-free/installed
+	.venv-free/bin/python -X gil=0 -m pytest $(PURE)
+endif
+
+.venv-free/installed:
+	$(PYTHON_FREE) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet numpy protobuf hypothesis pytest pytest-asyncio pytest-randomly pytest-timeout && touch $@
 
 # Deliberate faults, one after the other; what no test sees is said.
 mutants: $(VENV)/installed-test
@@ -45,7 +67,7 @@ api: $(VENV)/installed-test
 	$(PY) docs/generate.py
 
 clean:
-	rm -rf $(VENV) .venv-mxnet .venv-tensorflow build *.egg-info
+	rm -rf $(VENV) .venv-free .venv-mxnet .venv-tensorflow build *.egg-info
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

@@ -76,12 +76,12 @@ class Agenda:
             self.add(job.done(order, figures))
         return None
 
-    def refused(self, job: Job, error: PsError) -> None:
-        """A shard refused the order, or is not there."""
+    def refused(self, job: Job, error: PsError, *, sent: bool = True) -> None:
+        """A shard refused the order, or is not there; where it was sent, others may have carried it out."""
         assert self._change is not None
         order, self._change = _order_of(self._change), None
         if not self.frozen:
-            self.add(job.failed(order, error))
+            self.add(job.failed(order, error, sent=sent))
 
 
 def _order_of(change: ToShards | TwoRounds) -> pb.Order:

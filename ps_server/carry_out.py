@@ -37,6 +37,12 @@ def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
     return done
 
 
+def job_of(order: pb.Order) -> str:
+    """The job that an order is about: those of one job are carried out in the order in which they come."""
+    job = getattr(order, order.WhichOneof("kind") or "").job
+    return job if isinstance(job, str) else str(job.name)
+
+
 def _admit(shard: Shard, order: pb.AdmitMember, _number: int) -> Figures:
     shard.members.admit(
         job=order.job.name,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 
 import grpc.aio
 
 from ps_server.attendance import TableAttendance
-from ps_server.carry_out import carry_out
+from ps_server.carry_out import carry_out, job_of
 from ps_server.clipping import Norm
 from ps_server.hand_off import Inherited
+from ps_server.lanes import Lanes
 from ps_server.log import logger
 from ps_server.report_messages import UNANSWERED, attendance_to_proto, norm_to_proto
 from ps_server.shard import Shard
@@ -25,11 +32,13 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
 RETRY_S = 0.5
-KEPT_ANSWERS = 64  # orders of jobs that are under way side by side, and more
+KEPT_ANSWERS = 4096  # four for each job that a service has; one that comes again is of those not answered yet
 
 
 class Follower:
-    """See the module's docstring.
+    """See the module's docstring. Orders of one job are carried out one after the other, jobs side by side.
+
+    `_lock` guards `done` while orders are carried out; nothing else is taken under it.
 
     Attributes:
         address: the coordinator's; its name is resolved again at every connection.
@@ -53,7 +62,9 @@ class Follower:
         self._shard = shard
         self._on_ready = on_ready
         self._on_fenced = on_fenced
-        self._busy = asyncio.Lock()
+        self._lanes = Lanes()
+        self._lock = threading.Lock()
+        self._drained = False
         done = [pb.OrderDone.FromString(bytes.fromhex(text)) for text in inherited.more.get("done", ())]
         self.done: dict[int, pb.OrderDone] = {it.number: it for it in done}
         self._advertise = advertise
@@ -97,17 +108,27 @@ class Follower:
             boot=self._boot,
             generation=self._shard.generation,
             coordinator=self.coordinator,
+            host=socket.gethostname(),
+            pid=os.getpid(),
         )
 
     async def drain(self) -> None:
         """Returns once no order is being carried out; none is begun any more."""
-        await self._busy.acquire()
+        self._drained = True
+        await self._settled()
 
-    async def _carry_out(self, order: pb.Order) -> pb.OrderDone:
+    async def _settled(self) -> None:
+        await asyncio.gather(*map(asyncio.wrap_future, self._lanes.pending()))
+
+    def _carry_out(self, order: pb.Order) -> pb.OrderDone:
         """Carries an order out; one that came before, whose answer was lost with a stream, is answered."""
-        done = self.done.get(order.number)
-        if done is None:
-            done = self.done[order.number] = await asyncio.to_thread(carry_out, self._shard, order)
+        with self._lock:
+            known = self.done.get(order.number)
+        if known is not None:
+            return known
+        done = carry_out(self._shard, order)
+        with self._lock:
+            self.done[order.number] = done
             while len(self.done) > KEPT_ANSWERS:
                 del self.done[next(iter(self.done))]
         return done
@@ -155,19 +176,28 @@ class Follower:
     async def _take(self, order: pb.Order, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
         match order.WhichOneof("kind"):
             case "granted":  # the first one
+                await self._settled()  # else what is void is carried out after it was dropped
                 self._begin(order.granted)
                 for norm in self._shard.undecided():  # or what became of them was lost with the stream before
                     self._shard.on_norm(norm)
                 for attendance in self._shard.unchosen():
                     self._shard.on_attendance(attendance)
                 self._on_ready(True)
+            case "prove":
+                answers.put_nowait(pb.FollowRequest(done=pb.OrderDone(number=order.number)))
             case "decide":  # waits for no other order, and nobody for its answer
                 decided = asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
                 watched.outcome("the decision of a step", decided, log=logger)
+            case _ if self._drained:
+                pass  # it comes again, to the successor
             case kind if kind in UNANSWERED:
-                async with self._busy:
-                    await asyncio.to_thread(carry_out, self._shard, order)
+                self._lanes.submit(job_of(order), partial(carry_out, self._shard, order))
             case _:
-                async with self._busy:
-                    answers.put_nowait(pb.FollowRequest(done=await self._carry_out(order)))
-                    await asyncio.sleep(0)  # lets it leave
+                loop = asyncio.get_running_loop()
+
+                def answer(carried_out: Future[pb.OrderDone]) -> None:
+                    with suppress(RuntimeError):  # the process ends
+                        done = pb.FollowRequest(done=carried_out.result())
+                        loop.call_soon_threadsafe(answers.put_nowait, done)
+
+                self._lanes.submit(job_of(order), partial(self._carry_out, order)).add_done_callback(answer)

@@ -45,7 +45,7 @@ class LocalService:
         service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)])
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
-        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop, lane=at_once))
+        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop, pool=at_once))
         self.coordinator = _Calls(coordinator.service, services[0]["Coordinator"], self._loop)
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard

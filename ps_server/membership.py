@@ -27,7 +27,9 @@ from ps_server.member import (
     ToShards,
     check_job,
     entrance,
+    named,
     refusal,
+    removal,
     tell,
 )
 from ps_server.refusals import rolled_back
@@ -124,6 +126,7 @@ class Job(JobLife):
                 gone = getattr(order, kind)
                 if kind == "evict":  # of its pushes, those of the steps before the limits count
                     self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
+                    self.ends[gone.worker] = dict(gone.limits)
                 return self._removed(gone.worker, gone.incarnation, clocks)
             case "enter":
                 return self._entered(order.enter)
@@ -133,14 +136,19 @@ class Job(JobLife):
                 return self._started(order.start_table.table)
         return []
 
-    def failed(self, order: pb.Order, error: PsError) -> list[Action]:
-        """A shard refused the order, or is not there: whom it concerns is told."""
+    def failed(self, order: pb.Order, error: PsError, *, sent: bool = True) -> list[Action]:
+        """A shard refused the order, or is not there: whom it concerns is told.
+
+        Who was to be let in may have been, on some shards: it is taken out again on all of them, however long
+        that takes, before anything else is ordered. An order that was not `sent` needs no undoing.
+        """
         kind = order.WhichOneof("kind")
         if kind == "admit":
             member = self.roster.members[order.admit.worker]
             if member.incarnation == order.admit.incarnation and member.present:
                 member.state = MemberState.LOST
-                return [refusal(member, error), *self._check_end()]
+                undone = [removal(self.name, member)] if sent else self._check_end()
+                return [refusal(member, error), *undone]
             return []
         told = self.tell_all(error)
         if kind not in ("remove", "fence", "evict"):
@@ -180,6 +188,7 @@ class Job(JobLife):
             for worker, clock in clocks.items()
         }
         self.shares.restore(saved.shares)
+        self.forget_loops()
         known = bool(self.roster.members)
         self.roster.floor = floor
         actions: list[Action] = []
@@ -312,7 +321,7 @@ class Job(JobLife):
         number = self._tables.waiting()
         if number is None:
             return []
-        missing = "; ".join(self._missing())
+        missing = named(self._missing())
         if not missing and self._tables.records[number].loaded:
             return []
         blocked = [member for member in self.roster.here() if member.num_tables > number]

@@ -6,29 +6,34 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from ps_server.attendance import TableAttendance
-from ps_server.carry_out import carry_out
+from ps_server.carry_out import carry_out, job_of
 from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.clipping import Norm
 from ps_server.decisions import Decisions
 from ps_server.following import Answered, Following
 from ps_server.generations import Generations
+from ps_server.lanes import Lanes
 from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
 from ps_wire import watched
-from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
+from ps_wire.errors import Fenced, PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.table import TableSpec
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 RESTART_LIMIT_S = 30.0  # for a shard to come back, where nobody's training depends on it
+PROVE_LIMIT_S = 5.0  # for a shard to say that it is alive: its event loop only moves bytes
+MAX_HOST = 255  # characters
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
@@ -45,9 +50,9 @@ class Shards:
         address: str,
         loop: asyncio.AbstractEventLoop,
         generations: Generations | None = None,
-        lane: Executor | None = None,
+        pool: Executor | None = None,
     ) -> None:
-        """Takes shard 0, its generations, and what carries its orders out one by one (default: a thread)."""
+        """Takes shard 0, its generations, and the threads that carry its orders out (default: its own)."""
         self.num_shards = own.num_shards
         self._own = own
         self._address = address
@@ -61,8 +66,9 @@ class Shards:
         self._decisions = Decisions(own.num_shards)
         self._choices = Choices(own.num_shards)
         self._loop = loop
-        # one thread: shard 0, too, carries orders out in the order in which they are sent
-        self._lane = lane or ThreadPoolExecutor(1, thread_name_prefix="ps-orders")
+        self._lanes = Lanes(
+            pool
+        )  # shard 0, too, carries a job's orders out in the order in which they are sent
         own.on_norm = self._report_own
         own.on_attendance = self._attend_own
         self._drained = False
@@ -112,6 +118,36 @@ class Shards:
                 await self._complete.wait()
         self.check_ready()
 
+    async def check_held(self, message: pb.Register) -> None:
+        """Refuses a process that comes as a shard which another one holds, and that one is alive.
+
+        The holder is asked over its stream. One whose stream has ended, or that does not answer within
+        `PROVE_LIMIT_S`, gives way to who comes.
+
+        Raises:
+            Fenced: naming the holder's host and pid.
+        """
+        while True:
+            entry = self._registered.get(message.shard)
+            boot, generation = self.standings.known.get(message.shard, (message.boot, 0))
+            older = 0 < message.generation < generation  # `register` says what has become of it
+            if entry is None or boot == message.boot or older:
+                return
+            order = pb.Order(number=next(self._numbers), prove=pb.Prove())
+            alive = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROVE_LIMIT_S):
+                    alive = await entry.send(order) is not None
+            entry.waiting.pop(order.number, None)
+            if alive:
+                raise Fenced(
+                    f"shard {message.shard} is held by a process that is alive (host {entry.holder}, at "
+                    f"{entry.address}): this one stops. To replace that one, stop it first",
+                    shard=message.shard,
+                )
+            if self._registered.get(message.shard) is entry:
+                return
+
     def register(self, message: pb.Register) -> asyncio.Queue[pb.Order | None]:
         """A shard starts to follow; returns where its orders come out, None at the end.
 
@@ -133,7 +169,8 @@ class Shards:
             before.give_up()
         if lost and self.on_lost_state is not None:
             self.on_lost_state(message.shard)
-        entry = Following(message.address, asyncio.Queue())
+        holder = f"{one_line(message.host, MAX_HOST)}, pid {message.pid}"
+        entry = Following(message.address, holder, asyncio.Queue())
         entry.outbox.put_nowait(pb.Order(granted=granted))
         self._registered[message.shard] = entry
         if len(self._registered) == self.num_shards - 1:
@@ -145,12 +182,12 @@ class Shards:
         """Ends the streams of all followers."""
         for entry in self._registered.values():
             entry.give_up()
-        self._lane.shutdown(wait=False)
+        self._lanes.close()
 
     async def drain(self) -> None:
         """Before `capture`: nothing is decided any more, and shard 0 has carried out what it was told."""
         self._drained = True  # reports that come now come again, to the successor
-        await self._loop.run_in_executor(self._lane, int)
+        await asyncio.gather(*map(asyncio.wrap_future, self._lanes.pending()))
 
     def unregister(self, shard: int, outbox: asyncio.Queue[pb.Order | None]) -> None:
         """A follower's stream ended."""
@@ -208,7 +245,8 @@ class Shards:
                     entry.outbox.put_nowait(order)
 
     def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
-        return self._loop.run_in_executor(self._lane, carry_out, self._own, order)
+        carried_out = self._lanes.submit(job_of(order), partial(carry_out, self._own, order))
+        return asyncio.wrap_future(carried_out, loop=self._loop)
 
     def raise_generation(self) -> int:
         """All shards are about to hold something else: one new generation, which the order for it names."""
@@ -265,12 +303,12 @@ class Shards:
             self.check_ready()
         specs: list[TableSpec] = []
         if order.WhichOneof("kind") in ("open_table", "restore"):  # it takes as long as there are parameters
-            specs = await self._loop.run_in_executor(self._lane, _tables_of, order)
+            specs = await asyncio.wrap_future(self._lanes.submit(job_of(order), partial(_tables_of, order)))
         message = pb.Order()
         message.CopyFrom(order)
         message.number = next(self._numbers)
         self._note(message, specs)
-        own = self._carry_out_own(message)  # all are sent before anything else is: shards agree on the order
+        own = self._carry_out_own(message)  # all are sent at once: shards agree on the order of a job's
         above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
         boots = {index: self.standings.known[index][0] for index in above}
         sent = {index: self._send(index, message) for index in above}

@@ -17,8 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from ps_server import hand_off, optimizers
@@ -30,6 +29,7 @@ from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
 from ps_server.generations import Generations
 from ps_server.hand_off import Inherited
+from ps_server.health import Health
 from ps_server.log import logger
 from ps_server.orders import Shards
 from ps_server.pool import Pool
@@ -117,9 +117,8 @@ class Server:
         self._follower: Follower | None = None
         self._stopped: asyncio.Future[int] | None = None
         self._grace_s = GRACE_S
-        self._health = HealthServicer()
+        self._health = Health(self._shard.count_refused)
         self._stops: list[Callable[[], None]] = []
-        self._status_changes: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serves until SIGTERM (0) or SIGINT (130); a second signal ends the process at once.
@@ -148,12 +147,12 @@ class Server:
             sockets.begin()
             if probed is not None:
                 await probed.start()
-            await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+            self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
             following = self._start_following(advertised)
             logger.info("serving on %s:%d", self._options.host, port)
             await asyncio.wait([stopped])
             logger.info("stopping")
-            await self._health.enter_graceful_shutdown()
+            self._health.end()
             hands_off = await self._drain(stopped)
         if following is not None:
             following.cancel()
@@ -233,7 +232,7 @@ class Server:
         if options.health_port is None:
             return None
         server = grpc.aio.server(options=SERVER)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers((self._health.handler(),))
         address = f"{options.host}:{options.health_port}"
         try:
             bind(server, address, None)
@@ -264,7 +263,7 @@ class Server:
         streams = DataStreams(self._shard)
         self._stops.append(streams.close)
         server.add_generic_rpc_handlers((streams.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers((self._health.handler(),))
         if self._options.shard == 0:
             coordinator = self._take_over(advertised)
             coordinator.begin()
@@ -330,9 +329,7 @@ class Server:
         status = health_pb2.HealthCheckResponse
         state = status.SERVING if ready else status.NOT_SERVING
         for name in (READINESS, health.OVERALL_HEALTH):
-            task = watched.task("saying whether it is ready", self._health.set(name, state), log=logger)
-            self._status_changes.add(task)
-            task.add_done_callback(self._status_changes.discard)
+            self._health.set(name, state)
 
     def _catch_signals(self) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()

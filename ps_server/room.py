@@ -124,13 +124,23 @@ class Room:
 
     def evict_silent(self, now_s: float) -> list[Member]:
         """Evicts those whose leases are over, and returns them."""
-        silent = []
+        silent: list[Member] = []
+        unheard: list[Member] = []
         for worker, incarnation in self.leases.expired(now_s):
             member = self.job.roster.members.get(worker)
             if member is not None and member.incarnation == incarnation and member.present:
-                silent.append(member)
-                self.evict(member)
+                (unheard if member.unheard else silent).append(member)
+        if unheard:
+            self.give_up(unheard)
+        for member in silent:
+            self.evict(member)
         return silent
+
+    def give_up(self, unheard: Sequence[Member]) -> None:
+        """Those who have not come back since servers did: nobody has them in a gate, so they go together."""
+        for member in unheard:
+            self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+        self.do(self.job.give_up(unheard))
 
     def evict(self, member: Member) -> None:
         """A member's lease is over: the others go on without it."""
@@ -196,8 +206,10 @@ class Room:
         agenda = self._agenda
         # who joins may be told to come later; all else is awaited, by workers that have limits of their own
         limit_s = ORDER_LIMIT_S if order.HasField("admit") else None
+        sent = False
         try:
             await self._shards.wait_complete(RESTART_LIMIT_S if order.HasField("admit") else None)
+            sent = True
             following: pb.Order | None = order
             while following is not None:
                 order = following
@@ -209,7 +221,7 @@ class Room:
                     await self._shards.wait_complete()
             if not agenda.frozen:
                 logger.warning("job %s: order %s: %s", self.job.name, order.WhichOneof("kind"), error)
-            agenda.refused(self.job, error)
+            agenda.refused(self.job, error, sent=sent)
         except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait
             logger.exception("bug in order %s of job %s", order.WhichOneof("kind"), self.job.name)
-            agenda.refused(self.job, InternalError(f"{type(error).__name__}: {error}"))
+            agenda.refused(self.job, InternalError(f"{type(error).__name__}: {error}"), sent=sent)

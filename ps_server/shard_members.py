@@ -61,7 +61,9 @@ class ShardMembers:
     def remove(self, *, job: str, worker: int, incarnation: int) -> dict[int, int]:
         """A worker stops being a member, or a reader goes; returns the newest clock by table."""
         with self._jobs.lock:
-            entry = self._jobs.known(job)
+            entry = self._jobs.by_name.get(job)
+            if entry is None:  # it was dropped meanwhile, or its first member was not let in here
+                return {}
             if entry.members.get(worker, (None,))[0] == incarnation:
                 del entry.members[worker]
             session = None

@@ -27,10 +27,11 @@ from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
-from ps_server.state_store import CAPTURED, StateStore
+from ps_server.state_store import CAPTURED, MAX_SAVED_BYTES, StateStore
 from ps_wire import consistency
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
-from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, job_to_json, table_to_json, worker_file
+from ps_wire.json_fields import MAX_SAMPLES
+from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, SavedWorker, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -231,7 +232,12 @@ class Taking:
             saved = await self._look()
         records = [FileRecord(name=item.file, bytes=item.bytes, sha256=item.sha256) for item in saved]
         workers = sorted(worker for worker in self._members if worker in self._writes)
-        records += [await self._writes[worker] for worker in workers]
+        records += (states := [await self._writes[worker] for worker in workers])
+        if (total := sum(record.bytes for record in states)) > MAX_SAVED_BYTES:
+            raise SnapshotFailed(
+                f"what workers have beside tables (buffers, registered state) is {total} bytes, over "
+                f"{MAX_SAVED_BYTES}: shard 0 could not hold it when the job goes back"
+            )
         ended = self._job.state is JobState.ENDED and not workers
         if ended and self._job.has_final_state:
             blob = self._states.get(self._job.name, "final")
@@ -275,17 +281,17 @@ class Taking:
             number=int(self._name.partition("-")[0]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             generation=self._shards.own.generation,
-            job=job_to_json(job.spec),
+            job=job.spec,
             num_shards=self._shards.num_shards,
-            tables=tuple(table_to_json(spec) for spec in job.specs),
+            tables=tuple(job.specs),
             clocks=clocks,
             files=tuple(records),
             workers={
-                worker: {
-                    "incarnation": self._members[worker].incarnation,
-                    "lease_s": self._members[worker].lease_s,
-                    "samples": self._room.progress.get(worker, pb.Progress()).samples,
-                }
+                worker: SavedWorker(
+                    incarnation=self._members[worker].incarnation,
+                    lease_s=self._members[worker].lease_s,
+                    samples=min(self._room.progress.get(worker, pb.Progress()).samples, MAX_SAMPLES),
+                )
                 for worker in workers
             },
             shares=tuple(job.shares.capture(newest)),

@@ -16,8 +16,9 @@ MAX_STRANGERS = 256
 class Strangers:
     """See the module's docstring. Thread-safe."""
 
-    def __init__(self, on_cut: Callable[[], None]) -> None:
-        """Nobody yet; `on_cut` is called for each that has to go."""
+    def __init__(self, on_cut: Callable[[], None], most: int | None = None) -> None:
+        """Nobody yet, and never more than `most`; `on_cut` is called for each that has to go."""
+        self._most = most
         self._on_cut = on_cut
         self._lock = threading.Lock()
         self._cuts: dict[Hashable, Callable[[], None]] = {}  # oldest first
@@ -29,7 +30,7 @@ class Strangers:
         """One more; `cut` ends its connection, on any thread, without blocking."""
         gone = None
         with self._lock:
-            if len(self._cuts) >= MAX_STRANGERS:
+            if len(self._cuts) >= (MAX_STRANGERS if self._most is None else self._most):
                 gone = self._cuts.pop(next(iter(self._cuts)))
             self._cuts[stranger] = cut
         if gone is not None:

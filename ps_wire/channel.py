@@ -14,6 +14,8 @@ from ps_wire.certificates import Identity, TlsFolder
 
 MAX_MESSAGE_BYTES = 16 << 20  # a partition of 8 MiB with its header is over gRPC's default of 4 MiB
 
+MAX_CONNECTIONS = 16_384  # to one port, whoever has made them
+
 _BOTH: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -45,6 +47,9 @@ SERVER: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.server_handshake_timeout_ms", 10_000),  # for a stranger to get through TLS and HTTP/2
     ("grpc.max_concurrent_streams", 1024),  # of one connection; a worker has a handful
+    # A connection without calls costs 20 KiB: it ends, and who means well makes another with its next call.
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     # Two servers on one port would each get some of the connections, silently.
     ("grpc.so_reuseport", 0),
 ]

@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 STARTS = "tests/faults/test_starts.py"
+LONG_ORDERS = "tests/unit/ps_worker/test_long_orders.py"
+RESTARTS = "tests/faults/test_restarts.py"
 HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
 
 MUTANTS = (
@@ -58,5 +60,54 @@ MUTANTS = (
         text="        if member.state in (MemberState.LEAVING, MemberState.FINISHING):\n",
         fault="        if False:\n",
         tests=("tests/unit/ps_server/test_shares.py",),
+    ),
+    Mutant(
+        name="who was let in on some shards only stays in their gates",
+        file="ps_server/membership.py",
+        text="                undone = [removal(self.name, member)] if sent else self._check_end()\n",
+        fault="                undone = self._check_end()\n",
+        tests=(LONG_ORDERS, "tests/unit/ps_server/test_deadlock_servers.py"),
+    ),
+    Mutant(
+        name="all jobs' orders wait in one queue on shard 0",
+        file="ps_server/orders.py",
+        text="self._lanes.submit(job_of(order), partial",
+        fault='self._lanes.submit("", partial',
+        tests=(LONG_ORDERS,),
+    ),
+    Mutant(
+        name="all jobs' orders wait in one queue on a follower",
+        file="ps_server/follower.py",
+        text="self._lanes.submit(job_of(order), partial(self._carry_out, order))",
+        fault='self._lanes.submit("", partial(self._carry_out, order))',
+        tests=(LONG_ORDERS,),
+    ),
+    Mutant(
+        name="work of a job is done side by side",
+        file="ps_server/lanes.py",
+        text="            if behind is not None:\n",
+        fault="            if False:\n",
+        tests=("tests/unit/ps_server/test_lanes.py",),
+    ),
+    Mutant(
+        name="an order that nobody waits for any more is not carried out",
+        file="ps_server/lanes.py",
+        text="        future.set_running_or_notify_cancel()\n",
+        fault="",
+        tests=("tests/unit/ps_server/test_lanes.py",),
+    ),
+    Mutant(
+        name="a second process of a shard is let in though the holder lives",
+        file="ps_server/orders.py",
+        text="            if alive:\n",
+        fault="            if False:\n",
+        tests=(RESTARTS,),
+    ),
+    Mutant(
+        name="a holder that hangs keeps its shard",
+        file="ps_server/orders.py",
+        text="            alive = False\n",
+        fault="            alive = True\n",
+        tests=(RESTARTS,),
     ),
 )

@@ -82,6 +82,7 @@ STARTS = {"Thread", "Timer", "create_task", "ensure_future", "run_in_executor", 
 SEEN = {
     ("ps_server/data_stream.py", "create_task"): "the stream awaits its writing",
     ("ps_server/follower.py", "run_in_executor"): "watched.outcome",
+    ("ps_server/health.py", "ensure_future"): "the call awaits what it reads, or cancels it",
     ("ps_server/local.py", "run_coroutine_threadsafe"): "whoever calls, or iterates over replies, gets it",
     ("ps_server/orders.py", "run_in_executor"): "awaited, or watched.outcome",
     ("ps_server/readers.py", "create_task"): "the cut awaits its hold",

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import cast
 
 from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS
-from ps_server.member import ToMember
+from ps_server.member import ToMember, ToShards
+from ps_server.orders import _tables_of
 from ps_server.recovery import floor_of, restoration
 from ps_server.report_messages import attendance_from_proto
 from ps_wire.errors import PsError, ServerNotReady
@@ -20,7 +21,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 from .search_coordinators import AT_ONCE
 from .search_member_visits import MemberVisit
-from .search_shards import JOB
+from .search_shards import JOB, refusal_of
 
 
 class CoordinatorVisit(MemberVisit):
@@ -91,14 +92,23 @@ class CoordinatorVisit(MemberVisit):
         text = order.SerializeToString(deterministic=True)
         message = pb.Order(number=zlib.crc32(text))  # of two that come one after the other, they differ
         message.MergeFrom(order)
-        self.shards._note(message)
+        self.shards._note(message, _tables_of(message))
         text = message.SerializeToString(deterministic=True)
         self.sent = text, self.shards.standings.known[1][0], (None, None)
         self.outputs.append(("order", (0, 1), text))
 
-    def _on_done(self, shard: int, text: bytes) -> None:
+    def _on_missed(self, shard: int) -> None:
+        """As `Shards._answer_once`, when a limit is over."""
         assert self.sent is not None
+        self._on_done(shard, refusal_of(self.sent[0]))
+
+    def _on_done(self, shard: int, text: bytes) -> None:
+        """As `Shards.answered`: an answer that nobody waits for any more is not news."""
+        if self.sent is None or self.sent[2][shard] is not None:
+            return
         order, boot, answers = self.sent
+        if pb.OrderDone.FromString(text).number != pb.Order.FromString(order).number:
+            return
         self.sent = order, boot, (text, answers[1]) if shard == 0 else (answers[0], text)
         restore = pb.Order.FromString(order)
         if shard == 0 and restore.WhichOneof("kind") == "restore":
@@ -139,7 +149,10 @@ class CoordinatorVisit(MemberVisit):
             self._go_back()
             return
         assert self.room is not None
-        assert self.agenda.frozen, ("everybody would be told that the job cannot go on", error)
+        change = self.agenda._change
+        assert change is not None
+        admits = isinstance(change, ToShards) and change.order.HasField("admit")
+        assert admits or self.agenda.frozen, ("everybody would be told that the job cannot go on", error)
         self.agenda.refused(self.room.job, error)
 
     def _restored(self, restore: pb.Restore) -> None:
@@ -161,7 +174,7 @@ class CoordinatorVisit(MemberVisit):
         while self.room is not None:
             self.hear_at_once()
             if self.sent is not None and answers:
-                done = pb.OrderDone().SerializeToString()
+                done = pb.OrderDone(number=pb.Order.FromString(self.sent[0]).number).SerializeToString()
                 self._on_done(0, done)
                 self._on_done(1, done)
                 continue

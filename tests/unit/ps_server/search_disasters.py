@@ -16,6 +16,7 @@ from .search_coordinators import CoordinatorNode
 from .search_heirs import HeirMoves
 from .search_servers import Event
 from .search_service import JOINS, LIVES, MAKES, UNDONE, World
+from .search_shards import lets_in
 from .search_workers import COMES, DEAD, GONE, PULLING, PUSHING, SHARDS, TRAINS
 
 
@@ -120,7 +121,7 @@ class ServerSearch(HeirMoves):
     def uncertain(self) -> frozenset[int]:
         """Workers some of whose steps may be dropped."""
         late = range(len(self.steps) - self.late, len(self.steps))
-        drops = self.gate.backup or self.budget.keys() & {"pauses", "leaves"}
+        drops = self.gate.backup or self.budget.keys() & {"pauses", "leaves", "misses"}
         everybody = range(len(self.steps)) if drops else ()
         return frozenset((*late, *everybody))
 
@@ -198,6 +199,7 @@ class ServerSearch(HeirMoves):
                 yield "kill", shard
             if world.stops[shard] and (shard == 1 or coordinator.idle):
                 yield "stop", shard
+        yield from self._faults_of_orders(world) if world.misses else ()
         if world.heirs:
             yield ("double",)
         if world.heir is not None and not world.heir.followed:
@@ -208,6 +210,15 @@ class ServerSearch(HeirMoves):
                 yield "break_off", True
         if world.cuts and world.cut is None and self._can_cut(world):
             yield ("cutting",)
+
+    def _faults_of_orders(self, world: World) -> Iterator[Event]:
+        sent = world.coordinator.sent
+        for shard in SHARDS:
+            if sent is not None and sent[2][shard] is None and lets_in(sent[0]):
+                yield "miss", shard
+            first = world.down[shard][0] if world.down[shard] else ("",)
+            if first[0] == "order" and lets_in(first[1]):
+                yield "refuse", shard
 
     def _can_cut(self, world: World) -> bool:
         coordinator = world.coordinator

@@ -166,7 +166,9 @@ class MemberVisit:
         self.members._take(request, self.room, member, self.room.mailboxes[worker, incarnation])
 
     def _on_make(self, worker: int, incarnation: int) -> None:
-        self._say(worker, incarnation, make_table=pb.MakeTable(table=table_to_proto(SPEC)))
+        assert self.room is not None
+        member = self.room.job.roster.member(worker, incarnation)
+        self.members.entrances.make_table(self.room, member, SPEC, table_to_proto(SPEC))
 
     def _on_uploaded(self, worker: int, incarnation: int) -> None:
         self._say(worker, incarnation, uploaded=pb.Uploaded(table=0))

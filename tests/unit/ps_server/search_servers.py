@@ -7,7 +7,7 @@ from typing import Any
 
 from .search_coordinators import CoordinatorNode
 from .search_service import ENDS, JOINS, LATER, MAKES, OVER, STARTS, UNDONE, Moves, Worker, World
-from .search_shards import Input, register_of
+from .search_shards import Input, refusal_of, register_of
 from .search_workers import (
     COMES,
     DEAD,
@@ -151,6 +151,18 @@ class ServerMoves(Moves):
     def _told_refused(self, world: World, number: int, worker: Worker, error: str) -> World:
         assert error in (*OVER, "ServerNotReady"), ("a worker's process ends", error)
         return self._over(put(world, number, life=COMES) if worker.life == JOINS else world, number)
+
+    # -- orders that fail ----------------------------------------------------------------------------
+
+    def miss(self, world: World, shard: int) -> World:
+        """The coordinator waits no longer for a shard to let somebody in; the order is on its way yet."""
+        return self.tell(world._replace(misses=world.misses - 1), ("missed", shard))
+
+    def refuse(self, world: World, shard: int) -> World:
+        """A shard lets somebody not in."""
+        (_, text), *rest = world.down[shard]
+        world = world._replace(misses=world.misses - 1, down=with_(world.down, shard, tuple(rest)))
+        return self.tell_of_shard(world, shard, ("done", shard, refusal_of(text)))
 
     # -- servers -------------------------------------------------------------------------------------
 

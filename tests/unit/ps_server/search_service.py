@@ -80,6 +80,7 @@ class World(NamedTuple):
     stops: tuple[int, int] = (0, 0)
     heirs: int = 0
     heir: Any = None  # see `search_heirs`
+    misses: int = 0  # orders to let somebody in that a shard refuses, or answers too late
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,7 +18,10 @@ from ps_server.hand_off import Inherited
 from ps_server.partition import Partition
 from ps_server.shard import Shard
 from ps_server.table_state import CellState
+from ps_wire.errors import ServerNotReady
+from ps_wire.messages import refused_to_proto
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.v1 import coordinator_pb2 as pb
 
 JOB = "j"
 NUM_SHARDS = 2
@@ -143,3 +146,15 @@ def register_of(node: ShardNode) -> bytes:
     """How a shard registers."""
     shard = shard_of(node.index, node.generation)
     return follower_of(shard, node.follows).register().SerializeToString(deterministic=True)
+
+
+def lets_in(text: bytes) -> bool:
+    """Whether an order is to let somebody in."""
+    return pb.Order.FromString(text).HasField("admit")
+
+
+def refusal_of(text: bytes) -> bytes:
+    """A shard's answer to an order, that it does not carry it out now."""
+    refused = refused_to_proto(ServerNotReady("not now"))
+    done = pb.OrderDone(number=pb.Order.FromString(text).number, refused=refused)
+    return done.SerializeToString(deterministic=True)

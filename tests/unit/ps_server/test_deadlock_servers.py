@@ -72,6 +72,19 @@ def test_law_17_a_server_that_stops_holds_nobody_up(faults, states, ends):
 
 
 @pytest.mark.parametrize(
+    ("model", "faults", "states", "ends"),
+    [
+        (BSP(), {"kills": (0, 1)}, 6605, 36),
+        (BSP(), {"late": 1, "deaths": 1}, 14069, 201),
+    ],
+    ids=str,
+)
+def test_law_17_an_order_that_fails_on_some_shards_leaves_nobody_behind(model, faults, states, ends):
+    """Who is not let in everywhere, or answered too late, holds nobody up on the shards that let it in."""
+    visits(model, (1, 1), {"misses": 1, **faults}, states, ends, "refused")
+
+
+@pytest.mark.parametrize(
     ("steps", "faults", "states", "ends"),
     [
         ((1, 1), {"kills": (1, 0)}, 8272, 77),
@@ -96,6 +109,7 @@ def test_law_17_of_two_coordinators_at_a_time_the_newer_one_has_all_go_back(mode
 @pytest.mark.parametrize(
     ("model", "steps", "faults", "states", "ends"),
     [
+        (SSP(1), (1, 1), {"kills": (1, 0), "misses": 1}, 25647, 138),
         (BSP(), (1, 1), {"kills": (2, 0)}, 24269, 53),
         (BSP(), (1, 1), {"kills": (0, 2)}, 11235, 20),
         (BSP(), (1, 1), {"kills": (1, 1)}, 40412, 109),

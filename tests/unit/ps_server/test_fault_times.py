@@ -79,7 +79,7 @@ async def evicted_s(silent_s: float) -> float:
     """When all shards have carried out the eviction of a worker that was last heard at `silent_s`."""
     loop = asyncio.get_running_loop()
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-    coordinator = Coordinator(Shards(shard, "a:1", loop, lane=Inline()))
+    coordinator = Coordinator(Shards(shard, "a:1", loop, pool=Inline()))
 
     async def listen(number: int, silent_s: float) -> float:
         async for reply in coordinator.service.Member(worker(number, silent_s), None):

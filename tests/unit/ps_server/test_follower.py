@@ -46,7 +46,7 @@ def follow(it: Follower, standings: Standings) -> bool:
 def restore(it: Follower, generation: int) -> None:
     job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
     order = pb.Order(number=9, restore=pb.Restore(job=job, generation=generation, incarnation=1))
-    done = asyncio.run(it._carry_out(order))
+    done = it._carry_out(order)
     assert not done.HasField("refused")
 
 
@@ -73,13 +73,9 @@ def test_an_order_that_comes_again_is_answered_and_not_carried_out_again():
     """Its answer was lost with the stream; the job that has begun since is not given up with it."""
     it = follower()
     job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
-
-    async def orders() -> list[pb.OrderDone]:
-        drop = pb.Order(number=7, drop_job=pb.DropJob(job="j"))
-        admit = pb.Order(number=8, admit=pb.AdmitMember(job=job, worker=0, incarnation=1))
-        return [await it._carry_out(order) for order in (drop, admit, drop)]
-
-    first, _, again = asyncio.run(orders())
+    drop = pb.Order(number=7, drop_job=pb.DropJob(job="j"))
+    admit = pb.Order(number=8, admit=pb.AdmitMember(job=job, worker=0, incarnation=1))
+    first, _, again = [it._carry_out(order) for order in (drop, admit, drop)]
     assert first == again
     assert [entry.name for entry in it._shard.jobs()] == ["j"]
 
@@ -107,12 +103,8 @@ def test_what_is_undecided_is_said_again_over_a_new_stream():
 def test_only_the_last_answers_are_kept():
     """A coordinator asks again for those that are under way, which are few."""
     it = follower()
-
-    async def orders() -> None:
-        for number in range(KEPT_ANSWERS + 5):
-            await it._carry_out(pb.Order(number=number, drop_job=pb.DropJob(job="j")))
-
-    asyncio.run(orders())
+    for number in range(KEPT_ANSWERS + 5):
+        it._carry_out(pb.Order(number=number, drop_job=pb.DropJob(job="j")))
     assert list(it.done) == list(range(5, KEPT_ANSWERS + 5))
 
 

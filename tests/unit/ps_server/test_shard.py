@@ -310,8 +310,7 @@ def test_members_enter_tables_made_before_and_after_them_at_their_clocks():
     ]
     assert clocks == [{(0, 7)}, {(0, 4)}, {(0, 0)}]
     assert shard.members.remove(job="j", worker=0, incarnation=2) == {0: 7, 1: 4, 2: 0}
-    with pytest.raises(JobUnknown):
-        shard.members.remove(job="k", worker=0, incarnation=1)
+    assert shard.members.remove(job="k", worker=0, incarnation=1) == {}  # it was let in elsewhere only
 
 
 def test_a_forgotten_connection_of_a_dropped_job_is_no_matter():

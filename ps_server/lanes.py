@@ -1,0 +1,65 @@
+"""Work on threads: of one job in the order in which it was given, one after the other; jobs side by side.
+
+So an order that takes long, such as allocating a table, holds up its own job only. It must not know what is
+done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
+
+MAX_THREADS = 32  # jobs that work side by side; one more waits until another has nothing to do
+_Result = TypeVar("_Result")
+_Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
+
+
+class Lanes:
+    """See the module's docstring. Thread-safe.
+
+    `_lock` guards which jobs have work, and what waits behind it; nothing else is taken under it.
+    """
+
+    def __init__(self, pool: Executor | None = None) -> None:
+        """Takes the threads; default: its own."""
+        self._pool = pool or ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ps-orders")
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[_Work]] = {}
+
+    def submit(self, job: str, work: Callable[[], _Result]) -> Future[_Result]:
+        """Has it done after all that was given for this job before. What was given is done: no cancelling."""
+        future: Future[_Result] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            behind = self._waiting.get(job)
+            if behind is not None:
+                behind.append((future, work))
+                return future
+            self._waiting[job] = deque([(future, work)])
+        self._pool.submit(self._run, job)
+        return future
+
+    def pending(self) -> list[Future[None]]:
+        """One for each job that has work: it is over when all that was given until now is."""
+        with self._lock:
+            jobs = list(self._waiting)
+        return [self.submit(job, lambda: None) for job in jobs]
+
+    def close(self) -> None:
+        """Takes no more; what is under way comes to its end, and nobody waits for it."""
+        self._pool.shutdown(wait=False)
+
+    def _run(self, job: str) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting[job]:
+                    del self._waiting[job]
+                    return
+                future, work = self._waiting[job].popleft()
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+                future.set_exception(error)

@@ -1,0 +1,51 @@
+"""Work of a job is done in the order in which it was given; that of another job waits for none of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import wait
+
+import pytest
+
+from ps_server.lanes import Lanes
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    made = Lanes()
+    yield made
+    made.close()
+
+
+def test_a_job_waits_for_its_own_work_only(lanes: Lanes) -> None:
+    """One thing at a time, in order; what another job has under way holds nothing up."""
+    go, done = threading.Event(), []
+    held = lanes.submit("a", lambda: go.wait(LIMIT_S))
+    behind = [lanes.submit("a", lambda number=number: done.append(number)) for number in range(100)]
+    assert lanes.submit("b", lambda: 7).result(LIMIT_S) == 7
+    assert not any(it.done() for it in (held, *behind))
+    go.set()
+    assert held.result(LIMIT_S)
+    wait(behind, LIMIT_S)
+    assert done == [*range(100)]
+
+
+def test_what_fails_is_told_and_holds_nothing_up(lanes: Lanes) -> None:
+    failed = lanes.submit("a", lambda: 1 // 0)
+    assert lanes.submit("a", lambda: 7).result(LIMIT_S) == 7
+    assert isinstance(failed.exception(LIMIT_S), ZeroDivisionError)
+
+
+def test_what_was_given_is_done_though_nobody_waits_for_it(lanes: Lanes) -> None:
+    """Else shards would not agree on what was ordered."""
+    go, done = threading.Event(), []
+    lanes.submit("a", lambda: go.wait(LIMIT_S))
+    assert not lanes.submit("a", lambda: done.append(1)).cancel()
+    (over,) = lanes.pending()
+    go.set()
+    over.result(LIMIT_S)
+    assert done == [1]
+    assert lanes.pending() == []
