@@ -261,7 +261,8 @@ class MemberStreams:
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:
-                self._readers.uploaded(job.name, member, message.uploaded.step)
+                uploaded = message.uploaded
+                self._readers.uploaded(job.name, member, uploaded.step, begins=uploaded.begins)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
             case "cut_ready" | "cut_captured" | "holding" as kind:
@@ -276,7 +277,7 @@ class MemberStreams:
                 room.progress[member.worker] = _bounded(message.leave.progress)
                 member.steps = message.leave.progress.step
                 reason = one_line(message.leave.reason, MAX_REASON)
-                room.do(job.leave(member, reason))
+                room.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 room.events.record(event, member, epoch=job.epoch, detail=reason or "done")
                 self._no_more(job.name, member)

@@ -126,6 +126,7 @@ class Job(JobLife):
                 gone = getattr(order, kind)
                 if kind == "evict":  # of its pushes, those of the steps before the limits count
                     self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
+                    self.ends[gone.worker] = dict(gone.limits)
                 return self._removed(gone.worker, gone.incarnation, clocks)
             case "enter":
                 return self._entered(order.enter)
@@ -187,6 +188,7 @@ class Job(JobLife):
             for worker, clock in clocks.items()
         }
         self.shares.restore(saved.shares)
+        self.forget_loops()
         known = bool(self.roster.members)
         self.roster.floor = floor
         actions: list[Action] = []

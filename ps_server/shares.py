@@ -117,11 +117,17 @@ class Shares:
             dealt = self._epochs[other, number]
             due = number == epoch or (number < epoch and not self._pieces(loader, number))
             if other == loader and due and dealt.left:
-                place, first = dealt.left.pop(0)
+                own = dealt.place(worker) if worker in dealt.owners else None
+                places = [place for place, _ in dealt.left]  # its own share first: all may come again
+                place, first = dealt.left.pop(places.index(own) if own in places else 0)
                 piece = Dealt(epoch=number, place=place, first=first, left_over=True)
                 self._take(loader, worker, incarnation, mark, piece)
                 return Piece(epoch=number, place=place, count=len(dealt.owners), first=first)
         return None
+
+    def trains(self, loader: int) -> bool:
+        """Whether steps were made of its batches."""
+        return loader in self._training
 
     def mark(self, loader: int, worker: int, incarnation: int, mark: Mark) -> None:
         """A worker says how far it has come, before the pushes of the step leave."""
@@ -172,12 +178,13 @@ class Shares:
     def suspend(self) -> None:
         """All workers are gone: what they left over is for who goes on with the job.
 
-        Other epochs are forgotten, and dealt anew where they are asked for.
+        Epochs that are over stay so. Those of loaders that no step was made of are forgotten: who comes again
+        validates, and has all of them.
         """
         for key in list(self._live):
             if key[0] not in self._training or self._is_over(key):
                 self._settle(key)
-        self._epochs = {key: epoch for key, epoch in self._epochs.items() if key in self._live}
+        self._epochs = {key: epoch for key, epoch in self._epochs.items() if key[0] in self._training}
 
     def clear(self) -> None:
         """The job's state is given up: who comes begins its epochs anew."""

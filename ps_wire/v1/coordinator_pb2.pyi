@@ -72,16 +72,18 @@ class MakeTable(_message.Message):
     def __init__(self, table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Uploaded(_message.Message):
-    __slots__ = ("table", "final", "live", "step")
+    __slots__ = ("table", "final", "live", "step", "begins")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
     table: int
     final: bool
     live: bool
     step: int
-    def __init__(self, table: _Optional[int] = ..., final: bool = ..., live: bool = ..., step: _Optional[int] = ...) -> None: ...
+    begins: bool
+    def __init__(self, table: _Optional[int] = ..., final: bool = ..., live: bool = ..., step: _Optional[int] = ..., begins: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("heard", "progress")
@@ -121,14 +123,23 @@ class Finish(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason", "progress", "drained")
+    __slots__ = ("reason", "progress", "drained", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     progress: Progress
     drained: bool
-    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ...) -> None: ...
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class MemberReply(_message.Message):
     __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "rolled_back", "cut_prepare", "cut_armed", "cut_ended", "hold", "let_go", "number")
@@ -247,8 +258,10 @@ class UploadFinal(_message.Message):
     def __init__(self) -> None: ...
 
 class UploadLive(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("begins",)
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    begins: bool
+    def __init__(self, begins: bool = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("has_state",)
@@ -833,12 +846,21 @@ class CatchUp(_message.Message):
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., late: _Optional[_Union[LateWorker, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
-    __slots__ = ("key", "data")
+    __slots__ = ("key", "data", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     KEY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
     key: StateKey
     data: bytes
-    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., data: _Optional[bytes] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class StateKey(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "name")
@@ -939,6 +961,38 @@ class UseRequest(_message.Message):
 class UseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EpochRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "epoch")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    epoch: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class EpochReply(_message.Message):
+    __slots__ = ("last", "why")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    why: str
+    def __init__(self, last: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

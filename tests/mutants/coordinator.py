@@ -331,8 +331,8 @@ MUTANTS = (
     Mutant(
         name="shares: a piece that is left over is dealt to two",
         file=SHARES,
-        text="place, first = dealt.left.pop(0)",
-        fault="place, first = dealt.left[0]",
+        text="place, first = dealt.left.pop(places.index(own) if own in places else 0)",
+        fault="place, first = dealt.left[places.index(own) if own in places else 0]",
         tests=(SHARING,),
     ),
     Mutant(

@@ -377,7 +377,7 @@ MUTANTS = (
     Mutant(
         name="states: a worker puts what another one captured",
         file=STATES,
-        text="        if kind == SAVED or (kind == CAPTURED and number != str(worker)):\n",
+        text="        if kind == SAVED or (kind in (CAPTURED, NOTED) and number != str(worker)):\n",
         fault="        if kind == SAVED:\n",
         tests=(f"{UNIT}test_state_store.py",),
     ),

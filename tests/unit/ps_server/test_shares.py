@@ -198,7 +198,7 @@ def test_what_nobody_takes_is_said_to_be_unused_when_the_job_ends():
 
 
 def test_what_all_left_when_they_were_gone_is_for_who_comes_again():
-    """In the middle of its iteration, as one that was paused; what was over by then is dealt anew."""
+    """In the middle of its iteration, as one that was paused; what was over by then stays so."""
     shares = begun()
     shares.ask(0, 1, 0, 1, TWO, samples=200, mark=at(10, 10))
     shares.ask(0, 1, 1, 1, TWO, samples=200, mark=at(10, 10))
@@ -211,7 +211,16 @@ def test_what_all_left_when_they_were_gone_is_for_who_comes_again():
     assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(7, 7)) == piece(1, 1)
     assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(17, 10)) is None
     assert [(use.epoch, use.used, use.unused) for use in shares.over()] == [(1, 200, 0)]
-    assert shares.ask(0, 0, 0, 2, {0: 2}) == piece(0, 0, 1)
+    assert shares.ask(0, 0, 0, 2, {0: 2}) is None
+
+
+def test_who_comes_again_to_a_job_that_all_have_left_gets_the_rest_of_its_own_share_first():
+    shares = begun()
+    shares.gone(0, 1, 3)
+    shares.gone(1, 1, 5)
+    shares.suspend()
+    assert shares.ask(0, 0, 1, 2, {1: 2}, mark=at(5, 0)) == piece(0, 1, first=5)
+    assert shares.ask(0, 0, 0, 2, {0: 2, 1: 2}, mark=at(5, 0)) == piece(0, 0, first=3)
 
 
 def test_a_share_of_which_no_step_was_made_is_dealt_again_when_all_are_gone():
