@@ -31,7 +31,7 @@ from ps_server.screen import Screen
 from ps_wire import trace
 from ps_wire.buffer import bytes_of
 from ps_wire.carrier import Message, Outlet
-from ps_wire.codec import AS_THEY_ARE
+from ps_wire.codec import AS_THEY_ARE, NOTHING
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.plan import Piece
 from ps_wire.table import Hyperparameters
@@ -348,6 +348,8 @@ class Cell(CellMembers, CellScreening):
                     self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...], codec: int) -> Message:
+        if codec == NOTHING:
+            return self._replies.pulled(step, version, clocks, memoryview(b""), codec=codec)
         exact = codec == AS_THEY_ARE
         if version != self.machine.version:
             payload = self.values.kept(version, codec)

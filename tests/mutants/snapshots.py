@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         name="snapshot: parts that have counted different steps become one",
         file=CODEC,
-        text="(kind, self._tensor(part.name, part.offset, kind).item() if kind in scalars else None)",
+        text="(kind, self._scalar(part, kind).item() if kind in scalars else None)",
         fault="(kind, None)",
         tests=(TABLE_STATE,),
     ),
@@ -377,7 +377,7 @@ MUTANTS = (
     Mutant(
         name="states: a worker puts what another one captured",
         file=STATES,
-        text="        if kind == SAVED or (kind == CAPTURED and number != str(worker)):\n",
+        text="        if kind == SAVED or (kind in (CAPTURED, NOTED) and number != str(worker)):\n",
         fault="        if kind == SAVED:\n",
         tests=(f"{UNIT}test_state_store.py",),
     ),
