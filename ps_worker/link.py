@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ps_wire.carrier import Carrier
-from ps_wire.consistency import BSP
+from ps_wire.consistency import BSP, SSP
 from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError, WeightsChanged
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import AVAILABLE, Layout
@@ -165,6 +165,7 @@ class Link(Rejoining):
             strict=strict,
             wire_dtype=self._settings.wire_dtype,
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
+            bounded=isinstance(self._settings.consistency, SSP),
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls))

@@ -85,6 +85,9 @@ class Table:
     def push(self, gradients: Mapping[str, torch.Tensor], *, weight: float = 1.0) -> Future[None]:
         """Pushes one step: the given gradients; the others count as none.
 
+        Under `ssp` it blocks while other workers are further behind than the bound allows, as a pull at this
+        clock would.
+
         Args:
             gradients: name -> tensor of the parameter's shape and dtype. They are copied before this returns.
             weight: of the push in a BSP mean, in 1e-30..1e30: it travels as float32.
@@ -174,7 +177,7 @@ class Table:
     def _take_step(self, push: Callable[[int], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
         with self._inside:
-            if not self._announce() and not self._void:
+            if not self._announce() and not self._void and self._opens():
                 step = self.step
                 self._before_step(step + 1)
                 try:
@@ -190,6 +193,15 @@ class Table:
         reply = _Reply(lambda: self._again(lambda: None), lambda: None)
         self._exchange.when_acked(reply.end)
         return reply
+
+    def _opens(self) -> bool:
+        """Waits at the gate; False: this worker was evicted meanwhile, and has joined again."""
+        try:
+            self._exchange.pass_gate(self.step)
+        except Evicted:
+            self._rejoin()
+            return False
+        return True
 
     def _again(self, call: Callable[[], Result]) -> Result:
         """What follows when the answer is that this worker was evicted: any thread may wait for it."""

@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         name="all jobs' orders wait in one queue on shard 0",
         file="ps_server/orders.py",
-        text="self._lanes.submit(job_of(order), partial",
-        fault='self._lanes.submit("", partial',
+        text="carried_out = self._lanes.submit(job_of(order), partial",
+        fault='carried_out = self._lanes.submit("", partial',
         tests=(LONG_ORDERS,),
     ),
     Mutant(
