@@ -155,8 +155,9 @@ def continues(straight: Training, restored: Training, until: int) -> None:
     common = [key for key in restored.seen if key[1] < until]
     assert len(common) >= 4
     for key in common:
-        for ours, theirs in zip(restored.seen[key], straight.seen[key], strict=True):
-            assert torch.equal(ours, theirs), key
+        pairs = zip(restored.seen[key], straight.seen[key], strict=True)
+        for place, (ours, theirs) in enumerate(pairs):
+            assert torch.equal(ours, theirs), (key, place)
 
 
 def take(cluster: Cluster, job: str, taken: threading.Event) -> None:

@@ -75,6 +75,13 @@ def test_the_best_offer_or_the_one_wanted_is_taken_and_said_once(
     assert sessions == {taken}
 
 
+def test_numbers_that_travel_rounded_are_not_shared(cluster: Cluster, monkeypatch: Any):
+    """The next carrier is taken, and why is said."""
+    said, sessions = trained(cluster, monkeypatch, wire_dtype="bf16")
+    assert said == [f"data goes over uds (shm: {carrier_choice.ROUNDED})"]
+    assert sessions == {"uds"}
+
+
 def test_an_offer_that_cannot_be_reached_is_passed_over_and_said(cluster: Cluster, monkeypatch: Any):
     with offers(cluster, shm="@nobody-is-there", uds="@nobody-is-there"):
         said, sessions = trained(cluster, monkeypatch)
