@@ -4,6 +4,7 @@ from .mutant import Mutant
 
 SECURITY = "tests/security/test_manifests.py"
 LIES = f"{SECURITY}::test_a_manifest_that_lies_is_refused_by_the_name_of_the_field"
+SNAPSHOTS = "tests/unit/ps_worker/test_snapshots.py"
 FACTS = f"{SECURITY}::test_facts_of_a_piece_that_lie_are_named"
 
 MUTANTS = (
@@ -127,5 +128,12 @@ MUTANTS = (
         text="or places > MAX_PLACES):",
         fault="or places < 0):",
         tests=("tests/unit/ps_server/test_shares.py::test_what_is_remembered_of_many_workers_is_bounded",),
+    ),
+    Mutant(
+        name="who leaves while a snapshot is written is not in it",
+        file="ps_server/snapshot_taking.py",
+        text="if member.state in IN_ORDER and member.worker in self._writes:",
+        fault="if member.state is MemberState.FINISHING and member.worker in self._writes:",
+        tests=(f"{SNAPSHOTS}::test_workers_that_leave_in_order_while_a_snapshot_is_written_are_in_it",),
     ),
 )
