@@ -62,15 +62,15 @@ def main() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.5, 0.99))
         optimizer = worker.wrap(optimizer, model)  # ps
         loader = worker.loader(train, batch_size=args.batch_size, shuffle=True, seed=0)  # ps
-        loader.epoch = begin  # ps
         steps = args.epochs * len(loader) // args.accumulate
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=steps)
+        worker.register_state("scheduler", scheduler)  # ps
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         if args.resume:
             accelerator.register_load_state_pre_hook(lambda models, _: models.clear())  # ps
             accelerator.load_state(args.resume)
 
-        for epoch in range(begin, args.epochs):
+        for epoch in worker.epochs(args.epochs, start=begin):  # ps
             model.train()
             for batch in loader:
                 images, labels = (each.to(accelerator.device) for each in batch)

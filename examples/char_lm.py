@@ -69,14 +69,14 @@ def main() -> None:
         loader = worker.loader(data, batch_size=args.batch_size, shuffle=False)  # ps
         if worker.rank == 0:  # ps
             print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(data.text):,} characters")
-        for step, (x, y) in enumerate(loader, start=1):
+        for x, y in loader:
             loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             worker.log(loss=loss.item())  # ps
-            if worker.rank == 0 and step % 20 == 0:  # ps
-                print(f"step {step}: loss {loss.item():.3f}")
+            if worker.rank == 0 and worker.step % 20 == 0:  # ps
+                print(f"step {worker.step}: loss {loss.item():.3f}")
         worker.finish()  # ps
 
 

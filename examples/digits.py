@@ -51,6 +51,7 @@ def main() -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.5, 0.99))
         optimizer = worker.wrap(optimizer, model)  # ps
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+        worker.register_state("scheduler", scheduler)  # ps
         loader = worker.loader(train, batch_size=args.batch_size, shuffle=True, seed=0)  # ps
         start = time.perf_counter()
         for _ in worker.epochs(args.epochs):  # ps

@@ -95,6 +95,8 @@ def main() -> None:
             lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / args.steps)),
         )
         scaler = torch.amp.GradScaler("cpu")
+        worker.register_state("scheduler", scheduler)  # ps
+        worker.register_state("scaler", scaler)  # ps
         forward = torch.compile(model, backend=args.compile) if args.compile else model
 
         losses = []

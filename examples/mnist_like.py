@@ -58,16 +58,13 @@ def main() -> None:
         )
         worker.register_state("scheduler", scheduler)  # ps
         for _ in worker.epochs(args.epochs):  # ps
-            try:  # ps
-                for images, labels in loader:
-                    optimizer.zero_grad()
-                    loss = nn.functional.cross_entropy(model(images), labels)
-                    loss.backward()
-                    nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-                    optimizer.step()
-                    scheduler.step()
-            except ps.RolledBack:  # ps: servers were lost, and the job is back at its last snapshot
-                continue  # ps: with the epoch and the batch of then
+            for images, labels in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(images), labels)
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+                optimizer.step()
+                scheduler.step()
         worker.finish()  # ps
 
         images, labels = test.tensors

@@ -73,7 +73,9 @@ def main() -> None:
         scheduler = torch.optim.lr_scheduler.MultiStepLR(
             optimizer, milestones=[args.epochs // 2, args.epochs * 3 // 4], gamma=0.2
         )
+        worker.register_state("scheduler", scheduler)  # ps
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.decay))
+        worker.register_state("ema", ema)  # ps
         loss_of = nn.CrossEntropyLoss(label_smoothing=0.1)
         for _ in worker.epochs(args.epochs):  # ps
             model.train()

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from ps_wire.errors import SnapshotCorrupt, SnapshotMissing, SnapshotUnusable, UsageError
-from ps_wire.snapshot import FINAL_FILE, Manifest, shard_file, table_from_json, worker_file
+from ps_wire.snapshot import FINAL_FILE, Manifest, shard_file, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.table import ParameterSpec, TableSpec
@@ -108,7 +108,7 @@ def export(
         UsageError: it has no such table.
     """
     manifest = store.verify(job, snapshot)
-    specs = [table_from_json(given) for given in manifest.tables]
+    specs = manifest.tables
     if table is not None and table >= len(specs):
         raise UsageError(f"--table {table}: the snapshot has {len(specs)} tables")
     tensors: dict[tuple[int, str], torch.Tensor] = {}

@@ -28,6 +28,7 @@ from ps_wire import watched
 from ps_wire.address import check_job_name
 from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError
 from ps_wire.messages import epoch_use_to_proto, state_parts
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
@@ -35,6 +36,7 @@ from ps_wire.v1 import spec_pb2
 MAX_ABSENT_SHOWN = 1024  # jobs that have snapshots, and nobody has come to
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
+MAX_REASON = 200  # characters, of who stops a job
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -92,6 +94,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             raise FrameMalformed("a shard's stream starts with register") from None
         register = first.register
         try:
+            await self._shards.check_held(register)
             outbox = self._shards.register(register)
         except PsError as error:
             if isinstance(error, Fenced) and error.facts.get("coordinator"):
@@ -153,8 +156,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """A member gets state, in chunks; with `at_least` it waits for it, as long as its call may take."""
         key = request.key
         self._check_member(key)
-        if key.name == "live":
-            async for chunk in self._live_state(key):
+        if key.name in ("live", "noted"):
+            async for chunk in self._position(key):
                 yield chunk
             return
         while request.HasField("at_least") and not self._states.reached(key.job, key.name, request.at_least):
@@ -164,11 +167,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
         for part in state_parts(blob):
             yield pb.StateChunk(data=part)
 
-    async def _live_state(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
-        room = self._rooms[key.job]
+    async def _position(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
+        room, live = self._rooms[key.job], self._readers.live
         joiner = room.job.roster.member(key.worker, key.incarnation)
-        blob = await self._readers.live.for_joiner(room, joiner)
-        for part in state_parts(blob):
+        noted = live.noted(room, joiner) if key.name == "noted" else await live.for_joiner(room, joiner)
+        yield pb.StateChunk(clocks=noted.clocks)
+        for part in state_parts(noted.blob):
             yield pb.StateChunk(data=part)
 
     def _check_member(self, key: pb.StateKey) -> None:
@@ -188,6 +192,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         loader, shares = share_messages.check_loader(request.loader), room.job.shares
+        if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):
+            return pb.ShareReply()  # the job was stopped
         piece = shares.once(
             loader,
             member.worker,
@@ -195,7 +201,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             request.request,
             lambda: shares.ask(
                 loader,
-                request.epoch,
+                share_messages.check_epoch(request.epoch),
                 member.worker,
                 member.incarnation,
                 room.job.sharing(),
@@ -219,6 +225,20 @@ class CoordinatorService(rpc.CoordinatorServicer):
         loader = share_messages.check_loader(request.loader)
         room.job.shares.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
         return pb.UseReply()
+
+    async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
+        """Whether a worker is to begin an epoch of its loop."""
+        room, _ = self._member(request.job, request.worker, request.incarnation)
+        if room.job.begin_epoch(request.epoch):
+            return pb.EpochReply()
+        return pb.EpochReply(last=room.job.last_epoch, why=room.job.stopped)
+
+    async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
+        """The job ends, for all workers after the same epoch."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        reason = one_line(request.reason, MAX_REASON)
+        room.do(room.job.stop(member, reason))
+        return pb.EpochReply(last=room.job.last_epoch, why=room.job.stopped)
 
     async def Snapshot(
         self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext

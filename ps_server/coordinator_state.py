@@ -23,13 +23,17 @@ from ps_wire.v1 import spec_pb2
 
 Facts = dict[str, Any]  # JSON
 
-PLAIN = ("epoch", "has_final_state", "_any_finished", "_restored")  # fields of a job
+PLAIN = (  # fields of a job
+    *("epoch", "has_final_state", "_any_finished", "_restored"),
+    *("last_epoch", "stopped", "_newest_epoch"),
+)
 PAIRS = ("clocks", "_first_steps")  # of a job, as pairs: their keys are no texts
 MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late", "lease_s", "steps")
 TABLE = ("opened", "loaded", "starting", "started")
 LEFT_OUT = {
     JobLife: {"name", "consistency", "num_workers", "nonfinite", "min_workers"}  # in its spec
     | {"state", "shares", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
+    | {"ends"}
     | {"_broken"},  # those who were told have to be gone
     Member: {"state"} | {"enters"},  # who was about to enter does so at once
     TableRecord: {"spec", "asked"},
@@ -71,6 +75,7 @@ def _room_facts(room: Room) -> Facts:
         "plain": {name: getattr(job, name) for name in PLAIN},
         "pairs": {name: _pairs(getattr(job, name)) for name in PAIRS},
         "shares": job.shares.hand_off(),
+        "ends": [[worker, _pairs(clocks)] for worker, clocks in job.ends.items()],
         "awaited": sorted(job._awaited),
         "uploaders": [
             asked.worker for asked in job._uploaders if asked is job.roster.members.get(asked.worker)
@@ -105,6 +110,7 @@ def _restore_room(facts: Facts, room: Room) -> None:
     job._first_steps = {(table, worker): step for (table, worker), step in facts["pairs"]["_first_steps"]}
     job.shares.take_over(facts["shares"])
     job._awaited = set(facts["awaited"])
+    job.ends = {worker: dict(clocks) for worker, clocks in facts["ends"]}
     job.roster.floor = facts["floor"]
     for known in facts["members"]:
         member = Member(**known | {"state": MemberState(known["state"])})

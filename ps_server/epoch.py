@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +22,15 @@ class Epoch:
     def place(self, worker: int) -> int:
         """Of a worker's share, in the order of numbers."""
         return sorted(self.owners).index(worker)
+
+    def give_up(self, workers: Collection[int], owner: int, *, left_over: bool) -> None:
+        """Those of these who have not begun their shares never will; they are `owner`'s from now on."""
+        for place, worker in enumerate(sorted(self.owners)):
+            if worker in workers and worker not in self.begun:
+                self.owners[worker] = owner
+                self.begun.add(worker)
+                if left_over:
+                    self.left.append((place, self.starts.get(worker, 0)))
 
     def hand_off(self) -> dict[str, Any]:
         """All of it, for JSON; see `taken_over`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -106,6 +108,8 @@ class Follower:
             boot=self._boot,
             generation=self._shard.generation,
             coordinator=self.coordinator,
+            host=socket.gethostname(),
+            pid=os.getpid(),
         )
 
     async def drain(self) -> None:
@@ -179,6 +183,8 @@ class Follower:
                 for attendance in self._shard.unchosen():
                     self._shard.on_attendance(attendance)
                 self._on_ready(True)
+            case "prove":
+                answers.put_nowait(pb.FollowRequest(done=pb.OrderDone(number=order.number)))
             case "decide":  # waits for no other order, and nobody for its answer
                 decided = asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
                 watched.outcome("the decision of a step", decided, log=logger)

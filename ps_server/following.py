@@ -17,11 +17,13 @@ class Following:
 
     Attributes:
         address: as advertised.
+        holder: how people are told which process it is.
         outbox: where its orders come out; None at the end.
         waiting: by number of the order.
     """
 
     address: str
+    holder: str
     outbox: asyncio.Queue[pb.Order | None]
     waiting: dict[int, Answered] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ refused. In the first two cases all that it pushed counts, in the last what had 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ps_server.job_tables import JobTables
@@ -18,6 +18,7 @@ from ps_server.member import (
     ToMember,
     ToShards,
     eviction,
+    named,
     notices,
     refusal,
     removal,
@@ -44,6 +45,9 @@ class JobLife:
         nonfinite: what becomes of gradients with NaN or infinity.
         min_workers: it starts with so many, by whichever numbers; 0: with all.
         epoch: of its membership; grows with every change.
+        ends: table -> steps that count, of workers that are gone, by number.
+        last_epoch: of its workers' loops, after which it ends; None: nobody has stopped it.
+        stopped: who has, and why, for people.
     """
 
     name: str
@@ -56,6 +60,9 @@ class JobLife:
     has_final_state: bool = False
     shares: Shares = field(default_factory=Shares)
     clocks: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, dict[int, int]] = field(default_factory=dict)
+    last_epoch: int | None = None
+    stopped: str = ""
     roster: Roster = field(init=False)
     _tables: JobTables = field(init=False)
     _awaited: set[int] = field(default_factory=set)  # gone with a job that was suspended
@@ -64,6 +71,7 @@ class JobLife:
     _broken: PsError | None = None
     _first_steps: dict[tuple[int, int], int] = field(default_factory=dict)  # (table, worker)
     _restored: bool = False  # from a snapshot, and nobody has begun to train yet
+    _newest_epoch: int = -1  # of its workers' loops that one of them has begun
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.name, self.num_workers)
@@ -154,8 +162,12 @@ class JobLife:
         member.state = MemberState.FINISHING
         return [removal(self.name, member)]
 
-    def leave(self, member: Member, reason: str = "") -> list[Action]:
-        """A worker goes, in order; with a reason, the others are told."""
+    def leave(
+        self, member: Member, reason: str = "", clocks: Mapping[int, int] | None = None
+    ) -> list[Action]:
+        """A worker goes, in order; with a reason, the others are told. `clocks`: its steps, by table."""
+        if clocks:
+            self.ends[member.worker] = dict(clocks)
         if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
             member.state = MemberState.LEAVING
             return [*notices(self.roster.present(), member, reason), removal(self.name, member)]
@@ -180,6 +192,16 @@ class JobLife:
         error = evicted(self.name, member.worker, member.incarnation)
         return [*told, eviction(self.name, member, self.epoch), refusal(member, error)]
 
+    def give_up(self, unheard: Sequence[Member]) -> list[Action]:
+        """Those who trained at the cut of a snapshot have not come back, and no shard knows them."""
+        for member in unheard:
+            member.state = MemberState.LOST
+        self.shares.never_came(member.worker for member in unheard)
+        self.epoch += 1
+        whom = named([member.holder for member in unheard])
+        notice = pb.Notice(text=f"not back since servers were started again: {whom}; we go on")
+        return [*(tell(member, notice=notice) for member in self.roster.heard()), *self._check_end()]
+
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""
         self._broken = self._broken or error
@@ -195,7 +217,31 @@ class JobLife:
         self._first_steps.clear()
         self.clocks.clear()
         self.shares.clear()
+        self.forget_loops()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
+
+    # -- loops over epochs -----------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """A worker is about to begin this epoch of its loop; whether it is to."""
+        if self.last_epoch is not None and epoch > self.last_epoch:
+            return False
+        self._newest_epoch = max(self._newest_epoch, epoch)
+        return True
+
+    def stop(self, member: Member, reason: str) -> list[Action]:
+        """A worker wants the job to end, for all after the newest epoch that one of them has begun."""
+        if self.last_epoch is not None:
+            return []
+        self.last_epoch = max(self._newest_epoch, 0)
+        self.stopped = f"{member.holder} has stopped the job after epoch {self.last_epoch}: {reason}"
+        notice = pb.Notice(text=self.stopped)
+        return [tell(other, notice=notice) for other in self.roster.here() if other is not member]
+
+    def forget_loops(self) -> None:
+        """The job is as it was at its start, or at a snapshot: no epoch has begun since."""
+        self.ends.clear()
+        self.last_epoch, self.stopped, self._newest_epoch = None, "", -1
 
     # -- what follows ----------------------------------------------------------------------------------
 
@@ -257,7 +303,7 @@ class JobLife:
         raise NotImplementedError
 
     def _tell_finished(self, training: list[Member]) -> list[Action]:
-        waiting = pb.Waiting(whom=", ".join(member.holder for member in training) + " to finish")
+        waiting = pb.Waiting(whom=named([member.holder for member in training]) + " to finish")
         return [tell(member, waiting=waiting) for member in self.roster.finished()]
 
     def _end(self) -> list[Action]:

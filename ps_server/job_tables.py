@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from ps_server.member import Member, TableRecord
 from ps_server.roster import Roster
 from ps_wire.errors import ConfigurationRefused
-from ps_wire.table import TableSpec, check_same
-
-MAX_TABLES = 64
+from ps_wire.table import MAX_TABLES, TableSpec, check_same
 
 
 @dataclass(slots=True)

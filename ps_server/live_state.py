@@ -1,20 +1,29 @@
-"""What lies outside tables (buffers, parameters without an optimizer), for who reads a job while it trains.
+"""What workers keep to themselves while they train, for who reads a job, and for who joins it.
 
-Workers keep it to themselves while they train. So the lowest live worker is asked: it puts its own as state
-`live` at the end of its next step. If it goes meanwhile, the next one is asked. Used on the event loop only.
+A reader gets what lies outside tables (buffers, parameters without an optimizer): the lowest live worker is
+asked, and puts its own as state `live` at the end of its next step. Who joins gets a position: that worker
+puts it as state `position` at the beginning of its next step. If it goes meanwhile, the next one is asked.
+
+Where it takes no step, and where nobody trains, who joins gets the position that was noted last: workers put
+theirs as state `note/N` when an epoch begins, and now and then. Used on the event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ps_server.member import JobState, Member, tell
 from ps_server.room import Room
-from ps_server.state_store import StateStore
+from ps_server.state_store import NOTED, SAVED, StateStore
 from ps_wire.errors import JobUnknown
 from ps_wire.v1 import coordinator_pb2 as pb
+
+JOINER_LIMIT_S = 10.0  # for a worker that trains to begin a step; then its note serves
+LIVE, POSITION = "live", "position"  # names of states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +42,19 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """A worker's position.
+
+    Attributes:
+        blob: safetensors; empty where none was noted.
+        clocks: table -> steps of that worker which count, where it is gone; else nothing.
+    """
+
+    blob: bytes = b""
+    clocks: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
     member: Member
     answer: asyncio.Future[Outside | None] = field(default_factory=asyncio.Future)
@@ -43,7 +65,7 @@ class LiveState:
 
     def __init__(self, states: StateStore) -> None:
         self._states = states
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[tuple[str, str], _Asked] = {}  # by job and name of the state
 
     async def get(self, room: Room, table: int) -> Outside:
         """The final state; while the job runs, a worker's; else that of the table's start.
@@ -58,27 +80,50 @@ class LiveState:
                 pass
             if job.state is not JobState.RUNNING:
                 return Outside(blob=self._states.get(job.name, f"start/{table}"), origin="start")
-            asked = self._asked.get(job.name) or self._ask(room)
+            asked = self._asked.get((job.name, LIVE)) or self._ask(room, LIVE)
             if asked is None:  # all have finished: the last state is on its way
                 await self._states.change(job.name)
-            elif (found := await self._answered(job.name, asked)) is not None:
+            elif (found := await self._answered((job.name, LIVE), asked)) is not None:
                 return found
 
-    async def _answered(self, job: str, asked: _Asked) -> Outside | None:
+    async def _answered(self, key: tuple[str, str], asked: _Asked) -> Outside | None:
         try:
             return await asyncio.shield(asked.answer)
         except asyncio.CancelledError:  # it may not have come through: the next one asks again
-            if self._asked.get(job) is asked:
-                del self._asked[job]
+            if self._asked.get(key) is asked:
+                del self._asked[key]
             raise
 
-    async def for_joiner(self, room: Room, joiner: Member) -> bytes:
-        """What a worker that is about to train gets of one that does; nothing where nobody does."""
-        while any(member is not joiner for member in self._trained(room)):
-            asked = self._asked.get(room.job.name) or self._ask(room)
-            if asked is not None and (found := await self._answered(room.job.name, asked)) is not None:
-                return found.blob
-        return b""
+    async def for_joiner(self, room: Room, joiner: Member) -> Noted:
+        """The position of a worker that trains, at the beginning of its next step; else as `noted`."""
+        key = room.job.name, POSITION
+        with suppress(TimeoutError):
+            async with asyncio.timeout(JOINER_LIMIT_S):
+                while any(member is not joiner for member in self._trained(room)):
+                    asked = self._asked.get(key) or self._ask(room, POSITION)
+                    if asked is not None and (found := await self._answered(key, asked)) is not None:
+                        return Noted(found.blob)
+        return self.noted(room, joiner)
+
+    def noted(self, room: Room, joiner: Member) -> Noted:
+        """The position that the lowest worker which trains has noted last; else who had come furthest."""
+        job = room.job
+        for member in sorted(self._trained(room), key=lambda member: member.worker):
+            if member is not joiner and (blob := self._note(job.name, member.worker)):
+                return Noted(blob)
+        gone = [worker for worker in job.ends if self._note(job.name, worker)]
+        if not gone:  # of a job that is back at a snapshot, that of the lowest worker which it has
+            kinds = (name.partition("/") for name in self._states.names(job.name))
+            saved = [int(number) for kind, _, number in kinds if kind == SAVED]
+            return Noted(self._states.get(job.name, f"{SAVED}/{min(saved)}")) if saved else Noted()
+        last = max(gone, key=lambda worker: (max(job.ends[worker].values(), default=0), -worker))
+        return Noted(self._note(job.name, last), job.ends[last])
+
+    def _note(self, job: str, worker: int) -> bytes:
+        try:
+            return self._states.get(job, f"{NOTED}/{worker}")
+        except JobUnknown:
+            return b""
 
     @staticmethod
     def _trained(room: Room) -> list[Member]:
@@ -86,29 +131,32 @@ class LiveState:
         here, num_tables = room.job.roster.here(), room.job.num_tables
         return [member for member in here if member.num_tables == num_tables > 0]
 
-    def _ask(self, room: Room) -> _Asked | None:
+    def _ask(self, room: Room, name: str) -> _Asked | None:
         here = self._trained(room)
         if not here:
             return None
-        asked = self._asked[room.job.name] = _Asked(min(here, key=lambda member: member.worker))
-        room.do([tell(asked.member, upload_live=pb.UploadLive())])
+        key = room.job.name, name
+        asked = self._asked[key] = _Asked(min(here, key=lambda member: member.worker))
+        room.do([tell(asked.member, upload_live=pb.UploadLive(begins=name == POSITION))])
         return asked
 
-    def uploaded(self, job: str, member: Member, step: int) -> None:
-        """A worker has put state `live`, which is that of this step.
+    def uploaded(self, job: str, member: Member, step: int, *, begins: bool) -> None:
+        """A worker has put state `live`, which is that of this step, or its `position`.
 
         Raises:
             JobUnknown: it has not.
         """
-        blob = self._states.take(job, "live")
-        self._answer(job, member, Outside(blob=blob, origin="live", step=step))
+        name = POSITION if begins else LIVE
+        blob = self._states.take(job, name)
+        self._answer((job, name), member, Outside(blob=blob, origin="live", step=step))
 
     def gone(self, job: str, member: Member) -> None:
         """A worker takes no more steps."""
-        self._answer(job, member, None)
+        for name in (LIVE, POSITION):
+            self._answer((job, name), member, None)
 
-    def _answer(self, job: str, member: Member, answer: Outside | None) -> None:
-        asked = self._asked.get(job)
+    def _answer(self, key: tuple[str, str], member: Member, answer: Outside | None) -> None:
+        asked = self._asked.get(key)
         if asked is not None and asked.member is member:
-            del self._asked[job]
+            del self._asked[key]
             asked.answer.set_result(answer)

@@ -6,7 +6,7 @@ anywhere. After a rollback it is returning, from anywhere, until another incarna
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 MAX_REASON = 300  # characters of a notice
+MAX_NAMED = 16  # in a list for people
 
 
 class JobState(StrEnum):
@@ -83,6 +84,11 @@ class Member:
         return self.state is MemberState.RETURNING and (not known or self.incarnation == incarnation)
 
     @property
+    def unheard(self) -> bool:
+        """Whether it trained at a snapshot's cut, and nothing was heard of it since: no shard knows it."""
+        return self.state is MemberState.RETURNING and not self.host and not self.pid
+
+    @property
     def trains(self) -> bool:
         """Whether the job waits for it."""
         return self.present and self.state is not MemberState.FINISHED and not self.reader
@@ -132,6 +138,12 @@ class TwoRounds:
 
 
 Action: TypeAlias = ToShards | ToMember | TwoRounds
+
+
+def named(words: Sequence[str]) -> str:
+    """A list for people: the first of them, and how many more there are."""
+    more = len(words) - MAX_NAMED
+    return ", ".join(words[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def tell(member: Member, **reply: object) -> ToMember:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -25,8 +24,7 @@ from ps_server.readers import Readers
 from ps_server.recovery import Recovery
 from ps_server.room import Room
 from ps_server.takings import Takings
-from ps_wire import consistency, nonfinite, watched
-from ps_wire.address import check_job_name
+from ps_wire import watched
 from ps_wire.errors import (
     FrameMalformed,
     InternalError,
@@ -35,19 +33,17 @@ from ps_wire.errors import (
     PsError,
     ServerNotReady,
     StrangerRefused,
-    UsageError,
     WorkerNumberTaken,
 )
 from ps_wire.frame import check_protocol
+from ps_wire.job_spec import check_lease, check_spec
 from ps_wire.messages import refused_to_proto, table_from_proto
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
-MAX_WORKERS = 65_536
 MAX_METRICS = 64
 MAX_HOST, MAX_REASON = 255, 500  # characters
-MAX_LEASE_S = 86_400.0
 JOIN_LIMIT_S = 10.0
 LOOK_S = 0.1  # between two looks at the leases
 
@@ -139,17 +135,8 @@ class MemberStreams:
         gatekeeper.check_job(join.job.name)
         self._shards.check_ready()
         self._check_recovered(join.job.name)
-        wanted = spec_pb2.Job(
-            name=check_job_name(join.job.name),
-            consistency=str(consistency.parse(join.job.consistency)),
-            num_workers=join.job.num_workers,
-            min_workers=join.job.min_workers,
-            nonfinite=nonfinite.parse(join.job.nonfinite or "error"),
-        )
-        if not max(wanted.min_workers, 1) <= wanted.num_workers <= MAX_WORKERS:
-            raise UsageError(f"--num-workers must be in 1..{MAX_WORKERS}, got {wanted.num_workers}")
-        if not 0.0 <= join.lease_s <= MAX_LEASE_S or math.isnan(join.lease_s):
-            raise UsageError(f"--lease must be in 0..{MAX_LEASE_S:g} seconds, got {join.lease_s}")
+        wanted = check_spec(join.job)
+        lease_s = check_lease(join.lease_s)
         worker = join.worker if join.HasField("worker") else None
         while True:
             room = self._room_of(wanted)
@@ -159,7 +146,7 @@ class MemberStreams:
                     worker=worker,
                     host=one_line(join.host, MAX_HOST),
                     pid=join.pid,
-                    lease_s=join.lease_s,
+                    lease_s=lease_s,
                     before=join.evicted,
                 )
                 break
@@ -274,7 +261,8 @@ class MemberStreams:
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:
-                self._readers.uploaded(job.name, member, message.uploaded.step)
+                uploaded = message.uploaded
+                self._readers.uploaded(job.name, member, uploaded.step, begins=uploaded.begins)
             case "uploaded":
                 room.do(job.uploaded(member, message.uploaded.table))
             case "cut_ready" | "cut_captured" | "holding" as kind:
@@ -289,7 +277,7 @@ class MemberStreams:
                 room.progress[member.worker] = _bounded(message.leave.progress)
                 member.steps = message.leave.progress.step
                 reason = one_line(message.leave.reason, MAX_REASON)
-                room.do(job.leave(member, reason))
+                room.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 room.events.record(event, member, epoch=job.epoch, detail=reason or "done")
                 self._no_more(job.name, member)

@@ -27,6 +27,7 @@ from ps_server.member import (
     ToShards,
     check_job,
     entrance,
+    named,
     refusal,
     removal,
     tell,
@@ -125,6 +126,7 @@ class Job(JobLife):
                 gone = getattr(order, kind)
                 if kind == "evict":  # of its pushes, those of the steps before the limits count
                     self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
+                    self.ends[gone.worker] = dict(gone.limits)
                 return self._removed(gone.worker, gone.incarnation, clocks)
             case "enter":
                 return self._entered(order.enter)
@@ -186,6 +188,7 @@ class Job(JobLife):
             for worker, clock in clocks.items()
         }
         self.shares.restore(saved.shares)
+        self.forget_loops()
         known = bool(self.roster.members)
         self.roster.floor = floor
         actions: list[Action] = []
@@ -318,7 +321,7 @@ class Job(JobLife):
         number = self._tables.waiting()
         if number is None:
             return []
-        missing = "; ".join(self._missing())
+        missing = named(self._missing())
         if not missing and self._tables.records[number].loaded:
             return []
         blocked = [member for member in self.roster.here() if member.num_tables > number]

@@ -23,14 +23,17 @@ from ps_server.log import logger
 from ps_server.shard import Shard
 from ps_server.standings import Standings
 from ps_wire import watched
-from ps_wire.errors import PsError, ServerNotReady, ShardMismatch
+from ps_wire.errors import Fenced, PsError, ServerNotReady, ShardMismatch
 from ps_wire.frame import check_protocol
 from ps_wire.messages import refused_from_proto, refused_to_proto, table_from_proto
 from ps_wire.table import TableSpec
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 RESTART_LIMIT_S = 30.0  # for a shard to come back, where nobody's training depends on it
+PROVE_LIMIT_S = 5.0  # for a shard to say that it is alive: its event loop only moves bytes
+MAX_HOST = 255  # characters
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
@@ -115,6 +118,36 @@ class Shards:
                 await self._complete.wait()
         self.check_ready()
 
+    async def check_held(self, message: pb.Register) -> None:
+        """Refuses a process that comes as a shard which another one holds, and that one is alive.
+
+        The holder is asked over its stream. One whose stream has ended, or that does not answer within
+        `PROVE_LIMIT_S`, gives way to who comes.
+
+        Raises:
+            Fenced: naming the holder's host and pid.
+        """
+        while True:
+            entry = self._registered.get(message.shard)
+            boot, generation = self.standings.known.get(message.shard, (message.boot, 0))
+            older = 0 < message.generation < generation  # `register` says what has become of it
+            if entry is None or boot == message.boot or older:
+                return
+            order = pb.Order(number=next(self._numbers), prove=pb.Prove())
+            alive = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROVE_LIMIT_S):
+                    alive = await entry.send(order) is not None
+            entry.waiting.pop(order.number, None)
+            if alive:
+                raise Fenced(
+                    f"shard {message.shard} is held by a process that is alive (host {entry.holder}, at "
+                    f"{entry.address}): this one stops. To replace that one, stop it first",
+                    shard=message.shard,
+                )
+            if self._registered.get(message.shard) is entry:
+                return
+
     def register(self, message: pb.Register) -> asyncio.Queue[pb.Order | None]:
         """A shard starts to follow; returns where its orders come out, None at the end.
 
@@ -136,7 +169,8 @@ class Shards:
             before.give_up()
         if lost and self.on_lost_state is not None:
             self.on_lost_state(message.shard)
-        entry = Following(message.address, asyncio.Queue())
+        holder = f"{one_line(message.host, MAX_HOST)}, pid {message.pid}"
+        entry = Following(message.address, holder, asyncio.Queue())
         entry.outbox.put_nowait(pb.Order(granted=granted))
         self._registered[message.shard] = entry
         if len(self._registered) == self.num_shards - 1:

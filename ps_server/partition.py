@@ -18,6 +18,7 @@ Invariants:
     - per worker: applied + dropped + abstained + staged = received
     - the version never decreases; a worker's clock only grows within an incarnation
     - in BSP at most one contribution per worker is staged: a push of step t needs version t (R1)
+    - in SSP a push of step t needs what a pull at clock t waits for: no clock is more than s + 1 ahead
 """
 
 from __future__ import annotations
@@ -271,6 +272,14 @@ class Partition:
             raise PushOutOfOrder(
                 f"worker {contribution.worker} pushes step {contribution.step} before it can have "
                 f"version {contribution.step}; version {self.version} is the newest",
+                clock=clock,
+            )
+        clocks = [member.clock for member in self._members.values()]
+        if not self.gate.opens(contribution.step, self.version, clocks):
+            ledger.refused += 1
+            raise PushOutOfOrder(
+                f"worker {contribution.worker} pushes step {contribution.step}, further ahead of clock "
+                f"{min(clocks)} than the bound of {self.gate.staleness}: pull at this clock first",
                 clock=clock,
             )
 

@@ -55,9 +55,9 @@ class Readers:
         """What is held while a job is cut."""
         return self._cuts.setdefault(room, asyncio.Lock())
 
-    def uploaded(self, job: str, member: Member, step: int) -> None:
+    def uploaded(self, job: str, member: Member, step: int, *, begins: bool) -> None:
         """See `LiveState.uploaded`."""
-        self.live.uploaded(job, member, step)
+        self.live.uploaded(job, member, step, begins=begins)
 
     def gone(self, job: str, member: Member) -> None:
         """See `LiveState.gone`."""

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from ps_server.allowance import Allowance
 from ps_server.log import logger
+from ps_server.member import check_job
 from ps_server.orders import Shards
 from ps_server.room import MAX_JOBS, Room
 from ps_server.saved_job import SavedJob, Snapshots
@@ -27,9 +30,12 @@ from ps_wire import watched
 from ps_wire.errors import (
     ConfigurationRefused,
     JobFull,
+    JobMismatch,
     JobUnknown,
     PsError,
+    RestoredTooOften,
     ServerNotReady,
+    SnapshotMismatch,
     SnapshotMissing,
     SnapshotUnusable,
 )
@@ -40,6 +46,8 @@ from ps_wire.v1 import spec_pb2
 AGAIN_S = 0.2
 LIST_AGAIN_S = 2.0
 LOAD_LIMIT_S = 600.0  # for a shard to read its part
+TRIES = 16  # snapshots of a job, the newest first: each costs a generation
+RESTORES, RESTORES_WITHIN_S = 4, 600.0  # that people may ask for, of one job
 
 
 class Recovery:
@@ -52,8 +60,11 @@ class Recovery:
         states: StateStore,
         room_of: Callable[[spec_pb2.Job], Room],
         snapshots: Snapshots | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes `room_of`, which makes a room of a job; `snapshots`, or None where nothing is durable."""
+        self._clock = clock
+        self._restores = Allowance(RESTORES, RESTORES_WITHIN_S)
         self._shards = shards
         self._rooms = rooms
         self._states = states
@@ -127,19 +138,29 @@ class Recovery:
             ConfigurationRefused: nothing is kept of jobs here.
             SnapshotMissing: this is not the newest one that can be used; nothing happens.
             SnapshotUnusable: a shard cannot use it.
+            RestoredTooOften: the job has done so `RESTORES` times in a short time.
         """
         if self._snapshots is None:
             raise ConfigurationRefused("jobs cannot go back: start the servers with --snapshot-dir")
-        saved = await asyncio.to_thread(self._saved, job)
-        if not saved or saved[0].snapshot != snapshot:
-            raise SnapshotMissing(f"{snapshot} is not the newest snapshot of job {job} that can be used")
+        saved = await asyncio.to_thread(next, self._saved(job), None)
+        if saved is None or saved.snapshot != snapshot:
+            raise SnapshotMissing(
+                f"{snapshot[:64]!r} is not the newest snapshot of job {job} that can be used"
+            )
+        if (wait_s := self._restores.wait_s(job, self._clock())) > 0:
+            raise RestoredTooOften(
+                f"job {job} has gone back {RESTORES} times in {RESTORES_WITHIN_S:g} s: try again in "
+                f"{wait_s:.0f} s",
+                wait_s=wait_s,
+            )
+        self._restores.take(job, self._clock())
         self._went_to.pop(job, None)
         self._asleep.discard(job)
         self._pending.add(job)
         await asyncio.wait([self._start()])
         if self._went_to.get(job) != snapshot:
             raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
-        return saved[0].step
+        return saved.step
 
     def stop(self) -> None:
         """Ends what is under way."""
@@ -187,8 +208,13 @@ class Recovery:
         if self.takings is not None:
             await self.takings.over(name)
         self._pending.discard(name)  # all that was lost until here it goes back for now
-        for saved in await asyncio.to_thread(self._saved, name):
+        snapshots = self._saved(name)
+        for _ in range(TRIES):
+            saved = await asyncio.to_thread(next, snapshots, None)
+            if saved is None:
+                break
             try:
+                _check_same(room, saved)
                 floor = await self._restore(saved)
             except ServerNotReady as error:  # a shard has gone again: from the beginning
                 logger.warning("job %s: %s", name, error)
@@ -204,8 +230,9 @@ class Recovery:
             return
         await self._give_up(name)
 
-    def _saved(self, name: str) -> list[SavedJob]:
-        return list(self._snapshots.saved(name)) if self._snapshots is not None else []
+    def _saved(self, name: str) -> Iterator[SavedJob]:
+        """One after the other, on another thread: each may be large."""
+        return iter(self._snapshots.saved(name) if self._snapshots is not None else ())
 
     async def _restore(self, saved: SavedJob) -> int:
         """All shards load their parts; returns the last incarnation that is over."""
@@ -242,6 +269,21 @@ class Recovery:
             shard=min(self._lost, default=0),
         )
         room.thaw([*job.tell_all(error), *job.drop()])
+
+
+def _check_same(room: Room | None, saved: SavedJob) -> None:
+    """Refuses a snapshot of a job that trains otherwise than the one that is here."""
+    if room is None or room.job.forgotten:
+        return
+    try:
+        check_job(room.job.spec, saved.job)
+    except JobMismatch as error:
+        facts = error.facts
+        raise SnapshotMismatch(
+            f"it is of a job that trains otherwise: {facts['what']}: the job has {facts['expected']}, the "
+            f"snapshot {facts['got']}",
+            **facts,
+        ) from None
 
 
 def floor_of(generation: int) -> int:

@@ -41,23 +41,23 @@ def restore(
         PsError: it cannot be read, or is not of these tables: what there was is still there. Or it does not
             fit, or was damaged while it was read: the job has none then.
     """
-    shard.check_part(job.name, snapshot, tables)
-    before = shard.end(job.name)
-    for session in before.connections() if before is not None else ():
-        session.cut()  # it hears why when it connects again
-    shard.generation = generation
-    shard.put(
-        ShardJob(
-            name=job.name,
-            consistency=consistency.parse(job.consistency),
-            num_workers=job.num_workers,
-            nonfinite=parse_nonfinite(job.nonfinite or "error"),
-            floor=incarnation,
-            floor_step=step,
+    with shard.open_part(job.name, snapshot, tables) as read:
+        before = shard.end(job.name)
+        for session in before.connections() if before is not None else ():
+            session.cut()  # it hears why when it connects again
+        shard.generation = generation
+        shard.put(
+            ShardJob(
+                name=job.name,
+                consistency=consistency.parse(job.consistency),
+                num_workers=job.num_workers,
+                nonfinite=parse_nonfinite(job.nonfinite or "error"),
+                floor=incarnation,
+                floor_step=step,
+            )
         )
-    )
-    for spec in tables:
-        shard.open_table(job.name, spec, opening)
-        table = shard.table(job.name, spec.number)
-        table_state.restore(table, shard.read_part(job.name, snapshot, table.plan, spec))
+        for spec in tables:
+            shard.open_table(job.name, spec, opening)
+            table = shard.table(job.name, spec.number)
+            table_state.restore(table, read(table.plan, spec))
     logger.info("job %s: restored from %s", job.name, snapshot)

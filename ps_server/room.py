@@ -124,13 +124,23 @@ class Room:
 
     def evict_silent(self, now_s: float) -> list[Member]:
         """Evicts those whose leases are over, and returns them."""
-        silent = []
+        silent: list[Member] = []
+        unheard: list[Member] = []
         for worker, incarnation in self.leases.expired(now_s):
             member = self.job.roster.members.get(worker)
             if member is not None and member.incarnation == incarnation and member.present:
-                silent.append(member)
-                self.evict(member)
+                (unheard if member.unheard else silent).append(member)
+        if unheard:
+            self.give_up(unheard)
+        for member in silent:
+            self.evict(member)
         return silent
+
+    def give_up(self, unheard: Sequence[Member]) -> None:
+        """Those who have not come back since servers did: nobody has them in a gate, so they go together."""
+        for member in unheard:
+            self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+        self.do(self.job.give_up(unheard))
 
     def evict(self, member: Member) -> None:
         """A member's lease is over: the others go on without it."""

@@ -96,6 +96,10 @@ class Roster:
         """Those who are connected, as far as they have said."""
         return [member for member in self.members.values() if member.present]
 
+    def heard(self) -> list[Member]:
+        """Those of them of whom something was heard."""
+        return [member for member in self.members.values() if member.present and not member.unheard]
+
     def here(self) -> list[Member]:
         """Those who have joined and not begun to go."""
         return [member for member in self.members.values() if member.state is MemberState.JOINED]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from ps_wire.saved_epoch import SavedEpoch
 from ps_wire.table import TableSpec
 from ps_wire.v1 import spec_pb2
 
@@ -20,7 +21,7 @@ class SavedJob:
         tables: by number.
         clocks: table -> worker -> its first step after the cut.
         workers: those who trained at the cut, with their leases in seconds: the job waits for them.
-        shares: what epochs of loaders had come to, as `Shares.capture` gives it.
+        shares: what epochs of loaders had come to.
         states: what workers keep outside tables: name -> bytes, as in the `StateStore`.
         ended: all had finished.
     """
@@ -30,7 +31,7 @@ class SavedJob:
     tables: tuple[TableSpec, ...]
     clocks: Mapping[int, Mapping[int, int]]
     workers: Mapping[int, float]
-    shares: tuple[Any, ...] = ()
+    shares: tuple[SavedEpoch, ...] = ()
     states: Mapping[str, bytes] = field(default_factory=dict)
     ended: bool = False
 

@@ -1,32 +1,31 @@
-"""Snapshots as who lets jobs go on needs them: the coordinator what a job is, a shard its part of a table.
+"""Snapshots as who lets jobs go on needs them: the coordinator what a job is, a shard its part of the tables.
 
 Blocks, as storage does. It must not know what becomes of jobs: that is `recovery`'s affair.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from ps_server.log import logger
 from ps_server.saved_job import SavedJob
 from ps_server.shard import Shard
 from ps_server.snapshot_saving import FACTS
-from ps_server.state_store import SAVED
+from ps_server.state_store import MAX_SAVED_BYTES, SAVED
 from ps_server.table_state import TableState
 from ps_server.table_state_codec import TableReader
 from ps_wire.errors import SnapshotCorrupt, SnapshotMismatch, SnapshotUnusable, TableMismatch
+from ps_wire.json_fields import Field, FieldInvalid, read
 from ps_wire.plan import Plan
-from ps_wire.snapshot import FINAL_FILE, Manifest, job_from_json, shard_file, table_from_json, worker_file
+from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, shard_file, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
-from ps_wire.table import TableSpec, check_same
+from ps_wire.table import MAX_TABLES, TableSpec, check_same
 
-LEASE_S = 10.0  # of workers in snapshots that do not say it
+ReadTable: TypeAlias = Callable[[Plan, TableSpec], TableState]
 
 
 class SavedJobs:
@@ -37,8 +36,7 @@ class SavedJobs:
 
     def give(self, shard: Shard) -> None:
         """A shard restores its parts from here."""
-        shard.check_part = partial(self.check_part, shard=shard.index, num_shards=shard.num_shards)
-        shard.read_part = partial(self.read_part, shard=shard.index)
+        shard.open_part = partial(self.open_part, shard=shard.index, num_shards=shard.num_shards)
 
     def jobs(self) -> list[str]:
         """See `Snapshots.jobs`."""
@@ -58,65 +56,64 @@ class SavedJobs:
                 logger.error("job %s: %s", job, error)
 
     def _saved(self, job: str, name: str, manifest: Manifest) -> SavedJob:
-        states: dict[str, bytes] = {}
-        kept = {record.name for record in manifest.files}
-        for worker in manifest.workers:
-            if worker_file(worker) in kept:
-                self._check(job, name, manifest, worker_file(worker))
-                with self._store.local(job, name, worker_file(worker)) as path:
-                    states[f"{SAVED}/{worker}"] = path.read_bytes()
-        if FINAL_FILE in kept:
-            self._check(job, name, manifest, FINAL_FILE)
-            with self._store.local(job, name, FINAL_FILE) as path:
-                states["final"] = path.read_bytes()
+        records = {record.name: record for record in manifest.files}
+        of_worker = {worker: records.get(worker_file(worker)) for worker in manifest.workers}
+        blobs = {f"{SAVED}/{worker}": record for worker, record in of_worker.items() if record is not None}
+        if FINAL_FILE in records:
+            blobs["final"] = records[FINAL_FILE]
+        total = sum(record.bytes for record in blobs.values())
+        if total > MAX_SAVED_BYTES:
+            raise SnapshotCorrupt(
+                f"{self._store.where(job, name)}: what workers have beside tables is {total} bytes; at most "
+                f"{MAX_SAVED_BYTES} are taken"
+            )
         return SavedJob(
             snapshot=name,
-            job=job_from_json(manifest.job),
-            tables=tuple(map(table_from_json, manifest.tables)),
+            job=manifest.job,
+            tables=manifest.tables,
             clocks=manifest.clocks,
-            workers={it: known.get("lease_s", LEASE_S) for it, known in manifest.workers.items()},
+            workers={worker: known.lease_s for worker, known in manifest.workers.items()},
             shares=manifest.shares,
-            states=states,
+            states={key: self._blob(job, name, record) for key, record in blobs.items()},
             ended=manifest.ended,
         )
 
-    def check_part(
+    def _blob(self, job: str, snapshot: str, record: FileRecord) -> bytes:
+        self._store.check(job, snapshot, record)
+        with self._store.local(job, snapshot, record.name) as path, path.open("rb") as opened:
+            return opened.read(record.bytes)
+
+    @contextmanager
+    def open_part(
         self, job: str, snapshot: str, tables: Sequence[TableSpec], *, shard: int, num_shards: int
-    ) -> None:
-        """Compares all that a shard of so many reads with what was written, each time: disks forget.
+    ) -> Iterator[ReadTable]:
+        """What a shard of so many holds of a job, whatever number of shards has written it.
+
+        All files that it reads are compared with what was written, each time: disks forget. All elements of
+        all tables are looked for, and no memory is taken for them.
+
+        Yields:
+            What reads a table, while the block lasts.
 
         Raises:
-            SnapshotUnusable, SnapshotMismatch: as for `read_part`.
+            SnapshotUnusable, SnapshotMismatch: it cannot be read, or is of other tables.
         """
         manifest = self._store.manifest(job, snapshot)
         for spec in tables:
             _check_table(manifest, spec)
-        for name in _files(manifest, shard, num_shards):
-            self._check(job, snapshot, manifest, name)
-
-    def read_part(self, job: str, snapshot: str, plan: Plan, spec: TableSpec, shard: int) -> TableState:
-        """What a shard of this plan holds of a table, whatever number of shards has written it.
-
-        Files are as `check_part` has found them.
-
-        Raises:
-            SnapshotUnusable, SnapshotMismatch: it cannot be read, or is of another table.
-        """
-        manifest = self._store.manifest(job, snapshot)
-        _check_table(manifest, spec)
+        names = _files(manifest, shard, num_shards)
+        for record in manifest.files:
+            if record.name in names:
+                self._store.check(job, snapshot, record)
+        readers = {spec.number: TableReader(spec, num_workers=manifest.job.num_workers) for spec in tables}
         with ExitStack() as opened:
-            sources = []
-            for name in _files(manifest, shard, plan.num_shards):
+            for name in names:
                 path = opened.enter_context(self._store.local(job, snapshot, name))
-                sources.append(_source(path, self._store.where(job, snapshot, name), spec.number))
-            return TableState(cells=dict(TableReader(spec, sources).shard(plan, shard)))
-
-    def _check(self, job: str, snapshot: str, manifest: Manifest, name: str) -> None:
-        """Compares a file with what was written."""
-        records = [record for record in manifest.files if record.name == name]
-        if not records:
-            raise SnapshotCorrupt(f"{self._store.where(job, snapshot)} names no file {name}", file=name)
-        self._store.check(job, snapshot, records[0])
+                where = self._store.where(job, snapshot, name)
+                _take(TensorFile(path, where), where, name, readers)
+            for spec in tables:
+                readers[spec.number].check(Plan(spec, num_shards), shard)
+            yield lambda plan, spec: TableState(cells=dict(readers[spec.number].shard(plan, shard)))
 
 
 def _files(manifest: Manifest, shard: int, num_shards: int) -> list[str]:
@@ -126,13 +123,19 @@ def _files(manifest: Manifest, shard: int, num_shards: int) -> list[str]:
     return [shard_file(number, manifest.num_shards) for number in shards]
 
 
-def _source(path: Path, where: str, table: int) -> tuple[TensorFile, Mapping[str, Any]]:
-    file = TensorFile(path, where)
+def _take(file: TensorFile, where: str, name: str, readers: dict[int, TableReader]) -> None:
+    """Gives each reader what a file has of its table."""
     try:
-        tables = json.loads(file.facts[FACTS])["tables"]
-        return file, next(facts for facts in tables if facts["table"] == table)
-    except (KeyError, ValueError, StopIteration):
-        raise SnapshotCorrupt(f"{where} says nothing of table {table}", file=path.name) from None
+        facts = Field(read(file.facts.get(FACTS, ""), FACTS)).form(("tables",))
+        found = {}
+        for table in facts["tables"].entries(MAX_TABLES):
+            found[table.form(("table", "partitions", "hyper"))["table"].whole(MAX_TABLES - 1)] = table
+        for number, reader in readers.items():
+            if number not in found:
+                raise SnapshotCorrupt(f"{where} says nothing of table {number}", file=name)
+            reader.take(file, found[number])
+    except FieldInvalid as error:
+        raise SnapshotCorrupt(f"{where}: {error}", file=name, field=error.field) from None
 
 
 def _check_table(manifest: Manifest, spec: TableSpec) -> None:
@@ -140,7 +143,7 @@ def _check_table(manifest: Manifest, spec: TableSpec) -> None:
     if spec.number >= len(manifest.tables):
         raise SnapshotMismatch(f"the snapshot has {len(manifest.tables)} tables, not {spec.number + 1}")
     try:
-        check_same(table_from_json(manifest.tables[spec.number]), spec)
+        check_same(manifest.tables[spec.number], spec)
     except TableMismatch as error:
         facts = error.facts
         raise SnapshotMismatch(

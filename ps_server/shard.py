@@ -10,6 +10,8 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NoReturn, TypeAlias
 
 import torch
 
@@ -40,6 +42,9 @@ from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 from ps_wire.text import one_line
 
+OpenPart: TypeAlias = Callable[
+    [str, str, Sequence[TableSpec]], AbstractContextManager[Callable[[Plan, TableSpec], TableState]]
+]
 MAX_PARTITIONS = 32_768  # of a table here: 256 GiB at 8 MiB; each takes 50 us to open, and
 CELL_BYTES = 8192  # beside what it holds
 TOKEN_BYTES = 16
@@ -56,8 +61,8 @@ class Shard:
         snapshots: of its jobs.
         complaints: lines of the log about peers that are refused.
         generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
-        read_part: reads this shard's part of a table from a snapshot: (job, its name, plan, table) -> state.
-        check_part: raises where that cannot be done for these tables: (job, its name, tables).
+        open_part: opens this shard's part of a snapshot: (job, its name, tables) -> a block that yields what
+            reads one of these tables: (plan, table) -> state; raises where that cannot be done.
         on_norm: takes a norm to the coordinator; called on any thread, must not block.
         on_attendance: takes a report of backup workers there, in the order of calls; likewise.
     """
@@ -91,8 +96,7 @@ class Shard:
         self.on_norm: Callable[[Norm], None] = _lose
         self.on_attendance: Callable[[TableAttendance], None] = _lose
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
-        self.read_part: Callable[[str, str, Plan, TableSpec], TableState] = _no_snapshots
-        self.check_part: Callable[[str, str, Sequence[TableSpec]], None] = lambda *_: None
+        self.open_part: OpenPart = _no_snapshots
         self._secret = secrets.token_bytes(32)
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
@@ -411,7 +415,7 @@ def _check_clips(spec: TableSpec, model: consistency.Consistency) -> None:
         )
 
 
-def _no_snapshots(job: str, snapshot: str, _plan: Plan, _spec: TableSpec) -> TableState:
+def _no_snapshots(job: str, snapshot: str, _tables: Sequence[TableSpec]) -> NoReturn:
     raise ConfigurationRefused(f"job {job}: this shard has no --snapshot-dir to read {snapshot} from")
 
 

@@ -84,7 +84,8 @@ class ShardJob:
 
     def connections(self) -> list[Retirable]:
         """All that are live, or wait for a verdict."""
-        return [*self.sessions.values(), *(it for it in self.expelled.values() if it is not None)]
+        here = [*self.sessions.values(), *self.expelled.values()]  # at once: others come and go
+        return [it for it in here if it is not None]
 
     def retire(self) -> None:
         """Nothing more is taken of its workers; waits for what is being taken."""

@@ -56,9 +56,8 @@ class ShardJobs:
         """Takes nothing more of a job's workers, then forgets and returns it."""
         with self.lock:
             known = self.by_name.get(name)
-            connections = known.connections() if known is not None else []
-        for session in connections:
-            session.retire()  # first: a frame that finds no job would end its worker, who is to hear why
+        if known is not None:  # first: a frame that finds no job would end its worker, who is to hear why
+            known.retire()
         entry = self.drop(name)
         if entry is not None:  # of who has connected meanwhile; nobody finds it any more
             entry.retire()

@@ -78,14 +78,15 @@ class ShardService(rpc.ShardServicer):
         chunks = aiter(request_iterator)
         file = (await anext(chunks, pb.SnapshotChunk())).file
         gatekeeper.check_job(file.job)
-        arriving = await asyncio.to_thread(self._shard.snapshots.arrive, file)
-        try:
-            async for chunk in chunks:
-                await asyncio.to_thread(arriving.take, chunk.data)
-            await asyncio.to_thread(arriving.end)
-        except BaseException:
-            arriving.abandon()
-            raise
+        with self._shard.snapshots.place(file.job):
+            arriving = await asyncio.to_thread(self._shard.snapshots.arrive, file)
+            try:
+                async for chunk in chunks:
+                    await asyncio.to_thread(arriving.take, chunk.data)
+                await asyncio.to_thread(arriving.end)
+            except BaseException:
+                arriving.abandon()
+                raise
         return pb.SnapshotFiles()
 
     async def LookSnapshot(

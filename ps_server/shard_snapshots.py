@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from ps_server.log import logger
 from ps_server.shard_table import ShardTable
@@ -17,11 +19,11 @@ from ps_wire.errors import (
     SnapshotFailed,
     SnapshotMissing,
 )
-from ps_wire.snapshot import FILE, MANIFEST, NAME, FileRecord, parse
+from ps_wire.snapshot import FILE, MANIFEST, MAX_MANIFEST_BYTES, NAME, FileRecord, parse
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import shard_pb2 as pb
 
-MAX_MANIFEST_BYTES = 64 << 20
+MAX_ARRIVING = 16  # files of a job that are brought at once
 
 
 class ShardSnapshots:
@@ -39,6 +41,8 @@ class ShardSnapshots:
         self._table_of = table_of
         self._lock = threading.Lock()
         self._savings: dict[str, Saving] = {}
+        self._arriving: Counter[str] = Counter()  # files, by job
+        self._reading = threading.Lock()  # one manifest at a time: it takes many times its size
 
     def save(self, job: str, snapshot: str, number: int, clocks: Mapping[int, Mapping[int, int]]) -> None:
         """Begins to save a job; an earlier snapshot of it that is under way is given up.
@@ -85,10 +89,37 @@ class ShardSnapshots:
             for name in self.store.keep_last(job, keep):
                 logger.info("job %s: snapshot %s deleted", job, name)
 
+    @contextmanager
+    def place(self, job: str) -> Iterator[None]:
+        """A file of a job's snapshot may be brought while the block lasts.
+
+        Raises:
+            SnapshotFailed: too many of it are.
+        """
+        with self._lock:
+            if self._arriving[job] >= MAX_ARRIVING:
+                raise SnapshotFailed(
+                    f"{MAX_ARRIVING} files of snapshots of job {job[:64]!r} are being brought: wait for one"
+                )
+            self._arriving[job] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._arriving[job] -= 1
+                self._arriving += Counter()  # without those that are at 0
+
     def arrive(self, file: pb.SnapshotFile) -> Arriving:
-        """A file of a snapshot is brought from elsewhere. Raises FrameMalformed: its name is none of ours."""
+        """A file of a snapshot is brought from elsewhere.
+
+        Raises:
+            FrameMalformed: its name is none of ours.
+            SnapshotFailed: the job has too many snapshots.
+        """
         _check_name(file, FILE)
-        return Arriving(self._places(), file)
+        store = self._places()
+        store.check_count(file.job, file.snapshot)
+        return Arriving(store, file, self._reading)
 
     def files(self, file: pb.SnapshotFile) -> list[str]:
         """Files of a snapshot that are here."""
@@ -106,8 +137,10 @@ class ShardSnapshots:
 class Arriving:
     """One file that is brought from elsewhere; it is kept once it is what it is said to be."""
 
-    def __init__(self, store: SnapshotStore, file: pb.SnapshotFile) -> None:
+    def __init__(self, store: SnapshotStore, file: pb.SnapshotFile, reading: threading.Lock) -> None:
+        """Opens it; `reading` is held while a manifest is read."""
         self._file = file
+        self._reading = reading
         self._store = store
         self._manifest = bytearray() if file.name == MANIFEST else None
         self._writing = store.begin(file.job, file.snapshot, file.name)
@@ -134,7 +167,8 @@ class Arriving:
             SnapshotUnusable: it is not what it is said to be, or the manifest of another job.
         """
         if self._manifest is not None:
-            parse(bytes(self._manifest), MANIFEST, self._file.job)
+            with self._reading:
+                parse(bytes(self._manifest), MANIFEST, self._file.job)
         if self._writing.sha256 != self._file.sha256:
             raise SnapshotCorrupt(f"{self._file.name} has changed on its way", file=self._file.name)
         self._writing.finish()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ps_server.dealt import Mark
-from ps_server.shares import MAX_LOADERS
 from ps_wire.errors import UsageError
+from ps_wire.json_fields import MAX_COUNT
+from ps_wire.saved_epoch import MAX_LOADERS
 from ps_wire.v1 import coordinator_pb2 as pb
 
 
@@ -12,6 +13,13 @@ def check_loader(number: int) -> int:
     """The number of a loader, if a worker may have so many; else raises UsageError."""
     if number >= MAX_LOADERS:
         raise UsageError(f"a worker has made over {MAX_LOADERS} loaders: make one, and iterate it again")
+    return number
+
+
+def check_epoch(number: int) -> int:
+    """The number of an epoch; else raises UsageError."""
+    if number > MAX_COUNT:
+        raise UsageError(f"epoch {number}: epochs are numbered from 0 to {MAX_COUNT}")
     return number
 
 

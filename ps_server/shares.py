@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 from ps_server.dealt import Dealt, Mark
 from ps_server.epoch import Epoch
 from ps_wire.epoch_use import EpochUse
+from ps_wire.json_fields import MAX_COUNT, MAX_SAMPLES
+from ps_wire.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch
 
-MAX_EPOCHS = 10_000  # that are remembered, over all loaders; the oldest are forgotten
 KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
-MAX_LOADERS = 1000  # of a job
 ANY = 0  # instead of an incarnation: whoever comes first under that number
 NOBODY = -1  # its share was handed out before a rollback, or is left over
 
@@ -103,9 +103,10 @@ class Shares:
         return Piece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
 
     def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> Epoch:
-        while len(self._epochs) >= MAX_EPOCHS:
+        places = sum(len(known.owners) for known in self._epochs.values()) + len(sharing)
+        while self._epochs and (len(self._epochs) >= MAX_EPOCHS or places > MAX_PLACES):
             oldest = next(iter(self._epochs))
-            del self._epochs[oldest]
+            places -= len(self._epochs.pop(oldest).owners)
             self._live.pop(oldest, None)
         self._live[loader, epoch] = None
         begun = self._epochs[loader, epoch] = Epoch(dict(sharing), samples=samples)
@@ -116,11 +117,17 @@ class Shares:
             dealt = self._epochs[other, number]
             due = number == epoch or (number < epoch and not self._pieces(loader, number))
             if other == loader and due and dealt.left:
-                place, first = dealt.left.pop(0)
+                own = dealt.place(worker) if worker in dealt.owners else None
+                places = [place for place, _ in dealt.left]  # its own share first: all may come again
+                place, first = dealt.left.pop(places.index(own) if own in places else 0)
                 piece = Dealt(epoch=number, place=place, first=first, left_over=True)
                 self._take(loader, worker, incarnation, mark, piece)
                 return Piece(epoch=number, place=place, count=len(dealt.owners), first=first)
         return None
+
+    def trains(self, loader: int) -> bool:
+        """Whether steps were made of its batches."""
+        return loader in self._training
 
     def mark(self, loader: int, worker: int, incarnation: int, mark: Mark) -> None:
         """A worker says how far it has come, before the pushes of the step leave."""
@@ -153,11 +160,15 @@ class Shares:
                         self._epochs[key].left.append((piece.place, piece.first + used.batches))
             self._dealt.pop((loader, worker), None)
         for epoch in self._epochs.values():  # the shares that it has not asked for
-            if epoch.owners.get(worker) in (incarnation, ANY) and worker not in epoch.begun:
-                epoch.owners[worker] = NOBODY
-                epoch.begun.add(worker)
-                if left_over:
-                    epoch.left.append((epoch.place(worker), epoch.starts.get(worker, 0)))
+            if epoch.owners.get(worker) in (incarnation, ANY):
+                epoch.give_up([worker], NOBODY, left_over=left_over)
+
+    def never_came(self, workers: Iterable[int]) -> None:
+        """Those who had shares before a rollback, and did not come back: what they had is left over."""
+        gone = set(workers)
+        for epoch in self._epochs.values():
+            awaited = {worker for worker, owner in epoch.owners.items() if owner == ANY}
+            epoch.give_up(gone & awaited, NOBODY, left_over=True)
 
     def end(self) -> None:
         """The job has ended: what is left over stays unused."""
@@ -167,12 +178,13 @@ class Shares:
     def suspend(self) -> None:
         """All workers are gone: what they left over is for who goes on with the job.
 
-        Other epochs are forgotten, and dealt anew where they are asked for.
+        Epochs that are over stay so. Those of loaders that no step was made of are forgotten: who comes again
+        validates, and has all of them.
         """
         for key in list(self._live):
             if key[0] not in self._training or self._is_over(key):
                 self._settle(key)
-        self._epochs = {key: epoch for key, epoch in self._epochs.items() if key in self._live}
+        self._epochs = {key: epoch for key, epoch in self._epochs.items() if key[0] in self._training}
 
     def clear(self) -> None:
         """The job's state is given up: who comes begins its epochs anew."""
@@ -183,15 +195,17 @@ class Shares:
 
     # -- snapshots -------------------------------------------------------------------------------------
 
-    def capture(self, clocks: Mapping[int, int]) -> list[dict[str, Any]]:
-        """What `restore` needs, as it was when each worker had taken so many steps: for JSON.
+    def capture(self, clocks: Mapping[int, int]) -> list[SavedEpoch]:
+        """What `restore` needs, as it was when each worker had taken so many steps.
+
+        What workers have said that cannot be is cut to what a snapshot takes.
 
         Args:
             clocks: of the cut, by worker; at most a few steps ago.
         """
         return [self._capture(key, epoch, clocks) for key, epoch in self._epochs.items()]
 
-    def _capture(self, key: tuple[int, int], epoch: Epoch, clocks: Mapping[int, int]) -> dict[str, Any]:
+    def _capture(self, key: tuple[int, int], epoch: Epoch, clocks: Mapping[int, int]) -> SavedEpoch:
         starts = {n: epoch.starts.get(n, 0) for n in epoch.owners if n not in epoch.begun}
         left, used, handed_on = list(epoch.left), epoch.used, epoch.handed_on
         for (loader, worker), (_, pieces) in self._dealt.items():
@@ -207,38 +221,36 @@ class Shares:
                     left.append((piece.place, piece.first + then.batches))
                 else:
                     starts[worker] = piece.first + then.batches
-        return {
-            "loader": key[0],
-            "epoch": key[1],
-            "workers": sorted(epoch.owners),
-            "samples": epoch.samples,
-            "used": used,
-            "handed_on": handed_on,
-            "starts": {str(worker): first for worker, first in sorted(starts.items())},
-            "left": [list(item) for item in left],
-            "trains": key[0] in self._training,
-        }
+        return SavedEpoch(
+            loader=key[0],
+            epoch=key[1],
+            workers=tuple(sorted(epoch.owners)),
+            samples=min(epoch.samples, MAX_SAMPLES),
+            used=min(max(used, 0), MAX_SAMPLES),
+            handed_on=min(max(handed_on, 0), MAX_SAMPLES),
+            starts={worker: min(first, MAX_COUNT) for worker, first in sorted(starts.items())},
+            left=tuple((place, min(first, MAX_COUNT)) for place, first in left),
+            trains=key[0] in self._training,
+        )
 
-    def restore(self, captured: Iterable[Mapping[str, Any]]) -> None:
+    def restore(self, captured: Iterable[SavedEpoch]) -> None:
         """All is as captured; each worker goes on in its share under the incarnation that asks first."""
         for name in ("_epochs", "_dealt", "_training", "_live", "_ended", "_answers"):
             getattr(self, name).clear()
         for entry in captured:
-            key = int(entry["loader"]), int(entry["epoch"])
-            starts = {int(worker): int(first) for worker, first in entry["starts"].items()}
-            workers = [int(worker) for worker in entry["workers"]]
+            key = entry.loader, entry.epoch
             self._epochs[key] = Epoch(
-                {worker: ANY if worker in starts else NOBODY for worker in workers},
-                samples=int(entry["samples"]),
-                used=int(entry["used"]),
-                handed_on=int(entry["handed_on"]),
-                starts=starts,
-                begun=set(workers) - set(starts),
-                left=[(int(place), int(first)) for place, first in entry["left"]],
+                {worker: ANY if worker in entry.starts else NOBODY for worker in entry.workers},
+                samples=entry.samples,
+                used=entry.used,
+                handed_on=entry.handed_on,
+                starts=dict(entry.starts),
+                begun=set(entry.workers) - set(entry.starts),
+                left=list(entry.left),
             )
-            if entry["trains"]:
-                self._training.add(key[0])
-            if starts or entry["left"]:
+            if entry.trains:
+                self._training.add(entry.loader)
+            if entry.starts or entry.left:
                 self._live[key] = None
 
     def hand_off(self) -> dict[str, Any]:

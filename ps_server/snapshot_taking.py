@@ -27,16 +27,19 @@ from ps_server.member import JobState, Member, MemberState, tell
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
-from ps_server.state_store import CAPTURED, StateStore
+from ps_server.state_store import CAPTURED, MAX_SAVED_BYTES, StateStore
 from ps_wire import consistency
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
-from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, job_to_json, table_to_json, worker_file
+from ps_wire.json_fields import MAX_SAMPLES
+from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, SavedWorker, worker_file
 from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 
 CAPTURE_LIMIT_S = 60.0
 ARM_LIMIT_S = 10.0  # workers that hear nothing go on after 15 s
 LOOK_S = 0.05  # between two looks at the shards
+IN_ORDER = (MemberState.FINISHING, MemberState.FINISHED, MemberState.LEAVING, MemberState.LEFT)
 
 
 class Taking:
@@ -74,6 +77,8 @@ class Taking:
         self._steps: dict[int, dict[int, int]] = {}  # table -> worker -> the cut
         self._aborted: PsError | None = None
         self._over = False
+        self._ended = False  # the job has: it is of the end
+        self._specs: tuple[TableSpec, ...] = ()  # as the shards cut them
         self._changed = asyncio.Event()
 
     # -- what members say, and what becomes of them ----------------------------------------------------
@@ -101,8 +106,12 @@ class Taking:
             self._changed.set()
 
     def gone(self, member: Member) -> None:
-        """A worker trains no more: it leaves the cut, unless it has finished steps that are behind it."""
-        if member.state is MemberState.FINISHING and member.worker in self._writes:
+        """A worker trains no more: it leaves the cut, unless it has captured its state and goes in order.
+
+        All that such a one has pushed counts, so it is at the cut as the others are; of one that is evicted
+        a push may be missing.
+        """
+        if member.state in IN_ORDER and member.worker in self._writes:
             return
         if self._members.get(member.worker) is member:
             del self._members[member.worker]
@@ -152,6 +161,7 @@ class Taking:
                 while not self._room.idle:  # a change of members is under way
                     await self._room.changed()
                 if self._job.state is JobState.ENDED:
+                    self._ended = True
                     await self._arm()
                     return
                 while not await self._agree():
@@ -205,7 +215,8 @@ class Taking:
 
     async def _arm(self) -> None:
         gate = gate_of(consistency.parse(self._job.consistency))
-        for table in range(self._job.num_tables):
+        self._specs = tuple(self._job.specs)
+        for table in range(len(self._specs)):
             asked = {worker: self._ready[worker][table] for worker in self._members}
             self._steps[table] = clocks_of_snapshot(gate, asked)
         save = self._order()
@@ -231,8 +242,15 @@ class Taking:
             saved = await self._look()
         records = [FileRecord(name=item.file, bytes=item.bytes, sha256=item.sha256) for item in saved]
         workers = sorted(worker for worker in self._members if worker in self._writes)
-        records += [await self._writes[worker] for worker in workers]
-        ended = self._job.state is JobState.ENDED and not workers
+        records += (states := [await self._writes[worker] for worker in workers])
+        if (total := sum(record.bytes for record in states)) > MAX_SAVED_BYTES:
+            raise SnapshotFailed(
+                f"what workers have beside tables (buffers, registered state) is {total} bytes, over "
+                f"{MAX_SAVED_BYTES}: shard 0 could not hold it when the job goes back"
+            )
+        ended = self._ended
+        if not workers and not ended:  # what workers had is gone with them, and where they were
+            raise SnapshotFailed(f"job {self._job.name}: all workers were evicted before it was written")
         if ended and self._job.has_final_state:
             blob = self._states.get(self._job.name, "final")
             records.append(
@@ -275,17 +293,17 @@ class Taking:
             number=int(self._name.partition("-")[0]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             generation=self._shards.own.generation,
-            job=job_to_json(job.spec),
+            job=job.spec,
             num_shards=self._shards.num_shards,
-            tables=tuple(table_to_json(spec) for spec in job.specs),
+            tables=self._specs,
             clocks=clocks,
             files=tuple(records),
             workers={
-                worker: {
-                    "incarnation": self._members[worker].incarnation,
-                    "lease_s": self._members[worker].lease_s,
-                    "samples": self._room.progress.get(worker, pb.Progress()).samples,
-                }
+                worker: SavedWorker(
+                    incarnation=self._members[worker].incarnation,
+                    lease_s=self._members[worker].lease_s,
+                    samples=min(self._room.progress.get(worker, pb.Progress()).samples, MAX_SAMPLES),
+                )
                 for worker in workers
             },
             shares=tuple(job.shares.capture(newest)),

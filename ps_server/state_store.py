@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded
 
 MAX_JOB_BYTES = 2 << 30
+MAX_SAVED_BYTES = 4 * MAX_JOB_BYTES  # of a snapshot: what all workers had captured for it
 MAX_NAMES = 256  # beside those of single workers
 SAVED = "snapshot"  # a worker's own state, as a snapshot has it, is kept under this name and its number
 CAPTURED = "cut"  # likewise what a worker captures for one, until it is written
+NOTED = "note"  # likewise where a worker was last, as it has noted it
 
 
 class StateStore:
@@ -38,7 +40,7 @@ class StateStore:
             FrameMalformed: only the coordinator, or another worker, may put this name.
         """
         kind, _, number = name.partition("/")
-        if kind == SAVED or (kind == CAPTURED and number != str(worker)):
+        if kind == SAVED or (kind in (CAPTURED, NOTED) and number != str(worker)):
             raise FrameMalformed(f"worker {worker} may put no state {name!r}")
         parts = bytearray()
 
@@ -65,8 +67,8 @@ class StateStore:
         return sum(len(blob) for name, blob in blobs if name != but and _kind(name) != SAVED)
 
     def _check_names(self, job: str, name: str) -> None:
-        kept = {other for other in self._blobs.get(job, {}) if _kind(other) not in (SAVED, CAPTURED)}
-        if name not in kept and _kind(name) != CAPTURED and len(kept) >= MAX_NAMES:
+        kept = {other for other in self._blobs.get(job, {}) if _kind(other) not in (SAVED, CAPTURED, NOTED)}
+        if name not in kept and _kind(name) not in (CAPTURED, NOTED) and len(kept) >= MAX_NAMES:
             raise MemoryLimitExceeded(f"job {job} keeps {MAX_NAMES} states already")
 
     def put(self, job: str, name: str, blob: bytes) -> None:
@@ -94,6 +96,10 @@ class StateStore:
         blob = self.get(job, name)
         del self._blobs[job][name]
         return blob
+
+    def names(self, job: str) -> list[str]:
+        """Of all that a job keeps."""
+        return list(self._blobs.get(job, ()))
 
     def all(self) -> Iterator[tuple[str, str, bytes]]:
         """Everything: job, name, bytes."""

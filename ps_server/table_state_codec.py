@@ -9,6 +9,9 @@ partition that its first piece came from: at the moment of a cut they agree, but
 or mixed in some partitions only. Where the parts of a piece have counted different steps they stay apart, and
 each has its own state. What goes on in the same moment (staged contributions) fits its own plan.
 
+Whoever may bring a snapshot may write what it likes into it: facts are read field by field, and
+`TableReader.check` finds whether all elements of a part are there, before any memory is taken for them.
+
 It must not know files: tensors come from any mapping, which may read them when asked.
 """
 
@@ -18,18 +21,20 @@ import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 
 from ps_server.gradient import Gradient
 from ps_server.optimizers import State, known
-from ps_server.partition import Contribution, Ledger
+from ps_server.partition import MAX_TAU, Contribution, Ledger
 from ps_server.table_state import CellState, MachineState, TableState
 from ps_wire.errors import SnapshotMismatch, from_wire
+from ps_wire.frame import FIRST_READER
+from ps_wire.json_fields import MAX_COUNT, Field, FieldInvalid
 from ps_wire.messages import hyperparameters_from_proto, hyperparameters_to_proto, refused_to_proto
-from ps_wire.plan import Partition, Piece, Plan
+from ps_wire.plan import CUT_ELEMENTS, Partition, Piece, Plan
 from ps_wire.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
@@ -126,7 +131,7 @@ class _Saved:
 
     numel: int
     kinds: tuple[str, ...]
-    facts: Facts
+    machine: MachineState
     tensors: Tensors
 
 
@@ -147,19 +152,73 @@ class TableReader:
         spec: of the table that it is read for.
     """
 
-    def __init__(self, spec: TableSpec, sources: Iterable[tuple[Tensors, Facts]]) -> None:
-        """Takes what each shard has saved of the table; together that is all of it, or the shard's own."""
+    def __init__(
+        self,
+        spec: TableSpec,
+        sources: Iterable[tuple[Tensors, Facts]] = (),
+        *,
+        num_workers: int = FIRST_READER,
+    ) -> None:
+        """Takes what each shard has saved of the table, as `take` does; the job has so many workers."""
         self.spec = spec
-        self._sources = tuple(sources)
+        self._num_workers = num_workers
+        self._shapes = {parameter.name: parameter.numel for parameter in spec.parameters}
+        self._sources: list[tuple[Tensors, Facts]] = []
         self._offsets: dict[str, list[int]] = {}
         self._pieces: dict[tuple[str, int], _Saved] = {}
-        for tensors, facts in self._sources:
-            for partition in facts["partitions"]:
-                for name, offset, numel, kinds in partition["pieces"]:
-                    self._offsets.setdefault(name, []).append(offset)
-                    self._pieces[name, offset] = _Saved(numel, tuple(kinds), partition, tensors)
+        self._first: MachineState | None = None
+        for tensors, facts in sources:
+            self.take(tensors, Field(facts))
+
+    def take(self, tensors: Tensors, facts: Field) -> None:
+        """What one shard has saved of the table; together that is all of it, or the shard's own.
+
+        Raises:
+            FieldInvalid: a fact is none.
+        """
+        self._sources.append((tensors, facts.mapping()))
+        for partition in facts.form(("table", "partitions", "hyper"))["partitions"].entries(MAX_COUNT):
+            parts = partition.form(_PARTITION)
+            parts["index"].whole()
+            machine = _machine(parts, self._num_workers)
+            self._first = self._first or machine
+            for piece in parts["pieces"].entries(MAX_COUNT):
+                self._take_piece(piece, machine, tensors)
         for offsets in self._offsets.values():
             offsets.sort()
+
+    def _take_piece(self, given: Field, machine: MachineState, tensors: Tensors) -> None:
+        parts = given.tuple(4)
+        name = parts[0].value
+        whole = self._shapes.get(name) if isinstance(name, str) else None
+        if whole is None:
+            raise parts[0].refuse(f"a parameter of table {self.spec.number}")
+        offset = parts[1].whole(whole)
+        numel = parts[2].whole(whole - offset, least=1)
+        if offset % CUT_ELEMENTS:
+            raise parts[1].refuse(f"a multiple of {CUT_ELEMENTS}")
+        if (name, offset) in self._pieces:
+            raise given.refuse("a piece that comes once")
+        kinds = tuple(kind.text(MAX_KIND) for kind in parts[3].entries(MAX_KINDS))
+        self._offsets.setdefault(name, []).append(offset)
+        self._pieces[name, offset] = _Saved(numel, kinds, machine, tensors)
+
+    def check(self, plan: Plan, shard: int) -> None:
+        """Looks whether `shard` will find all that it reads; nothing is copied.
+
+        Raises:
+            SnapshotMismatch: as `shard`.
+        """
+        scalars = known(self.spec.optimizer.name).scalars
+        for partition in plan.partitions_of_shard(shard):
+            for piece in plan.pieces(partition):
+                for part in self._parts(plan, piece):
+                    self._slice(plan, piece, part, WEIGHT)
+                    for kind in part.saved.kinds:
+                        if kind in scalars:
+                            self._scalar(part, kind)
+                        else:
+                            self._slice(plan, piece, part, kind)
 
     def shard(self, plan: Plan, shard: int) -> Iterator[tuple[int, CellState]]:
         """What a shard of this plan is to hold, partition after partition.
@@ -194,18 +253,19 @@ class TableReader:
         weights = torch.zeros(partition.numel, dtype=dtype)
         pieces: list[Piece] = []
         states: list[State] = []
-        first: Facts | None = None
+        first: MachineState | None = None
         for piece in plan.pieces(partition):
             parts = self._parts(plan, piece)
-            first = first or parts[0].saved.facts
+            first = first or parts[0].saved.machine
             kept = weights[piece.offset : piece.offset + piece.numel]
             torch.cat([self._slice(plan, piece, part, WEIGHT) for part in parts], out=kept)
             for cut, own in self._cuts(piece, parts):
                 pieces.append(cut)
                 states.append(self._state(plan, cut, own))
-        if first is None:  # padding only
-            first = self._sources[0][1]["partitions"][0]
-        return CellState(machine=_machine(first), weights=weights, pieces=pieces, optimizer=states)
+        first = first or self._first  # padding only
+        if first is None:
+            raise SnapshotMismatch(f"nothing was saved of table {self.spec.number}")
+        return CellState(machine=first, weights=weights, pieces=pieces, optimizer=states)
 
     def _parts(self, plan: Plan, piece: Piece) -> list[_Part]:
         """Saved pieces that a piece is made of."""
@@ -238,8 +298,7 @@ class TableReader:
         """What has to be the same of parts that share a state."""
         scalars = known(self.spec.optimizer.name).scalars
         return [
-            (kind, self._tensor(part.name, part.offset, kind).item() if kind in scalars else None)
-            for kind in part.saved.kinds
+            (kind, self._scalar(part, kind).item() if kind in scalars else None) for kind in part.saved.kinds
         ]
 
     def _slice(self, plan: Plan, piece: Piece, part: _Part, kind: str) -> torch.Tensor:
@@ -254,6 +313,16 @@ class TableReader:
             )
         return found[start:end]
 
+    def _scalar(self, part: _Part, kind: str) -> torch.Tensor:
+        """One number, for the whole piece."""
+        found = self._tensor(part.name, part.offset, kind)
+        if found.dim() or found.dtype not in (torch.float32, torch.float64):
+            raise SnapshotMismatch(
+                f"{kind} of parameter {part.name!r} was saved as {found.dtype} of shape "
+                f"{tuple(found.shape)}; expected a number"
+            )
+        return found
+
     def _tensor(self, name: str, offset: int, kind: str) -> torch.Tensor:
         key = f"{self.spec.number}/{kind}/{offset}/{name}"
         try:
@@ -267,7 +336,7 @@ class TableReader:
         scalars = known(self.spec.optimizer.name).scalars
         first = parts[0]
         return {
-            kind: self._tensor(first.name, first.offset, kind)
+            kind: self._scalar(first, kind)
             if kind in scalars
             else torch.cat([self._slice(plan, piece, part, kind) for part in parts])
             for kind in first.saved.kinds
@@ -321,16 +390,40 @@ def _hyper(text: str) -> Hyperparameters:
     return hyperparameters_from_proto(spec_pb2.Hyperparameters.FromString(bytes.fromhex(text)))
 
 
-def _machine(facts: Facts) -> MachineState:
+_MACHINE = ("version", "newest_clock", "mixed_steps", "hyper_mismatches")
+_PARTITION = ("index", "pieces", *_MACHINE, "tau", "ledgers", "members", "staged", "owed")
+_LEDGER = {field.name for field in fields(Ledger)}
+MAX_KIND, MAX_KINDS = 64, 16  # characters of the name of a state's tensor; tensors of a state
+MAX_INCARNATION = (1 << 64) - 1
+MAX_WAIT_S = 1e12  # a little less than 0 where a pull came while its step was being closed
+
+
+def _machine(parts: Mapping[str, Field], num_workers: int) -> MachineState:
+    tau, members = {}, {}
+    for pair in parts["tau"].entries(MAX_TAU + 1):
+        staleness, count = pair.tuple(2)
+        tau[staleness.whole(MAX_TAU)] = count.whole()
+    for member in parts["members"].entries(num_workers):
+        worker, incarnation, clock = member.tuple(3)
+        members[worker.whole(num_workers - 1)] = incarnation.whole(MAX_INCARNATION), clock.whole()
+    ledgers = parts["ledgers"].numbered(num_workers - 1, num_workers)
     return MachineState(
-        version=facts["version"],
-        newest_clock=facts["newest_clock"],
-        mixed_steps=facts["mixed_steps"],
-        hyper_mismatches=facts["hyper_mismatches"],
-        tau=dict(facts["tau"]),
-        ledgers={int(worker): Ledger(**ledger) for worker, ledger in facts["ledgers"].items()},
-        members={worker: (incarnation, clock) for worker, incarnation, clock in facts["members"]},
+        **{name: parts[name].whole() for name in _MACHINE},
+        tau=tau,
+        ledgers={worker: _ledger(ledger) for worker, ledger in ledgers.items()},
+        members=members,
     )
+
+
+def _ledger(given: Field) -> Ledger:
+    ledger = given.mapping()
+    if not ledger.keys() <= _LEDGER:
+        raise FieldInvalid(given.path, ", ".join(sorted(_LEDGER)), ledger)
+    for name, value in ledger.items():  # of the many that there are, few are looked at
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            count = given.within(name, value)
+            count.real(MAX_WAIT_S, -MAX_WAIT_S) if name == "gate_wait_s" else count.whole()
+    return Ledger(**ledger)
 
 
 def facts_text(facts: Facts) -> str:

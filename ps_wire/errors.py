@@ -123,6 +123,10 @@ class CutAborted(Unavailable):
     """A reader's consistent cut did not come about in time; the job goes on."""
 
 
+class RestoredTooOften(Unavailable):
+    """The job has gone back to snapshots as often as it may for now."""
+
+
 class ConfigurationRefused(PsError):
     """Two parties that do not fit together; running again does not help."""
 
@@ -286,7 +290,14 @@ CODES: dict[str, tuple[type[PsError], ...]] = {
         FrameTooLarge,
         PayloadMismatch,
     ),
-    "UNAVAILABLE": (Unavailable, ServerUnreachable, ServerNotReady, ConnectionLost, CutAborted),
+    "UNAVAILABLE": (
+        Unavailable,
+        ServerUnreachable,
+        ServerNotReady,
+        ConnectionLost,
+        CutAborted,
+        RestoredTooOften,
+    ),
     "DEADLINE_EXCEEDED": (StartLimitExceeded,),
     "FAILED_PRECONDITION": (
         ConfigurationRefused,

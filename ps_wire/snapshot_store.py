@@ -31,6 +31,7 @@ from ps_wire.snapshot import MANIFEST, NAME, FileRecord, Manifest, parse
 from ps_wire.snapshot_writing import UNFINISHED, Writing, why
 
 KEPT_FREE = 0.1  # of a disk, that peers cannot fill
+MAX_SNAPSHOTS = 1024  # of a job, to which peers can add
 READ_BYTES = 4 << 20  # at once; also what one message carries
 
 
@@ -101,6 +102,18 @@ class SnapshotStore:
                     "no snapshot is brought there: make room"
                 )
 
+    def check_count(self, job: str, name: str) -> None:
+        """To be asked before a peer's snapshot gets a folder: each is looked at when the job goes back.
+
+        Raises:
+            SnapshotFailed: there are too many already.
+        """
+        names = self._all(job)
+        if len(names) >= MAX_SNAPSHOTS and name not in names:
+            raise SnapshotFailed(
+                f"{self.where(job, '')} has {len(names)} snapshots: no more are brought there, delete some"
+            )
+
     def write(self, job: str, name: str, file: str, parts: Iterable[bytes | memoryview]) -> FileRecord:
         """Writes one file of a snapshot, durable on return.
 
@@ -138,8 +151,17 @@ class SnapshotStore:
         return sorted(file for file in names if not file.endswith(UNFINISHED))
 
     def complete(self, job: str, name: str, manifest: Manifest) -> None:
-        """Writes the manifest: from now on the snapshot exists. Raises `SnapshotFailed`."""
-        self.write(job, name, MANIFEST, [manifest.text().encode()])
+        """Writes the manifest: from now on the snapshot exists.
+
+        Raises:
+            SnapshotFailed: it cannot be written, or could not be read again: there is too much of something.
+        """
+        text, where = manifest.text().encode(), self.where(job, name, MANIFEST)
+        try:
+            parse(text, where, job)
+        except SnapshotUnusable as error:
+            raise SnapshotFailed(f"it could not be read again: {error}") from None
+        self.write(job, name, MANIFEST, [text])
 
     def keep_last(self, job: str, count: int) -> list[str]:
         """Deletes all complete snapshots but the last `count`, and older ones that never became complete.

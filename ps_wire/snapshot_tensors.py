@@ -16,7 +16,7 @@ import safetensors
 import torch
 
 from ps_wire.buffer import bytes_of
-from ps_wire.errors import SnapshotCorrupt
+from ps_wire.errors import SnapshotCorrupt, SnapshotFailed
 
 DTYPES = {
     torch.uint8: "U8",
@@ -26,6 +26,9 @@ DTYPES = {
     torch.bfloat16: "BF16",
 }
 ALIGNMENT = 8  # of the first tensor, as the format recommends
+MAX_HEADER_BYTES = (
+    64 << 20
+)  # names, shapes and facts, in JSON, which takes up to 20 times its size while it is read
 
 
 def encode(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str]) -> Iterator[bytes | memoryview]:
@@ -34,6 +37,9 @@ def encode(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str]) -> Ite
     Args:
         tensors: on the CPU, of the dtypes that tables and their pushes have.
         facts: texts that lie beside them.
+
+    Raises:
+        SnapshotFailed: names and facts are more than a reader takes.
     """
     header: dict[str, object] = {"__metadata__": dict(facts)}
     offset = 0
@@ -47,6 +53,11 @@ def encode(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str]) -> Ite
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise SnapshotFailed(
+            f"names and facts of {len(tensors)} tensors take {len(text)} bytes, over {MAX_HEADER_BYTES}: use "
+            "more servers, larger partitions or fewer workers"
+        )
     yield struct.pack("<Q", len(text)) + text
     for tensor in tensors.values():
         yield bytes_of(tensor.contiguous().reshape(-1))
@@ -66,6 +77,14 @@ class TensorFile(Mapping[str, torch.Tensor]):
             SnapshotCorrupt: it is no such file.
         """
         try:
+            with path.open("rb") as raw:
+                header_bytes = int.from_bytes(raw.read(8), "little")
+            if header_bytes > MAX_HEADER_BYTES:
+                raise SnapshotCorrupt(
+                    f"{where} is no safetensors file of ours: its header has {header_bytes} bytes, at most "
+                    f"{MAX_HEADER_BYTES} are taken",
+                    file=path.name,
+                )
             opened: Any = safetensors.safe_open(path, framework="pt")
         except (safetensors.SafetensorError, OSError) as error:
             raise SnapshotCorrupt(f"{where} is no safetensors file: {error}", file=path.name) from None

@@ -17,6 +17,7 @@ Value: TypeAlias = float | int | bool | str | tuple[float, ...] | None
 Group: TypeAlias = tuple[tuple[str, Value], ...]
 
 PAGE_BYTES = 4096
+MAX_TABLES = 64  # of a job
 MIB = 1 << 20
 MAX_PARAMETERS = 65_536
 MAX_NAME = 1000  # characters

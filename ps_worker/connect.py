@@ -101,8 +101,10 @@ def connect(
         token_file: a file with the service's token, or with the job's.
         tls_dir: a folder with `ca.crt`, `tls.crt` and `tls.key`: connections are encrypted, and both ends
             show a certificate. The files are read again when they change.
-        on_rollback: called instead of raising `RolledBack` in a step, with the number of the step that is
-            taken next: servers lost state, and the job went back to a snapshot. `finish()` raises it anyway.
+        on_rollback: called with the number of the step that is taken next when servers lost state, and the
+            job went back to a snapshot. Loops over `worker.epochs` and `worker.loader` go back by themselves;
+            where there is no `on_rollback`, the next step of others raises `RolledBack`. `finish()` raises it
+            anyway.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.

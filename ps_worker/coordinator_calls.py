@@ -23,7 +23,7 @@ from ps_worker.waiting import waits
 CALL_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 MAX_NAMED = 4  # in one line, of those who are waited for
-LIVE_LIMIT_S = 60.0  # for a worker that trains to come to the end of a step
+LIVE_LIMIT_S = 60.0  # for the position of a worker that trains, or its last note
 AGAIN_S = 0.2  # between two tries of a call
 
 Result = TypeVar("Result")
@@ -82,11 +82,18 @@ class CoordinatorCalls:
         return self._get_state(name, CALL_LIMIT_S)
 
     def _get_state(self, name: str, limit_s: float) -> bytes:
+        return self._get_noted(name, limit_s)[0]
+
+    def _get_noted(self, name: str, limit_s: float) -> tuple[bytes, dict[int, int]]:
         request = pb.GetStateRequest(key=self._key(name))
 
-        def get() -> bytes:
-            chunks = self._service.coordinator.GetState(request, timeout=limit_s)
-            return b"".join(chunk.data for chunk in chunks)
+        def get() -> tuple[bytes, dict[int, int]]:
+            clocks: dict[int, int] = {}
+            parts = []
+            for chunk in self._service.coordinator.GetState(request, timeout=limit_s):
+                clocks.update(chunk.clocks)
+                parts.append(chunk.data)
+            return b"".join(parts), clocks
 
         return self._ask(get)
 
@@ -107,18 +114,39 @@ class CoordinatorCalls:
                     raise
                 time.sleep(AGAIN_S)
 
-    @waits("the state of a worker that trains")
-    def live_state(self) -> dict[str, torch.Tensor]:
-        """What lies outside tables, and is registered, at the worker that has the lowest number and trains.
+    @waits("the position of a worker that trains")
+    def position(self, *, live: bool) -> tuple[dict[str, torch.Tensor], dict[int, int]]:
+        """Where the job is: what a worker had, at the beginning of a step, beside its tables.
 
-        Waits for a step of it; nothing where nobody trains.
+        Of the lowest one that trains; where nobody does, of the one that had come furthest.
+
+        Args:
+            live: waits for it to begin a step; else what it has noted last.
+
+        Returns:
+            Tensors by name, none where nobody has any; and table -> steps of that worker which count, where
+            it is gone.
         """
         try:
-            blob = self._get_state("live", LIVE_LIMIT_S)
+            blob, clocks = self._get_noted("live" if live else "noted", LIVE_LIMIT_S)
         except ServerUnreachable:
-            self._log(f"no worker took a step for {LIVE_LIMIT_S:g} s: this one gets the state of the start")
-            return {}
-        return model_spec.unpack(blob) if blob else {}
+            self._log("the coordinator gives no position of the job: this worker begins as at the start")
+            return {}, {}
+        return (model_spec.unpack(blob) if blob else {}), clocks
+
+    def begin_epoch(self, epoch: int) -> pb.EpochReply:
+        """This worker's loop is about to begin an epoch."""
+        begin = self._service.coordinator.BeginEpoch
+        request = pb.EpochRequest(epoch=epoch, **self._who())
+        reply: pb.EpochReply = self._ask(lambda: begin(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
+        return reply
+
+    def stop_job(self, reason: str) -> pb.EpochReply:
+        """The job is to end, for all workers after the same epoch."""
+        stop = self._service.coordinator.StopJob
+        request = pb.StopRequest(reason=reason, **self._who())
+        reply: pb.EpochReply = self._ask(lambda: stop(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
+        return reply
 
     @waits("the state of a worker")
     def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:
@@ -199,9 +227,8 @@ class CoordinatorCalls:
         self._ask(lambda: use(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
 
     def _key(self, name: str) -> pb.StateKey:
-        return pb.StateKey(
-            job=self._settings.job,
-            worker=self._joined().worker,
-            incarnation=self._joined().incarnation,
-            name=name,
-        )
+        return pb.StateKey(name=name, **self._who())
+
+    def _who(self) -> dict[str, Any]:
+        joined = self._joined()
+        return {"job": self._settings.job, "worker": joined.worker, "incarnation": joined.incarnation}

@@ -8,12 +8,14 @@ handed out when a piece ends, and is not in a step yet, is taken to be in the ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from ps_wire.errors import PsError
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.position import Piece
+from ps_worker.position import Piece, Position
 
 
 class Deals(Protocol):
@@ -31,13 +33,38 @@ class Deals(Protocol):
 
 
 class Dealing:
-    """See the module's docstring. A `Dealer`."""
+    """See the module's docstring. A `Dealer`.
 
-    def __init__(self, loader: int, deals: Deals, samples: int) -> None:
-        """Of the loader with this number, whose epochs have so many samples; 0: not known."""
+    Attributes:
+        taken: where this loader was in a position that the worker has taken up.
+        trains: steps were made of its batches.
+    """
+
+    def __init__(
+        self,
+        loader: int,
+        deals: Deals,
+        samples: int,
+        *,
+        whole: Piece | None = None,
+        behind: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Deals nothing yet.
+
+        Args:
+            loader: its number.
+            deals: where pieces come from.
+            samples: of its epochs; 0: not known.
+            whole: a share as this worker has it, of any epoch, to replay where none is known.
+            behind: whether the script still replays steps.
+        """
+        self.taken: Position | None = None
+        self.trains = False
         self._loader = loader
         self._deals = deals
         self._samples = samples
+        self._replayed = whole or Piece(epoch=0, place=0, count=1)
+        self._behind = behind
         self._incarnation = 0  # that has the piece; 0: there is none
         self._requests = 0
         self._step = 0
@@ -59,6 +86,24 @@ class Dealing:
     def pending(self) -> bool:
         """Whether batches have been handed out that are in no step yet."""
         return not self.void and self._batches > self._used.batches
+
+    @property
+    def behind(self) -> bool:
+        """See `Dealer`."""
+        return self._behind()
+
+    def replay(self, epoch: int) -> Piece | None:
+        """See `Dealer`."""
+        taken, self.taken = self.taken, None
+        if not self._behind():
+            return None
+        first = 0
+        if taken is not None and taken.epoch == epoch:
+            first = taken.offset
+            self._replayed = taken.share or replace(self._replayed, epoch=epoch)
+        else:
+            self._replayed = replace(self._replayed, epoch=epoch)
+        return replace(self._replayed, first=first)
 
     def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
         """See `Dealer`."""
@@ -109,6 +154,7 @@ class Dealing:
         self._step = step
         if self.void or (self._used.step >= step and self._used.batches == self._batches):
             return
+        self.trains = self.trains or self._batches > self._used.batches
         now = pb.Mark(
             step=step,
             batches=self._batches,

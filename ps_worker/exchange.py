@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ps_wire import frame as wire
 from ps_wire import meta, trace
-from ps_wire.codec import AS_THEY_ARE
+from ps_wire.codec import AS_THEY_ARE, NOTHING
 from ps_wire.errors import FrameMalformed, PsError
 from ps_wire.messages import hyperparameters_to_proto
 from ps_wire.plan import Partition, Plan
@@ -32,6 +32,7 @@ from ps_worker.pushes import Pushes
 from ps_worker.reentry import Reentry
 from ps_worker.rounded import Rounded
 from ps_worker.table_memory import Sharing, TableMemory
+from ps_worker.waiting import waits
 from ps_worker.waits import Callback, PulledCallback, Waits
 
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
@@ -65,8 +66,13 @@ class Exchange(MemorySharing, Reentry, Waits):
         sharing: Sharing = Sharing.PRIVATE,
         wire_dtype: WireDtype = WireDtype.FP32,
         backup: bool = False,
+        bounded: bool = False,
     ) -> None:
-        """`backup`: there are backup workers: weights may be of a later step than they were asked for."""
+        """Has nothing under way.
+
+        `backup`: there are backup workers: weights may be of a later step than they were asked for.
+        `bounded`: a push may be only so far ahead of those of others (`ssp`).
+        """
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
@@ -78,6 +84,7 @@ class Exchange(MemorySharing, Reentry, Waits):
         self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
         self.begins: Callable[[], None] = lambda: None  # called before the first push of a step
         self._begun = -1
+        self._bounded, self._opened = bounded, -1
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.number = self._table = table
@@ -207,6 +214,25 @@ class Exchange(MemorySharing, Reentry, Waits):
         for connection, frames in zip(self._connections, asked, strict=True):
             connection.send(*frames)
 
+    @waits("workers that are behind, further than ssp lets this one run ahead")
+    def pass_gate(self, step: int) -> None:
+        """Waits until this worker may push this step: until a pull at this clock is answered, or would be.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        if not self._bounded or self._opened >= step:
+            return
+        self.wait_pulled()
+        if self._opened < step:
+            with self._changed:
+                self._raise_failed()
+                self._pulls.ask(self.plan.num_partitions, step, nothing=True)
+                asked = [self._asked(shard) for shard in range(len(self._connections))]
+            for connection, frames in zip(self._connections, asked, strict=True):
+                connection.send(*frames)
+            self.wait_pulled()
+
     def _send_again(self) -> None:
         """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
         with self._changed:
@@ -232,7 +258,7 @@ class Exchange(MemorySharing, Reentry, Waits):
         if not wanted:
             return []
         flags = self._pulls.flags  # what is read is no step's, and comes as it is
-        codec = AS_THEY_ARE if flags else self._rounded.codec
+        codec = NOTHING if self._pulls.nothing else AS_THEY_ARE if flags else self._rounded.codec
         place = {"partition": wanted[0], "step": self._pulls.step, "flags": flags, "codec": codec}
         return [self._frame(wire.Kind.PULL, **place, meta=meta.listed(wanted))]
 
@@ -275,6 +301,9 @@ class Exchange(MemorySharing, Reentry, Waits):
         index = frame.partition
         if not self._expects(frame):
             return  # answered already, on a connection that has gone since
+        if frame.codec == NOTHING:
+            self._take_opened(frame)
+            return
         if not frame.flags & wire.SHARED:  # else the shard has them where they are read
             try:
                 self.memory.put(self.partitions[index], frame.version, frame.payload, frame.codec)
@@ -286,14 +315,14 @@ class Exchange(MemorySharing, Reentry, Waits):
             if frame.step != self._pulls.step:
                 return  # something else was asked for meanwhile
             self.versions[index] = frame.version
-            for worker, clock in meta.read_clocks(frame.meta):
-                self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
+            self._see_clocks(frame)
             self.bytes_pulled += len(frame.payload) or self._sizes[index]
             self._pulls.came(index)
             if self.memory.mapped:  # then the mean of the step has been made
                 self._pushes.closed(index)
                 self._answered.notify_all()
             if not self._pulls:
+                self._opened = frame.step
                 self.missed += self.step_of(frame.step) - frame.step
                 self.memory.show(frame.version)
                 self._changed.notify_all()
@@ -304,6 +333,21 @@ class Exchange(MemorySharing, Reentry, Waits):
         self._show(due)
         for callback in callbacks:
             callback(None)
+
+    def _take_opened(self, frame: wire.Frame) -> None:
+        """The gate of a partition has opened; no weights came, and none were asked for."""
+        with self._changed:
+            if not self._pulls.nothing or not self._pulls.expects(frame):
+                return
+            self._see_clocks(frame)
+            self._pulls.came(frame.partition)
+            if not self._pulls:
+                self._opened = frame.step
+                self._changed.notify_all()
+
+    def _see_clocks(self, frame: wire.Frame) -> None:
+        for worker, clock in meta.read_clocks(frame.meta):
+            self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""

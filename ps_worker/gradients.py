@@ -12,7 +12,7 @@ closures or other tables; `wrapped` brings several tables of one optimizer toget
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from enum import Enum
 
 import torch
@@ -56,6 +56,7 @@ class Gradients:
         hyperparameters: Callable[[], Hyperparameters],
         weight: Callable[[], float],
         settle: Callable[[], None],
+        sending: AbstractContextManager[object],
         as_views: bool = False,
     ) -> None:
         """Puts hooks on the parameters as `mode` asks.
@@ -69,6 +70,7 @@ class Gradients:
             hyperparameters: what the table's param-groups say now.
             weight: of this step's pushes in a BSP mean.
             settle: called before the first push of a step.
+            sending: held while a hook sends, see `OneThread`.
             as_views: gradients lie in the memory that is pushed.
         """
         self.exchange = exchange
@@ -80,6 +82,7 @@ class Gradients:
         self._hyperparameters = hyperparameters
         self._weight = weight
         self._settle = settle
+        self._sending = sending
         self._seen: Hyperparameters | None = None  # at the first hook of a watched step
         self._turn = 0
         self._leaving: list[Outgoing] = []  # an accelerator copies them
@@ -234,7 +237,7 @@ class Gradients:
 
     def _complete(self, bucket: Outgoing) -> None:
         if self._syncing():
-            with suppress(Evicted):  # step() joins again
+            with self._sending, suppress(Evicted):  # step() joins again
                 self._settle()
                 bucket.copy()
                 bucket.check_whole()

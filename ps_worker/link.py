@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ps_wire.carrier import Carrier
-from ps_wire.consistency import BSP
+from ps_wire.consistency import BSP, SSP
 from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError, WeightsChanged
 from ps_wire.plan import Plan
 from ps_wire.shared_memory import AVAILABLE, Layout
@@ -165,6 +165,7 @@ class Link(Rejoining):
             strict=strict,
             wire_dtype=self._settings.wire_dtype,
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
+            bounded=isinstance(self._settings.consistency, SSP),
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls))
@@ -230,6 +231,11 @@ class Link(Rejoining):
                 self._membership.put_live(self._live_state(), step)
             except PsError as error:  # a reader's trouble: this worker trains on
                 self._say(f"a reader does not get this worker's buffers: {error}")
+        if self._membership.position_wanted:
+            if self._overdue:  # no step of this script begins where that is seen
+                self._put_position(step)
+            else:
+                self._overdue = True
 
     # -- optimizer state -------------------------------------------------------------------------------
 
@@ -326,7 +332,7 @@ class Link(Rejoining):
                 except (WeightsChanged, ConfigurationRefused) as error:
                     self.written = error
                     self._say(error.message)
-        self._membership.leave(reason)
+        self._membership.leave(reason, self.clocks())
         for connection in self._connections:
             connection.close()
         self._service.close()

@@ -9,10 +9,12 @@ another worker. An iteration hands out this worker's share of its epoch, then wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ps_wire.errors import UsageError
@@ -32,6 +34,13 @@ class Dealer(Protocol):
     def void(self) -> bool:
         """Whether what it dealt last is another's by now: the rest of it is dropped."""
 
+    @property
+    def behind(self) -> bool:
+        """Whether steps are replayed: batches are handed out that were used already."""
+
+    def replay(self, epoch: int) -> Piece | None:
+        """What is handed out of an epoch while the script is behind; None where it is not."""
+
     def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
         """The next piece of an epoch, or None.
 
@@ -45,10 +54,14 @@ class Dealer(Protocol):
 class Alone:
     """Always the same share, of which nothing is left over."""
 
-    void = False
+    void = behind = False
 
     def __init__(self, rank: int, num_workers: int) -> None:
         self._place, self._count = rank, num_workers
+
+    def replay(self, epoch: int) -> Piece | None:  # noqa: ARG002 - nobody is behind
+        """See `Dealer`."""
+        return None
 
     def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
         """See `Dealer`."""
@@ -85,6 +98,8 @@ class Loader:
         current_epoch: Callable[[], int | None],
         dealer: Dealer | None = None,
         on_read: Callable[[], None] | None = None,
+        on_replayed: Callable[[], None] = lambda: None,
+        on_moved: Callable[[], None] = lambda: None,
     ) -> None:
         """See `Worker.loader`.
 
@@ -103,6 +118,8 @@ class Loader:
             current_epoch: the one that the script is in, or None where it does not say.
             dealer: says what of an epoch is this worker's. Default: the share `rank` of `num_workers`.
             on_read: called before a batch is read in this process.
+            on_replayed: called before a batch is handed out that was used already.
+            on_moved: called when an iteration goes on where `position` was set.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
@@ -129,7 +146,7 @@ class Loader:
         self.num_workers: int = options.get("num_workers", 0)
         self.collate_fn: Callable[[Any], Any] = options.get("collate_fn") or default_collate
         self._ended = ended
-        self._on_batch = on_batch
+        self._on_batch, self._on_replayed, self._on_moved = on_batch, on_replayed, on_moved
         self._current_epoch = current_epoch
         self._dealer = dealer or Alone(rank, num_workers)
         self._next = Position(epoch=0)  # where the next iteration begins
@@ -137,6 +154,7 @@ class Loader:
         self._own = False  # it is still in this worker's share
         self._moved = False  # the iteration that is under way goes on elsewhere
         self._iteration = 0
+        self._under_way: int | None = None  # the epoch of that iteration, until it is over
         self._made_with: LoaderState = {
             "seed": seed,
             "shuffle": not streamed if shuffle is None else shuffle,
@@ -177,7 +195,7 @@ class Loader:
                 rank,
                 shuffle=bool(self._made_with["shuffle"]),
                 seed=seed,
-                on_read=on_read if in_process else None,
+                on_read=partial(self._reads, on_read) if in_process and on_read is not None else None,
             )
             self._length = len(self._share.sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
@@ -219,32 +237,80 @@ class Loader:
         start = self._find_start()
         self._iteration += 1
         mine = self._iteration
+        try:
+            yield from self._iterate(start, mine)
+        finally:
+            if mine == self._iteration:
+                self._under_way = None
+
+    def _iterate(self, start: Position, mine: int) -> Iterator[Any]:
         begins = True
+        self._moved = False
         while not self._ended:
             self._next, self._now = Position(epoch=start.epoch + 1), start
-            piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
-            if piece is None:
+            self._under_way = start.epoch
+            quietly = yield from self._replay(start.epoch, mine)
+            if self._dealer.behind and not self._moved:  # it goes on in the next epoch
                 break
-            self._own = begins and piece.epoch == start.epoch
-            self._moved = begins = False
-            yield from self._hand_out(start.epoch, piece, mine)
+            piece = None
+            if not self._moved:
+                piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
+            if piece is not None and not self._moved:
+                quietly |= yield from self._replay(start.epoch, mine)  # who was evicted while it asked
+                self._own = begins and piece.epoch == start.epoch
+                begins = False
+                yield from self._hand_out(start.epoch, piece, mine, quietly=quietly)
             if self._moved:  # to where the script's loop is, or this iteration ends and the loop goes there
+                self._moved = False
                 if self._next.epoch != start.epoch:
                     return
+                self._on_moved()
                 start, begins = self._next, True
+            elif piece is None:
+                break
             elif self._now is None:  # the script says where the next one begins
                 return
         self._now = None
 
-    def _hand_out(self, epoch: int, piece: Piece, mine: int) -> Iterator[Any]:
-        """The batches of a piece, until one of many things ends it."""
+    def _replay(self, epoch: int, mine: int) -> Generator[Any, None, bool]:
+        """What is handed out again while the script is behind; whether there was anything."""
+        piece = self._dealer.replay(epoch)
+        if piece is None:
+            return False
+        self._own = False
+        yield from self._hand_out_again(epoch, piece, mine)
+        return True
+
+    def _hand_out_again(self, epoch: int, piece: Piece, mine: int) -> Iterator[Any]:
+        """Batches that were used, until the script has taken again the steps that it is behind."""
+        self._share.begin(piece)
+        sizes = self._share.sizes if isinstance(self._share, ShareSampler) else None
+        self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        batches = self._sized(sizes, piece.first)
+        while self._dealer.behind and mine == self._iteration and not self._ended and self._now is not None:
+            found = next(batches, None)
+            if found is None:
+                return
+            self._on_replayed()
+            self._now = replace(self._now, offset=self._now.offset + 1)
+            yield found[1]
+
+    def _hand_out(self, epoch: int, piece: Piece, mine: int, *, quietly: bool) -> Iterator[Any]:
+        """The batches of a piece, until one of many things ends it.
+
+        `quietly`: the script's iteration had begun before, so that no generator is drawn from once more.
+        """
         self._share.begin(piece)
         sizes = None
         if isinstance(self._share, ShareSampler):
             sizes = self._share.sizes
             self._length = len(sizes) if self._own else self._length
         self._now = Position(epoch=epoch, offset=piece.first, share=piece)
-        for size, batch in self._sized(sizes, piece.first):
+        drawn = torch.get_rng_state() if quietly else None
+        batches = self._sized(sizes, piece.first)
+        if drawn is not None:
+            torch.set_rng_state(drawn)
+        for size, batch in batches:
             if mine != self._iteration:
                 raise UsageError(
                     "this iteration ended when the loader was iterated again: make a second loader"
@@ -254,6 +320,19 @@ class Loader:
             self._on_batch(size)
             self._now = replace(self._now, offset=self._now.offset + 1)
             yield batch
+
+    def _reads(self, on_read: Callable[[], None]) -> None:
+        if self._now is not None:  # else the iteration has ended, and what is read is of no use
+            on_read()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the iteration that is under way goes on where `position` was set."""
+        return self._under_way is not None and self._under_way == self._next.epoch and self._moved
+
+    def leave(self) -> None:
+        """The script's loop goes to another epoch: the iteration that is under way ends."""
+        self._now = None
 
     def _sized(self, sizes: list[int] | None, skipped: int) -> Iterator[tuple[int, Any]]:
         """The batches with their numbers of samples."""

@@ -49,7 +49,8 @@ class Membership:
         calls: what is asked beside the stream.
         joined: as whom this worker is in the job.
         again: it was in the job before, and was evicted.
-        live_wanted: a reader wants what lies outside tables, at the next step.
+        live_wanted: a reader wants what lies outside tables, at the end of the next step.
+        position_wanted: somebody who joins wants this worker's position, at the beginning of the next step.
         capture: what snapshots take.
         rounds: where the script is, for others who join.
     """
@@ -76,7 +77,7 @@ class Membership:
         self._waiting = False
         self._error: PsError | None = None
         self._leaving = False
-        self.live_wanted = False
+        self.live_wanted = self.position_wanted = False
         self.capture: Capture | None = None
         self.rounds: Rounds | None = None
         self._stream: MemberStream | None = None
@@ -184,6 +185,16 @@ class Membership:
         self.calls.put_state("live", blob)
         self._send(uploaded=pb.Uploaded(live=True, step=step))
 
+    def put_position(self, blob: bytes, step: int) -> None:
+        """What one who joins has asked for."""
+        self.position_wanted = False
+        self.calls.put_state("position", blob)
+        self._send(uploaded=pb.Uploaded(live=True, begins=True, step=step))
+
+    def put_note(self, blob: bytes) -> None:
+        """This worker's position, for who takes it up when it is gone."""
+        self.calls.put_once(f"note/{self.joined.worker}", blob)
+
     def put_cut(self, number: int, blob: bytes) -> None:
         """What a snapshot has of this worker beside its tables."""
         try:
@@ -219,13 +230,23 @@ class Membership:
             told = [f"waiting for {self._waiting_for}"] if self._waiting and self._waiting_for else []
         return told + self.calls.behind()
 
-    def leave(self, reason: str) -> None:
-        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again."""
+    def leave(self, reason: str, clocks: Mapping[int, int] | None = None) -> None:
+        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again.
+
+        Args:
+            reason: for people; empty: it is done.
+            clocks: table -> steps that it has taken.
+        """
         self._leaving = True
         if self._stream is None:
             return
         self._stream.quiet()
-        leave = pb.Leave(reason=sendable(reason), progress=self._progress(), drained=stopping.asked())
+        leave = pb.Leave(
+            reason=sendable(reason),
+            progress=self._progress(),
+            drained=stopping.asked(),
+            clocks=clocks or {},
+        )
         self._stream.say(leave=leave)
         with self._changed:
             self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
@@ -270,7 +291,8 @@ class Membership:
                 case "notice":
                     self._log(reply.notice.text)
                 case "upload_live":
-                    self.live_wanted = True
+                    self.position_wanted |= reply.upload_live.begins
+                    self.live_wanted |= not reply.upload_live.begins
                 case "rolled_back":
                     self._fail(RolledBack(reply.rolled_back.why, step=reply.rolled_back.step))
                 case "joined" | "upload_final" | "ended" | "left":

@@ -20,9 +20,14 @@ class OneThread:
     """See the module's docstring. `with` it: the calling thread is inside; it may be so several times.
 
     `_lock` is held while a thread is inside, and guards `_name`. Only who takes turns waits for it.
+
+    Attributes:
+        sending: held by hooks that send gradients. They run on threads of autograd, one per device, while a
+            thread of the script is inside `backward()`: among each other they take turns.
     """
 
     def __init__(self) -> None:
+        self.sending = threading.RLock()
         self._lock = threading.RLock()
         self._name = ""
 

@@ -1,4 +1,4 @@
-"""Where a loader is in its epochs, and the piece of an epoch that it hands out: plain numbers.
+"""Where a loader is in its epochs, the piece of one that it hands out, where a script is: plain numbers.
 
 Legend: an epoch of a loader is dealt in `count` shares; a piece is one of them, from a batch of it on.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -69,19 +69,34 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """Where a script is in its data.
+    """Where a script is in its data, between two of its steps.
 
     Attributes:
         epoch: of its loop over `worker.epochs`; None where it has none.
         loaders: by number, in the order in which it made them.
+        worker: whose script; -1: not known.
+        steps: table -> steps that the script has taken.
+        clocks: table -> steps of the worker; more, where the script still replays some.
+        inside: it is at a batch; else its loop is about to begin the epoch.
     """
 
     epoch: int | None
     loaders: tuple[Position, ...]
+    worker: int = -1
+    steps: Mapping[int, int] = field(default_factory=dict)
+    clocks: Mapping[int, int] = field(default_factory=dict)
+    inside: bool = True
 
     def pack(self) -> dict[str, torch.Tensor]:
         """As a tensor by name, to lie among others."""
-        numbers = {"epoch": self.epoch, "loaders": [loader.as_numbers() for loader in self.loaders]}
+        numbers = {
+            "epoch": self.epoch,
+            "loaders": [loader.as_numbers() for loader in self.loaders],
+            "worker": self.worker,
+            "steps": list(self.steps.items()),
+            "clocks": list(self.clocks.items()),
+            "inside": self.inside,
+        }
         text = json.dumps(numbers).encode()
         return {POSITIONS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
@@ -96,4 +111,11 @@ class Positions:
             return None
         numbers = json.loads(bytes(packed[POSITIONS].tolist()))
         loaders = tuple(Position.from_numbers(loader) for loader in numbers["loaders"])
-        return cls(epoch=numbers["epoch"], loaders=loaders)
+        return cls(
+            epoch=numbers["epoch"],
+            loaders=loaders,
+            worker=numbers.get("worker", -1),  # a snapshot of before has only the first two
+            steps=dict(numbers.get("steps", ())),
+            clocks=dict(numbers.get("clocks", ())),
+            inside=numbers.get("inside", True),
+        )

@@ -19,21 +19,23 @@ class Pulls:
     Attributes:
         step: the clock that was asked at last.
         flags: of that PULL.
+        nothing: no weights were asked for, only whether the gate is open.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.flags = 0
+        self.nothing = False
         self._missing: OrderedDict[int, None] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Whether something is missing."""
         return bool(self._missing)
 
-    def ask(self, num_partitions: int, step: int, flags: int) -> None:
+    def ask(self, num_partitions: int, step: int, flags: int = 0, *, nothing: bool = False) -> None:
         """All are asked for, first layers first."""
         self._missing = OrderedDict.fromkeys(range(num_partitions - 1, -1, -1))
-        self.step, self.flags = step, flags
+        self.step, self.flags, self.nothing = step, flags, nothing
 
     def forget(self) -> None:
         """Nothing is waited for any more."""

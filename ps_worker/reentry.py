@@ -19,6 +19,7 @@ class Reentry:
     """See the module's docstring."""
 
     _begun: int
+    _opened: int
     _changed: threading.Condition
     _error: PsError | None
     _hyper_frames: OrderedDict[int, wire.Frame]
@@ -40,4 +41,4 @@ class Reentry:
             for number, frame in self._hyper_frames.items():
                 self._hyper_frames[number] = replace(frame, incarnation=incarnation)
             self._error = None
-        self._begun = -1
+        self._begun = self._opened = -1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -20,6 +21,7 @@ from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.exchange import Exchange
 from ps_worker.exchanges import Exchanges
 from ps_worker.incarnation import Incarnation
+from ps_worker.noting import SMALL_BYTES, Noting
 from ps_worker.outside import Outside
 from ps_worker.places import Places
 from ps_worker.position import Positions
@@ -42,7 +44,11 @@ class Rejoining(Exchanges):
         registered: what goes along with the state outside tables.
         own: what only this worker goes on with, from a snapshot.
         random: generators without a name.
-        positions: where the script is in its data.
+        positions: where the script is in its data, and in its steps.
+        loops: whether it has a loader, or a loop over epochs.
+        arrived: whether it is where it was sent.
+        on_taken: called when it is to go on where another process was, with that position and the steps of
+            that one which count; returns whether it does.
         clocks: table -> the step that is under way or comes next.
         capture: of all of this for snapshots.
         rounds: where the script is, for others who join.
@@ -63,10 +69,15 @@ class Rejoining(Exchanges):
         self.own.add("@random", self.random)
         self.clocks: Callable[[], Mapping[int, int]] = dict
         self.positions: Callable[[], Positions] = lambda: Positions(epoch=None, loaders=())
+        self.loops: Callable[[], bool] = lambda: False
+        self.arrived: Callable[[], bool] = lambda: True
+        self.on_taken: Callable[[Positions, Mapping[int, int]], bool] = lambda _at, _clocks: True
         self.capture = Capture(self._clocks, self._captured)
-        self.capture.before = self._before_step
+        self.capture.before = self.begin_again
         self.rounds = Rounds(self._clocks)
-        self._again: Mapping[str, torch.Tensor] | None = None
+        self._again: _Again | None = None
+        self.noting = Noting(self._note, self._put_note, say)
+        self._overdue = False  # a position, by one step
         self.on_reentry: Callable[[dict[int, int]], None] = lambda _: None
         self.on_restored: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
         self._settings = settings
@@ -142,7 +153,7 @@ class Rejoining(Exchanges):
             if saved is not None:  # a pass that has run since, or a batch, has changed what was set
                 self._set(saved, own=True)
                 self.on_restored(saved)
-                self._again = saved
+                self._again = _Again(saved, own=True)
             raise error
 
     @property
@@ -168,10 +179,27 @@ class Rejoining(Exchanges):
             exchange.reenter(self._now.joined.incarnation)
             exchange.connect(self._connections)
         self._now.connect(self._carriers, self._places)
-        if restored:
-            live = self._saved()
+        saved = self._saved() if restored else {}
+        live, clocks = saved, dict[int, int]()
+        if not saved and self._has_more and not self.ended:  # of a snapshot: it joined after that
+            live, clocks = self._membership.calls.position(live=not restored)
+        self._live = live
+        steps = self._enter_tables()
+        if saved:
+            self._set(saved, own=True)
+            self.on_restored(saved)
         else:
-            live = self._membership.calls.live_state() if self._has_more and not self.ended else {}
+            self._take_up(live, clocks)
+        self.on_reentry(steps)
+        self.rounds.begin_anew()
+        if restored or isinstance(evicted, RolledBack) or self.undone:
+            step = max(steps.values(), default=0)
+            undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
+            self._undone = undone, saved or None
+        self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
+
+    def _enter_tables(self) -> dict[int, int]:
+        """All that it had, again, with the weights of its first step there; returns that by table."""
         steps = {}
         for spec in self._begun:
             exchange = self._exchanges[spec.number]
@@ -185,31 +213,87 @@ class Rejoining(Exchanges):
                 raise _made_later(spec.number)
             steps[spec.number] = step
             self._get(exchange, steps[spec.number], read=self.ended)
-        self._set(live, own=restored)
-        if restored:
-            self.on_restored(live)
-        self.on_reentry(steps)
-        self.rounds.begin_anew()
-        if restored or isinstance(evicted, RolledBack) or self.undone:
-            step = max(steps.values(), default=0)
-            undone = RolledBack(f"{evicted.message}; this worker goes on at step {step}", step=step)
-            self._undone = undone, live if restored else None
-        self._say(f"joined again, as incarnation {self._now.joined.incarnation}, at steps {steps}")
+        return steps
+
+    def _take_up(self, live: Mapping[str, torch.Tensor], clocks: Mapping[int, int]) -> None:
+        """The script goes on where another process was; `clocks`: see `CoordinatorCalls.position`."""
+        at = Positions.unpack(live)
+        if at is not None and not self.on_taken(at, clocks):
+            return
+        own = at is not None and at.worker == self.rank
+        self._set(live, own=own)
+        if live:
+            self._again = _Again(live, own=own, inside=at is None or at.inside)
 
     def _set(self, live: Mapping[str, torch.Tensor], *, own: bool) -> None:
-        """What lies beside tables is as another worker has it, or as this one had it at a snapshot: `own`."""
-        for number, outside in self._outside.items() if live or self.ended else ():  # else its own are newest
-            outside.load(self._live_or_kept(live, number))
+        """What lies beside tables is as another worker has it, or as this one had it: `own`."""
+        for number, outside in self._outside.items():
+            if found := _of_table(live, number):
+                outside.load(found)
+            elif self.ended:
+                outside.load(self._kept(number))
         self.registered.load(live, own=own)
         if own:
             self.own.load(live, own=True)
 
-    def _before_step(self) -> None:
-        """The script begins a step: after a rollback it may have gone on to the end of one that is undone."""
-        if self._again is not None:
-            self._set(self._again, own=True)
+    def begin_again(self) -> None:
+        """The script begins a step: it may have gone on to the end of one that is undone, or is another's."""
+        if self._again is not None and self.arrived():
+            self._set(self._again.state, own=self._again.own)
             self._again = self._again if self.dropping() else None
         self.random.apply()
+
+    def at_epoch(self) -> bool:
+        """The script's loop is about to begin an epoch: where it was sent, it takes what was there.
+
+        Returns:
+            Whether it goes on inside that epoch.
+        """
+        again = self._again
+        if again is None or not self.arrived():
+            return False
+        if again.begun:  # there was no batch in the epoch before
+            self._again = None
+            return False
+        self._set(again.state, own=again.own)
+        if again.inside:
+            self._again = replace(again, begun=True)
+        else:
+            self._again = None
+            self.random.apply()
+        return again.inside
+
+    def at_step_begin(self, step: int) -> None:
+        """To be called where a step begins: gives its position to one who joins, and notes it, where due."""
+        if self._membership.position_wanted:
+            self._put_position(step)
+        if self._has_more:
+            self.noting.at_step()
+
+    def _put_position(self, step: int) -> None:
+        self._overdue = False
+        state = self._outside_tensors() | self.registered.tensors() | self.positions().pack()
+        try:
+            self._membership.put_position(model_spec.pack(state), step)
+        except PsError as error:  # another's trouble: this worker trains on
+            self._say(f"one who joins does not get this worker's position: {error}")
+
+    def note_taken(self, at: Positions) -> None:
+        """This worker stands where another process was: if it goes at once, that is what is taken up."""
+        if self._live:
+            with suppress(PsError):  # its own first note follows
+                self._put_note(model_spec.pack({**self._live, **at.pack()}))
+
+    def _put_note(self, blob: bytes) -> None:
+        self._membership.put_note(blob)
+
+    def _note(self) -> bytes:
+        outside = self._outside_tensors()
+        if sum(tensor.nbytes for tensor in outside.values()) > SMALL_BYTES:
+            outside = {}  # who takes the note up has them as at the start
+        return model_spec.pack(
+            outside | self.registered.tensors() | self.own.tensors() | self.positions().pack()
+        )
 
     def _begin_push(self, table: int) -> None:
         self.rounds.begin(table)
@@ -238,9 +322,7 @@ class Rejoining(Exchanges):
             return {}
 
     def _live_or_kept(self, live: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
-        prefix = f"{number}/"
-        found = {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
-        return found or self._kept(number)
+        return _of_table(live, number) or self._kept(number)
 
     @property
     def incarnation(self) -> int:
@@ -267,6 +349,27 @@ class Rejoining(Exchanges):
         """How far this worker has come in it; see `share`."""
         self._membership.calls.use(request)
 
+    def begin_epoch(self, epoch: int) -> pb.EpochReply:
+        """Whether the script's loop is to begin an epoch; `last` is set where it is not.
+
+        Raises:
+            PsError: the coordinator refuses, or cannot be reached.
+        """
+        while True:
+            try:
+                return self._membership.calls.begin_epoch(epoch)
+            except Evicted as error:
+                self._refused(error)
+                self.tell()
+
+    def stop_job(self, reason: str) -> pb.EpochReply:
+        """Ends the job for all after the same epoch; see `begin_epoch` for errors."""
+        while True:
+            try:
+                return self._membership.calls.stop_job(reason)
+            except Evicted as error:
+                self._refused(error)
+
     def epochs(self) -> list[pb.EpochUse]:
         """What became of the samples of the job's last epochs; see `share` for errors."""
         return self._membership.calls.epochs()
@@ -287,8 +390,8 @@ class Rejoining(Exchanges):
 
     @property
     def _has_more(self) -> bool:
-        """Whether this worker has state outside its tables."""
-        return bool(self._outside) or bool(self.registered)
+        """Whether this worker has anything beside its tables."""
+        return bool(self._outside) or bool(self.registered) or self.loops()
 
     def register(self, name: str, kept: object) -> None:
         """See `Registered.add`; what comes late gets what a worker that trains has."""
@@ -307,14 +410,24 @@ class Rejoining(Exchanges):
         self.rejoin()
 
     def _first_live(self) -> dict[str, torch.Tensor]:
-        """The state of a worker that trains, asked for before the first table is entered: then none waits."""
+        """Where the job is, asked for before the first table is entered: then none waits."""
+        return self.first_position(live=not self._begun)
+
+    def first_position(self, *, live: bool = False) -> dict[str, torch.Tensor]:
+        """Where the job is that this process has come to, asked for once: it goes on there.
+
+        Args:
+            live: waits for a worker that trains to begin a step; one that has entered tables must not.
+        """
         if self._live is None:
-            rolled_back = self._now.joined.rolled_back
-            self._live = self._saved() if rolled_back else self._membership.calls.live_state()
-            self.registered.load(self._live, own=rolled_back)
-            if rolled_back:
-                self.own.load(self._live, own=True)
+            if self._now.joined.rolled_back and (saved := self._saved()):
+                self._live = saved
+                self._set(self._live, own=True)
                 self.on_restored(self._live)
+                self._again = _Again(self._live, own=True)
+            else:
+                self._live, clocks = self._membership.calls.position(live=live)
+                self._take_up(self._live, clocks)
         return self._live
 
     def _get(self, exchange: Exchange, step: int, *, read: bool) -> None:
@@ -328,6 +441,29 @@ class Rejoining(Exchanges):
         with suppress(JobUnknown):
             return model_spec.unpack(self._membership.calls.get_state(f"start/{number}"))
         return {}  # the job was restored, from a snapshot in which no worker had anything else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """State that is set once more when the script stands where it was: what it did meanwhile is undone.
+
+    Attributes:
+        state: tensors by name.
+        own: this worker had it.
+        inside: it is of the beginning of a batch; else of that of an epoch.
+        begun: the epoch has begun with it.
+    """
+
+    state: Mapping[str, torch.Tensor] = field(kw_only=False)
+    own: bool
+    inside: bool = True
+    begun: bool = False
+
+
+def _of_table(live: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+    """What of it lies outside this table."""
+    prefix = f"{number}/"
+    return {name.removeprefix(prefix): it for name, it in live.items() if name.startswith(prefix)}
 
 
 def _made_later(table: int) -> ConfigurationRefused:

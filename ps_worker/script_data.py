@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from ps_wire.consistency import BSP, Consistency
 from ps_worker.dealing import Dealing, Deals
 from ps_worker.loader import Loader
-from ps_worker.position import Position, Positions
+from ps_worker.position import Piece, Position, Positions
 
 
 class ScriptData:
@@ -21,13 +21,29 @@ class ScriptData:
 
     Attributes:
         samples: that loaders have handed out.
+        used: the script has a loader, or a loop over epochs.
     """
 
-    def __init__(self, consistency: Consistency, *, begin_batch: Callable[[], None]) -> None:
-        """Has no loaders; `begin_batch`: called before a batch is read in this process, or handed out."""
+    def __init__(
+        self,
+        consistency: Consistency,
+        *,
+        begin_batch: Callable[[], None],
+        begin_epoch: Callable[[int], bool] = lambda _: True,
+        behind: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Has no loaders.
+
+        Args:
+            consistency: of the job.
+            begin_batch: called before a batch is read in this process, or handed out.
+            begin_epoch: called when the script's loop is about to begin an epoch; whether it is to.
+            behind: whether the script replays steps.
+        """
         self.samples = 0
+        self.used = False
         self._even = isinstance(consistency, BSP)
-        self._begin_batch = begin_batch
+        self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
@@ -35,6 +51,7 @@ class ScriptData:
         self._num_loaders = 0
         self._dealings: list[Dealing] = []
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
+        self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,8 +64,17 @@ class ScriptData:
 
     def make_loader(self, deals: Deals, **given: Any) -> Loader:
         """A loader with these arguments of `Loader`; `deals` say what of an epoch is this worker's."""
+        self.used = True
         dataset = given["dataset"]
-        dealing = Dealing(self._num_loaders, deals, len(dataset) if isinstance(dataset, Sized) else 0)
+        dealing = Dealing(
+            self._num_loaders,
+            deals,
+            len(dataset) if isinstance(dataset, Sized) else 0,
+            whole=Piece(epoch=0, place=given["rank"], count=given["num_workers"]),
+            behind=self._behind,
+        )
+        if self._num_loaders < len(self._taken):
+            dealing.taken = self._taken[self._num_loaders]
         made = Loader(
             **given,
             even=self._even,
@@ -56,6 +82,8 @@ class ScriptData:
             current_epoch=lambda: self._epoch,
             dealer=dealing,
             on_read=self._begin_batch,
+            on_replayed=self._begin_batch,
+            on_moved=self._arrive,
         )
         if self._num_loaders < len(self._saved_positions):
             made.position = self._saved_positions[self._num_loaders]
@@ -75,6 +103,21 @@ class ScriptData:
         at = {self._numbers[loader]: loader.position for loader in self._loaders}
         known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
         return Positions(epoch=self._epoch, loaders=tuple(known))
+
+    def take_up(self, at: Positions) -> None:
+        """The script goes on where another process was: its loop at that epoch, and there its loaders.
+
+        A script that has no such loop goes on with its own counts of epochs; those of before are empty.
+        """
+        self.drop_batch()
+        self._taken = at.loaders
+        for dealing, position in zip(self._dealings, at.loaders, strict=False):
+            dealing.taken = position
+        if at.epoch is not None and at.epoch != self._epoch:
+            self._back_to = at.epoch
+            if self._epoch is not None:
+                for loader in self._loaders:
+                    loader.leave()
 
     def rewind(self, saved: Positions) -> None:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
@@ -98,7 +141,17 @@ class ScriptData:
     @property
     def inside(self) -> bool:
         """Whether the script is inside what a loader hands out: then a step begins with its batch."""
-        return any(dealing.under_way for dealing in self._dealings)
+        return self._behind() or any(dealing.under_way for dealing in self._dealings)
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether all that loaders to train on have handed out is part of a step."""
+        return not any(dealing.trains and dealing.pending for dealing in self._dealings)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration."""
+        return self._epoch is not None or any(loader.goes_on for loader in self._loaders)
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""
@@ -107,15 +160,22 @@ class ScriptData:
 
     def epochs(self, numbers: range) -> Iterator[int]:
         """See `Worker.epochs`."""
+        self.used = True
         epoch = numbers.start
         try:
             while True:
-                epoch, self._back_to = epoch if self._back_to is None else self._back_to, None
+                if self._back_to is not None:
+                    if self._back_to >= numbers.stop:  # the job is in a loop that follows
+                        return
+                    epoch, self._back_to = self._back_to, None
                 if epoch >= numbers.stop:
                     return
                 self._epoch = epoch
-                yield epoch
-                epoch += 1
+                if not self._begin_epoch(epoch):
+                    return
+                if self._back_to is None:  # else it was sent elsewhere while it asked
+                    yield epoch
+                    epoch += 1
         finally:
             self._epoch = None
 
@@ -134,11 +194,20 @@ class ScriptData:
 
         return weight
 
+    @property
+    def arrived(self) -> bool:
+        """Whether the script is where it was sent."""
+        return self._back_to is None or self._back_to == self._epoch
+
+    def _arrive(self) -> None:
+        """A loader goes on inside this epoch: its loop need not begin again."""
+        if self._back_to == self._epoch:
+            self._back_to = None
+
     def _count_samples(self, loader: Dealing, samples: int) -> None:
         self._begin_batch()
         self.samples += samples
         loader.hand_out(samples)
-        if self._back_to == self._epoch:  # a loader goes on inside this epoch: its loop need not begin again
-            self._back_to = None
+        self._arrive()
         for counts in self._unweighed:
             counts[loader] = counts.pop(loader, 0) + samples

@@ -52,7 +52,10 @@ class Table:
 
     Attributes:
         number: of the table in its job.
+        behind: steps that the script takes again, and that the job has: nothing of them leaves.
     """
+
+    behind = 0
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Table:
     ) -> None:
         self._taken = step
         self._inside = inside or OneThread()
-        self._void = False
+        self._void = self._replays = False
         self._before_step, self._at_step = before_step, at_step
         self._rejoin_only, self._announce = rejoin, announce
         self.number = exchange.number
@@ -81,6 +84,9 @@ class Table:
 
     def push(self, gradients: Mapping[str, torch.Tensor], *, weight: float = 1.0) -> Future[None]:
         """Pushes one step: the given gradients; the others count as none.
+
+        Under `ssp` it blocks while other workers are further behind than the bound allows, as a pull at this
+        clock would.
 
         Args:
             gradients: name -> tensor of the parameter's shape and dtype. They are copied before this returns.
@@ -158,15 +164,20 @@ class Table:
             void: so is what it pushes next, of a round that it has begun on other tables.
         """
         self._taken, self._void = step, void
+        self.behind, self._replays = 0, False
 
     def renew(self) -> None:
         """What is pushed from now on counts."""
-        self._void = False
+        self._void = self._replays = False
+
+    def replay(self) -> None:
+        """A batch has come that was used already: a push of it that is behind is not made."""
+        self._void = self._replays = self.behind > 0
 
     def _take_step(self, push: Callable[[int], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
         with self._inside:
-            if not self._announce() and not self._void:
+            if not self._announce() and not self._void and self._opens():
                 step = self.step
                 self._before_step(step + 1)
                 try:
@@ -177,10 +188,20 @@ class Table:
                 else:
                     self._taken = step + 1
                 self._at_step(self.step)
-            self._void = False
+            self.behind -= self._replays
+            self._void = self._replays = False
         reply = _Reply(lambda: self._again(lambda: None), lambda: None)
         self._exchange.when_acked(reply.end)
         return reply
+
+    def _opens(self) -> bool:
+        """Waits at the gate; False: this worker was evicted meanwhile, and has joined again."""
+        try:
+            self._exchange.pass_gate(self.step)
+        except Evicted:
+            self._rejoin()
+            return False
+        return True
 
     def _again(self, call: Callable[[], Result]) -> Result:
         """What follows when the answer is that this worker was evicted: any thread may wait for it."""

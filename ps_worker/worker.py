@@ -61,7 +61,12 @@ class Worker(WorkerData, WorkerState):
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
-        self._data = ScriptData(settings.consistency, begin_batch=self._begin_batch)
+        self._data = ScriptData(
+            settings.consistency,
+            begin_batch=self._begin_batch,
+            begin_epoch=self._begin_epoch,
+            behind=self._is_behind,
+        )
         self._settings = settings
         self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
@@ -84,7 +89,10 @@ class Worker(WorkerData, WorkerState):
         self._link.dropping = lambda: any(optimizer.dropping for optimizer in self._optimizers)
         self._link.clocks = self._clocks
         self._link.own.add("@worker", self._data)
-        self._link.positions = self._data.positions
+        self._link.positions = self._positions
+        self._link.loops = lambda: self._data.used
+        self._link.arrived = lambda: self._data.arrived
+        self._link.on_taken = self._take_up
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.ended = self._link.ended

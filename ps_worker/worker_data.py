@@ -45,8 +45,9 @@ class WorkerData:
         over these every sample comes once. What a worker has not used that leaves, or is evicted, in the
         middle of an epoch, goes to whoever next comes to the end of its share; so an iteration may give more
         batches than `len`. Used is a batch whose step is committed; see `Stats.epochs`. Who joins later has a
-        part of the next epoch, and before that what is left over: its `worker.epochs` passes quickly over
-        epochs that have begun. Under BSP all get equally many batches in their shares; those of a
+        part of the next epoch, and before that what is left over. Who goes on from a state that is some steps
+        older than the job gets the batches of these steps once more, and what it makes of them is not pushed.
+        Under BSP all get equally many batches in their shares; those of a
         map-style dataset differ in size by at most one. An iterable dataset is read whole by every worker,
         and by every process of its DataLoader: it must give the same stream everywhere, and is not to deal
         itself. If it has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for
@@ -99,9 +100,11 @@ class WorkerData:
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
 
-        So a run that goes on at `start` sees the orders that an uninterrupted one would. Where the job goes
-        on from a snapshot, so does this: it begins at the epoch of then, or goes back to it once the body of
-        the loop is left, by `continue`, too.
+        So a run that goes on at `start` sees the orders that an uninterrupted one would. In a job that has
+        begun, the loop begins at the job's epoch, whatever `start` is: the body for an earlier one does not
+        run. Where the job goes back to a snapshot, or others went on while this worker was evicted, the loop
+        goes to their epoch once its body is left, by `continue`, too. It ends early where `stop_job` was
+        called, and at once where the job has ended.
 
         Args:
             count: of the whole run.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ps_wire.allocator import give_back_freed_blocks
+from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import stopping
@@ -41,6 +43,11 @@ class WorkerState:
     _leaving: bool
     _settings: Settings
     _on_rollback: Callable[[int], None] | None
+    rank: int
+    _say: Callable[[str], None]
+    _taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
+    _stands = False  # where the job was when this process came to it
+    _at_epoch = False
 
     @property
     def step(self) -> int:
@@ -65,10 +72,10 @@ class WorkerState:
     def register_state(self, name: str, kept: Any) -> None:
         """Keeps something with the job that each worker has for itself, such as a scheduler.
 
-        A worker that joins while others train, or joins again after it was evicted, gets it from the one of
-        them that has the lowest number, when it registers it: a scheduler goes on where theirs is. Random
-        generators stay its own. All workers should register the same names. Buffers of wrapped models and
-        `param_groups` go along without it.
+        Whoever comes to a job that has begun gets it, when it registers it and again where its loop begins:
+        from the worker with the lowest number that trains, or, where all had gone, as it was then. So a
+        scheduler goes on where the job is. Random generators stay a worker's own. All workers should register
+        the same names. Buffers of wrapped models and `param_groups` go along without it.
 
         Args:
             name: of it, up to 200 characters.
@@ -90,6 +97,101 @@ class WorkerState:
         for optimizer in self._optimizers:
             optimizer.settle()
 
+    # -- where the job is ------------------------------------------------------------------------------
+
+    def _take_up(self, at: Positions, clocks: Mapping[int, int]) -> bool:
+        """The script is to go on where another process was; whether it does.
+
+        One that finishes has nothing to go on with. One without loaders knows better what it had.
+        """
+        if self._finishing or (at.worker == self.rank and not at.loaders and self._tables_of):
+            return False
+        self._data.take_up(at)
+        self._taken = at, dict(clocks)
+        return True
+
+    def _stand(self) -> None:
+        """All tables are there, and the script is about to go on: how many of its steps the job has."""
+        if not self._stands and self._tables_of:
+            self._stands = True
+            if self._link.resumed:
+                self._link.first_position()
+        if self._taken is None or not self._tables_of:
+            return
+        (at, ends), self._taken = self._taken, None
+        mine = self._clocks()
+        model = self._settings.consistency
+        if not ends:  # of one that trains: what it has taken; in lockstep, where this one enters
+            ends = mine if isinstance(model, BSP) and not model.backup else dict(at.clocks)
+        behind = {table: max(ends.get(table, 0) - step, 0) for table, step in at.steps.items()}
+        for owner, numbers in self._tables_of:
+            owner.behind = behind.get(numbers[0], 0) if at.loaders else 0
+        steps = {table: step - behind.get(table, 0) for table, step in mine.items()}
+        self._link.note_taken(replace(at, steps=steps, clocks=mine))
+
+    @property
+    def _tables_of(self) -> list[tuple[WrappedOptimizer | Table, list[int]]]:
+        """What takes steps, with the numbers of its tables."""
+        tables: list[tuple[WrappedOptimizer | Table, list[int]]] = [(it, [it.number]) for it in self._tables]
+        return [*((it, list(it.clocks)) for it in self._optimizers), *tables]
+
+    def _is_behind(self) -> bool:
+        """Whether the script takes steps again which the job has."""
+        if not self._stands or self._taken is not None:
+            self._stand()
+        if not self._data.arrived:
+            return False
+        return any(it.behind for it in self._optimizers) or any(it.behind for it in self._tables)
+
+    def _positions(self) -> Positions:
+        """Where the script is: at a batch, unless its loop is about to begin an epoch."""
+        clocks = self._clocks()
+        steps = {
+            number: clocks[number] - owner.behind for owner, numbers in self._tables_of for number in numbers
+        }
+        inside = not self._at_epoch
+        return replace(self._data.positions(), worker=self.rank, steps=steps, clocks=clocks, inside=inside)
+
+    def _begin_epoch(self, epoch: int) -> bool:
+        """The script's loop is about to begin an epoch; whether it is to."""
+        if self.ended:
+            return False
+        self._stand()
+        reply = self._link.begin_epoch(epoch)
+        if reply.HasField("last"):
+            self._say(f"{reply.why}: this loop ends")
+            return False
+        self._stand()
+        if self._data.arrived and not self._link.at_epoch():
+            self._at_epoch = True
+            try:
+                self._link.noting.at_epoch()
+            finally:
+                self._at_epoch = False
+        return True
+
+    def stop_job(self, reason: str) -> int:
+        """Ends the job for all workers, after the same epoch: the newest that one of them has begun.
+
+        The loops over `worker.epochs` of all end after it, and loaders hand out nothing of a later one; then
+        the scripts go on behind their loops, and finish. Who is behind trains to that epoch's end. Any
+        worker may call it, in the middle of an epoch, too, and several may: the first one counts.
+
+        Args:
+            reason: which all are told, in one line.
+
+        Returns:
+            The last epoch.
+
+        Raises:
+            UsageError: the worker has left or finished, or the job has ended.
+        """
+        if (closed := self._closed()) is not None:
+            raise UsageError(closed)
+        reply = self._link.stop_job(reason)
+        self._say(reply.why)
+        return int(reply.last)
+
     def _reentered(self, steps: dict[int, int]) -> None:
         """This worker was evicted and has joined again."""
         self.ended = self._link.ended
@@ -105,11 +207,22 @@ class WorkerState:
     def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
         if not self._data.inside:
             self._link.capture.begin(optimizer.clocks)
+            if not self._data.used:
+                self._link.at_step_begin(self.step)
 
     def _begin_batch(self) -> None:
+        behind = self._is_behind()
         if not self._link.undone:  # else none counts before the script has heard of it
             self._renew()
-        self._link.capture.begin()
+        if behind:
+            self._link.begin_again()
+            for owner, _ in self._tables_of:
+                owner.replay()
+        else:
+            self._link.capture.begin()
+        ready = self._data.arrived and self._data.between_steps and self._link.dropping() == behind
+        if ready and not self._link.undone:
+            self._link.at_step_begin(self.step)
 
     def _steps(self, step: int) -> None:
         """The pushes of a table's step are about to leave, which will be its `step`-th."""
@@ -166,20 +279,21 @@ class WorkerState:
             self._data.rewind(positions)
 
     def _announce(self) -> bool:
-        """Whether steps are undone that the script has not heard of; an error unless it can be called.
+        """Whether steps are undone that the script has not heard of; an error where it cannot go back.
 
         Raises:
-            RolledBack: there is no `on_rollback`.
+            RolledBack: there is no `on_rollback`, and no loop of ours that goes back.
         """
         try:
             self._link.announce()
         except RolledBack as undone:
-            if self._on_rollback is None:
+            if self._on_rollback is None and not self._data.goes_on:
                 self._renew()
                 raise
             for optimizer in self._optimizers:
                 optimizer.abandon()
-            self._on_rollback(undone.step)
+            if self._on_rollback is not None:
+                self._on_rollback(undone.step)
             return True
         return False
 

@@ -36,7 +36,10 @@ class WrappedOptimizer(Stages):
     Attributes:
         step_number: steps taken, abstentions included.
         abstained: steps of these in which this worker had nothing to push.
+        behind: steps that the script takes again, and that the job has: nothing of them leaves.
     """
+
+    behind = 0
 
     # GradScaler then always calls step(), with `grad_scale` and `found_inf` set: a worker that found an
     # overflow has to abstain, or the others of a BSP job would wait for it for ever.
@@ -85,7 +88,7 @@ class WrappedOptimizer(Stages):
         self._open = False
         self._inside = inside or OneThread()
         self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
-        self._void = False
+        self._void = self._replays = False
         super().__init__(inner.param_groups, inner.defaults)
         self._open = True
         self.abstained = 0
@@ -196,7 +199,8 @@ class WrappedOptimizer(Stages):
         """No step is taken: what was computed is of a batch that another incarnation was given."""
         for table in self._tables:
             table.forget_arrivals()
-        self._void = False
+        self.behind -= self._replays
+        self._void = self._replays = False
         return loss
 
     def _take_step(self) -> None:
@@ -286,6 +290,7 @@ class WrappedOptimizer(Stages):
             steps: by table.
             stepped: tables that the script has stepped on this batch; its next `step()` is of another one.
         """
+        self.behind, self._replays = 0, False
         self._void = self.sends or not self.clocks.keys() <= set(stepped)
         for started, table in zip(self._started, self._tables, strict=True):
             table.reenter(steps[started.number])
@@ -297,7 +302,11 @@ class WrappedOptimizer(Stages):
         """What is computed from now on counts; what is there of a batch that is dropped is cleared."""
         if self._void:
             self.abandon()
-            self._void = False
+            self._void = self._replays = False
+
+    def replay(self) -> None:
+        """A batch has come that was used already: a step of it that is behind sends nothing."""
+        self._void = self._replays = self.behind > 0
 
     def release(self, limit_s: float) -> None:
         """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
@@ -330,6 +339,7 @@ class WrappedOptimizer(Stages):
             syncing=lambda: self._syncing and not self._void,
             hyperparameters=lambda: self._read(groups),
             weight=self._weigh,
+            sending=self._inside.sending,
             settle=self._before_push,
             as_views=self._as_views,
         )

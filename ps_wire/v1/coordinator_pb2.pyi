@@ -72,16 +72,18 @@ class MakeTable(_message.Message):
     def __init__(self, table: _Optional[_Union[_spec_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Uploaded(_message.Message):
-    __slots__ = ("table", "final", "live", "step")
+    __slots__ = ("table", "final", "live", "step", "begins")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
     table: int
     final: bool
     live: bool
     step: int
-    def __init__(self, table: _Optional[int] = ..., final: bool = ..., live: bool = ..., step: _Optional[int] = ...) -> None: ...
+    begins: bool
+    def __init__(self, table: _Optional[int] = ..., final: bool = ..., live: bool = ..., step: _Optional[int] = ..., begins: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("heard", "progress")
@@ -121,14 +123,23 @@ class Finish(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason", "progress", "drained")
+    __slots__ = ("reason", "progress", "drained", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     progress: Progress
     drained: bool
-    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ...) -> None: ...
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class MemberReply(_message.Message):
     __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "rolled_back", "cut_prepare", "cut_armed", "cut_ended", "hold", "let_go", "number")
@@ -247,8 +258,10 @@ class UploadFinal(_message.Message):
     def __init__(self) -> None: ...
 
 class UploadLive(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("begins",)
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    begins: bool
+    def __init__(self, begins: bool = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("has_state",)
@@ -377,7 +390,7 @@ class FollowRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., norm: _Optional[_Union[Norm, _Mapping]] = ..., attendance: _Optional[_Union[Attendance, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "shard", "num_shards", "address", "boot", "generation", "coordinator")
+    __slots__ = ("protocol", "shard", "num_shards", "address", "boot", "generation", "coordinator", "host", "pid")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +398,8 @@ class Register(_message.Message):
     BOOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     shard: int
     num_shards: int
@@ -392,7 +407,9 @@ class Register(_message.Message):
     boot: bytes
     generation: int
     coordinator: int
-    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ..., generation: _Optional[int] = ..., coordinator: _Optional[int] = ...) -> None: ...
+    host: str
+    pid: int
+    def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., address: _Optional[str] = ..., boot: _Optional[bytes] = ..., generation: _Optional[int] = ..., coordinator: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Norm(_message.Message):
     __slots__ = ("job", "table", "opening", "step", "squares", "epoch")
@@ -460,7 +477,7 @@ class OrderDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "choose", "catch_up", "granted", "restore", "save_cut", "look_save", "end_save")
+    __slots__ = ("number", "admit", "remove", "open_table", "start_table", "drop_job", "decide", "hold_cut", "arm_cut", "end_cut", "fence", "evict", "prepare", "enter", "choose", "catch_up", "granted", "restore", "save_cut", "look_save", "end_save", "prove")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +499,7 @@ class Order(_message.Message):
     SAVE_CUT_FIELD_NUMBER: _ClassVar[int]
     LOOK_SAVE_FIELD_NUMBER: _ClassVar[int]
     END_SAVE_FIELD_NUMBER: _ClassVar[int]
+    PROVE_FIELD_NUMBER: _ClassVar[int]
     number: int
     admit: AdmitMember
     remove: RemoveMember
@@ -503,7 +521,8 @@ class Order(_message.Message):
     save_cut: Save
     look_save: Save
     end_save: Save
-    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., choose: _Optional[_Union[Choose, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., save_cut: _Optional[_Union[Save, _Mapping]] = ..., look_save: _Optional[_Union[Save, _Mapping]] = ..., end_save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
+    prove: Prove
+    def __init__(self, number: _Optional[int] = ..., admit: _Optional[_Union[AdmitMember, _Mapping]] = ..., remove: _Optional[_Union[RemoveMember, _Mapping]] = ..., open_table: _Optional[_Union[OpenTable, _Mapping]] = ..., start_table: _Optional[_Union[StartTable, _Mapping]] = ..., drop_job: _Optional[_Union[DropJob, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., hold_cut: _Optional[_Union[Cut, _Mapping]] = ..., arm_cut: _Optional[_Union[Cut, _Mapping]] = ..., end_cut: _Optional[_Union[Cut, _Mapping]] = ..., fence: _Optional[_Union[RemoveMember, _Mapping]] = ..., evict: _Optional[_Union[EvictMember, _Mapping]] = ..., prepare: _Optional[_Union[EnterTable, _Mapping]] = ..., enter: _Optional[_Union[EnterTable, _Mapping]] = ..., choose: _Optional[_Union[Choose, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., save_cut: _Optional[_Union[Save, _Mapping]] = ..., look_save: _Optional[_Union[Save, _Mapping]] = ..., end_save: _Optional[_Union[Save, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("generation", "coordinator")
@@ -827,12 +846,21 @@ class CatchUp(_message.Message):
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., late: _Optional[_Union[LateWorker, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
-    __slots__ = ("key", "data")
+    __slots__ = ("key", "data", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     KEY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
     key: StateKey
     data: bytes
-    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., data: _Optional[bytes] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class StateKey(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "name")
@@ -933,6 +961,38 @@ class UseRequest(_message.Message):
 class UseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EpochRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "epoch")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    epoch: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class EpochReply(_message.Message):
+    __slots__ = ("last", "why")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    why: str
+    def __init__(self, last: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -69,6 +69,16 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.UseReply.FromString,
                 _registered_method=True)
+        self.BeginEpoch = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/BeginEpoch',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.FromString,
+                _registered_method=True)
+        self.StopJob = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/StopJob',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/ps_wire.v1.Coordinator/Status',
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
@@ -142,6 +152,20 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginEpoch(self, request, context):
+        """A worker is about to begin an epoch of its loop: whether it is to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopJob(self, request, context):
+        """A worker wants the job to end, for all after the same epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -206,6 +230,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Use,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.UseReply.SerializeToString,
+            ),
+            'BeginEpoch': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginEpoch,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.SerializeToString,
+            ),
+            'StopJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopJob,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.StopRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -417,6 +451,60 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/Use',
             ps__wire_dot_v1_dot_coordinator__pb2.UseRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.UseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginEpoch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/BeginEpoch',
+            ps__wire_dot_v1_dot_coordinator__pb2.EpochRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/StopJob',
+            ps__wire_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.FromString,
             options,
             channel_credentials,
             insecure,

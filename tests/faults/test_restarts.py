@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -301,17 +302,60 @@ def test_a_second_sigterm_ends_a_server_at_once(zygote: Zygote) -> None:
     assert "stopped" not in process.text
 
 
-def test_of_two_processes_of_one_shard_the_older_is_fenced(restarting: Restarting, zygote: Zygote) -> None:
-    """It ends with 78, and says that another was started; of two coordinators on one directory, too."""
-    for shard in (1, 0):
-        older, (port,) = restarting.processes[shard], free_ports(1)
-        newer = zygote.start(
-            "ps-server",
-            *("--shard", f"{shard}/2", "--port", str(port), *restarting._given),
-            *(("--coordinator", restarting.addresses[0]) if shard else ()),
-        )
-        assert older.wait_end() == 78
-        assert "another" in older.text
-        newer.signal(signal.SIGTERM)
-        assert newer.wait_end() == 0
-        restarting.again(shard)
+def second(restarting: Restarting, zygote: Zygote, shard: int) -> Process:
+    """One more process of a shard that has one."""
+    (port,) = free_ports(1)
+    return zygote.start(
+        "ps-server",
+        *("--shard", f"{shard}/2", "--port", str(port), *restarting._given),
+        *(("--coordinator", restarting.addresses[0]) if shard else ()),
+    )
+
+
+def test_a_second_process_of_a_shard_whose_holder_lives_is_refused(
+    restarting: Restarting, zygote: Zygote
+) -> None:
+    """With 78, naming the holder's host and pid; a job that trains does not notice."""
+    refused: list[str] = []
+
+    def at_step(_job: str, step: int) -> None:
+        if step == STEPS // 2:
+            newer = second(restarting, zygote, 1)
+            assert newer.wait_end() == 78
+            refused.append(newer.lines[-1])
+
+    run = Run(restarting, at_step)
+    first, other = run.train()
+    assert torch.equal(first, other)
+    assert run.undone == [[], []]
+    (line,) = refused
+    assert f"host {socket.gethostname()}, pid {restarting.processes[1].pid}" in line
+
+
+def test_a_holder_that_does_not_answer_gives_way_and_is_fenced(
+    restarting: Restarting, zygote: Zygote
+) -> None:
+    """A process that hangs, or is cut off; it ends with 78 when it runs on."""
+    older = restarting.processes[1]
+    older.signal(signal.SIGSTOP)
+    newer = second(restarting, zygote, 1)
+    newer.wait_line("serving on")
+    until(lambda: restarting.status_of_shards()[1] not in ("", restarting.addresses[1]), "it has the shard")
+    older.signal(signal.SIGCONT)
+    assert older.wait_end() == 78
+    assert "another process was started" in older.text
+    newer.signal(signal.SIGTERM)
+    assert newer.wait_end() == 0
+    restarting.again(1)
+
+
+def test_of_two_coordinators_on_one_directory_the_older_is_fenced(
+    restarting: Restarting, zygote: Zygote
+) -> None:
+    """It ends with 78, and says that another was started."""
+    older, newer = restarting.processes[0], second(restarting, zygote, 0)
+    assert older.wait_end() == 78
+    assert "another" in older.text
+    newer.signal(signal.SIGTERM)
+    assert newer.wait_end() == 0
+    restarting.again(0)

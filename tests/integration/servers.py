@@ -113,6 +113,11 @@ class Servers:
         reply = CoordinatorStub(self._channels[0]).Status(request, timeout=LIMIT_S)
         return next((entry for entry in reply.jobs if entry.job.name == job), None)
 
+    def status_of_shards(self) -> list[str]:
+        """Where the coordinator knows each shard; empty where it knows none."""
+        reply = CoordinatorStub(self._channels[0]).Status(coordinator_pb2.StatusRequest(), timeout=LIMIT_S)
+        return list(reply.shards)
+
     def wait_state(self, job: str, state: str | None) -> None:
         """Until the coordinator says that a job is in that state; None: it knows it no more."""
         until(lambda: getattr(self.status(job), "state", None) == state, f"job {job} is {state}")

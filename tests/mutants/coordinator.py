@@ -331,8 +331,8 @@ MUTANTS = (
     Mutant(
         name="shares: a piece that is left over is dealt to two",
         file=SHARES,
-        text="place, first = dealt.left.pop(0)",
-        fault="place, first = dealt.left[0]",
+        text="place, first = dealt.left.pop(places.index(own) if own in places else 0)",
+        fault="place, first = dealt.left[places.index(own) if own in places else 0]",
         tests=(SHARING,),
     ),
     Mutant(
@@ -351,9 +351,9 @@ MUTANTS = (
     ),
     Mutant(
         name="shares: a share that nobody asked for is lost with its worker",
-        file=SHARES,
-        text="                if left_over:\n                    epoch.left.append((epoch.place(worker)",
-        fault="                if not left_over:\n                    epoch.left.append((epoch.place(worker)",
+        file="ps_server/epoch.py",
+        text="                if left_over:\n                    self.left.append((place",
+        fault="                if not left_over:\n                    self.left.append((place",
         tests=(SHARING,),
     ),
     Mutant(
@@ -437,8 +437,8 @@ MUTANTS = (
     Mutant(
         name="follower: an order that comes again is carried out again",
         file=FOLLOWER,
-        text="        done = self.done.get(order.number)\n",
-        fault="        done = None\n",
+        text="            known = self.done.get(order.number)\n",
+        fault="            known = None\n",
         tests=(f"{UNIT}test_follower.py",),
     ),
     Mutant(

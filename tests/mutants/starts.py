@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 STARTS = "tests/faults/test_starts.py"
 LONG_ORDERS = "tests/unit/ps_worker/test_long_orders.py"
+RESTARTS = "tests/faults/test_restarts.py"
 HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
 
 MUTANTS = (
@@ -70,8 +71,8 @@ MUTANTS = (
     Mutant(
         name="all jobs' orders wait in one queue on shard 0",
         file="ps_server/orders.py",
-        text="self._lanes.submit(job_of(order), partial",
-        fault='self._lanes.submit("", partial',
+        text="carried_out = self._lanes.submit(job_of(order), partial",
+        fault='carried_out = self._lanes.submit("", partial',
         tests=(LONG_ORDERS,),
     ),
     Mutant(
@@ -94,5 +95,19 @@ MUTANTS = (
         text="        future.set_running_or_notify_cancel()\n",
         fault="",
         tests=("tests/unit/ps_server/test_lanes.py",),
+    ),
+    Mutant(
+        name="a second process of a shard is let in though the holder lives",
+        file="ps_server/orders.py",
+        text="            if alive:\n",
+        fault="            if False:\n",
+        tests=(RESTARTS,),
+    ),
+    Mutant(
+        name="a holder that hangs keeps its shard",
+        file="ps_server/orders.py",
+        text="            alive = False\n",
+        fault="            alive = True\n",
+        tests=("tests/unit/ps_server/test_orders.py",),
     ),
 )

@@ -189,4 +189,11 @@ MUTANTS = (
         fault=" == inode:\n",
         tests=(f"{WINDOWS}::test_what_is_laid_after_sharing_has_ended_changes_nothing",),
     ),
+    Mutant(
+        name="hooks of two devices send at one time",
+        file="ps_worker/gradients.py",
+        text="            with self._sending, suppress(Evicted):  # step() joins again\n",
+        fault="            with suppress(Evicted):\n",
+        tests=(f"{TABLE}::test_hooks_of_several_devices_send_one_after_the_other",),
+    ),
 )

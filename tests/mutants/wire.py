@@ -7,6 +7,8 @@ TLS = "tests/unit/ps_wire/test_tls_socket.py"
 CONNECTION = "tests/unit/ps_worker/test_connection.py"
 LIVENESS = "tests/unit/ps_worker/test_liveness.py"
 HUNG = "tests/faults/test_hung_shards.py"
+BOUNDED = "tests/unit/ps_worker/test_bounded_pushes.py"
+PARTITION = "tests/unit/ps_server/test_partition.py"
 
 MUTANTS = (
     Mutant(
@@ -91,5 +93,36 @@ MUTANTS = (
         text="SERVER: list[tuple[str, int]] = [\n    *_BOTH,\n",
         fault="SERVER: list[tuple[str, int]] = [\n    *_BOTH[:3],\n",
         tests=(f"{HUNG}::test_the_coordinator_says_that_a_shard_hangs_and_goes_on_with_it",),
+    ),
+    Mutant(
+        name="a shard takes a push that is further ahead than ssp allows",
+        file="ps_server/partition.py",
+        text="        if not self.gate.opens(contribution.step, self.version, clocks):\n",
+        fault="        if False:\n",
+        tests=(f"{PARTITION}::test_ssp_takes_no_push_that_is_further_ahead_than_a_pull_could_be",),
+    ),
+    Mutant(
+        name="a push under ssp does not wait",
+        file="ps_worker/table.py",
+        text=" and self._opens():\n",
+        fault=":\n",
+        tests=(
+            f"{BOUNDED}::test_law_5_the_gap_of_who_only_pushes_is_bounded_and_no_weights_travel",
+            f"{BOUNDED}::test_an_abstention_waits_too",
+        ),
+    ),
+    Mutant(
+        name="a push that waits fetches weights",
+        file="ps_worker/exchange.py",
+        text="step, nothing=True)",
+        fault="step)",
+        tests=(f"{BOUNDED}::test_law_5_the_gap_of_who_only_pushes_is_bounded_and_no_weights_travel",),
+    ),
+    Mutant(
+        name="who has the weights of a clock asks the gate again",
+        file="ps_worker/exchange.py",
+        text="                self._opened = frame.step\n                self.missed",
+        fault="                self.missed",
+        tests=(f"{BOUNDED}::test_who_pulls_at_each_step_asks_once",),
     ),
 )

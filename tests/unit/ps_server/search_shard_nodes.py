@@ -7,6 +7,7 @@ is reached a shard could stop, and its successor go on. Nodes with the same futu
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,11 +71,13 @@ class Shards:
     def made(self, node: ShardNode) -> Shard:
         """A shard in this state, but for what is not handed off."""
         shard = shard_of(node.index, node.generation)
-        shard.read_part = lambda _job, name, plan, _spec: TableState(
-            cells={
-                part.index: self.parts.known[self.parts.snapshots[name][node.index]]
-                for part in plan.partitions_of_shard(node.index)
-            }
+        shard.open_part = lambda _job, name, _tables: nullcontext(
+            lambda plan, _spec: TableState(
+                cells={
+                    part.index: self.parts.known[self.parts.snapshots[name][node.index]]
+                    for part in plan.partitions_of_shard(node.index)
+                }
+            )
         )
         if node.facts is not None:
             hand_off._take_job(shard, node.facts, node.tensors)  # type: ignore[arg-type]

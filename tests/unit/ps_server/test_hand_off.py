@@ -187,7 +187,7 @@ def test_a_snapshot_that_cannot_be_read_leaves_what_there_is(tmp_path):
         assert tables == [SPEC]
         raise SnapshotCorrupt("it is not what was written")
 
-    held.shard.check_part = damaged
+    held.shard.open_part = damaged
     with pytest.raises(SnapshotCorrupt):
         restore(
             held.shard,

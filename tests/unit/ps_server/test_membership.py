@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.job_tables import MAX_TABLES
 from ps_server.member import JobState, MemberState
 from ps_server.shard import Shard
 from ps_wire.errors import (
@@ -17,6 +16,7 @@ from ps_wire.errors import (
     TableMismatch,
     WorkerNumberTaken,
 )
+from ps_wire.table import MAX_TABLES
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .desk import Desk, table

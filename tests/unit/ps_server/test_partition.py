@@ -147,6 +147,28 @@ def test_ssp_holds_a_pull_until_the_slowest_comes_within_the_bound():
     assert machine.waiting == ()
 
 
+def test_ssp_takes_no_push_that_is_further_ahead_than_a_pull_could_be():
+    """Else who never pulls would run ahead without bound; the committed gap is s + 1 at most."""
+    machine = partition(SSP(1))
+    for step in range(2):
+        machine.push(gradient(0, step), 0.0)
+    with pytest.raises(PushOutOfOrder, match="than the bound of 1: pull at this clock first") as refused:
+        machine.push(gradient(0, 2), 0.0)
+    assert refused.value.facts == {"clock": 2}
+    with pytest.raises(PushOutOfOrder):
+        machine.push(gradient(0, 2, payload=None), 0.0)
+    machine.push(gradient(1, 0), 0.0)
+    assert machine.push(gradient(0, 2), 0.0)[-1] == ack(0, 2)
+    assert machine.ledgers[0] == Ledger(received=3, applied=3, refused=2, max_gap=2)
+
+
+def test_asp_takes_every_push():
+    machine = partition(ASP())
+    for step in range(9):
+        machine.push(gradient(0, step), 0.0)
+    assert machine.ledgers[0].max_gap == 9
+
+
 def test_a_leave_opens_the_gate():
     """When the slowest leaves, those who waited for it are answered, all in one answer."""
     machine = partition(SSP(0), members=(0, 1, 2))

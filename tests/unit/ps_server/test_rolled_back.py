@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 
 from ps_server import coordinator_state
 from ps_server.dealt import Mark
 from ps_server.job_life import JobLife
-from ps_server.member import Member, TableRecord
+from ps_server.member import JobState, Member, TableRecord
 from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
 from ps_server.orders import Shards
@@ -238,3 +239,34 @@ def test_a_coordinator_hands_on_every_field(cls, handed_on):
     names = {field.name for field in dataclasses.fields(cls)}
     assert names == handed_on | coordinator_state.LEFT_OUT[cls]
     assert not handed_on & coordinator_state.LEFT_OUT[cls]
+
+
+async def test_thousands_who_never_come_back_go_together():
+    """A new coordinator waits for those of the cut; nobody is told 4,096 times of 4,096."""
+    many = 4096
+    loop = asyncio.get_running_loop()
+    shards = Shards(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
+    room = Room(Job("j", "bsp", many), shards, lambda _: None)
+    shares = Shares()
+    shares.ask(0, 0, 0, 1, dict.fromkeys(range(many), 1), samples=many)
+    shares.mark(0, 0, 1, Mark(step=1, batches=1, samples=1))
+    to = dataclasses.replace(saved(*range(many), num_workers=many), shares=tuple(shares.capture({})))
+    room.roll_back(to, floor=FLOOR)
+    ordered: list[str | None] = []
+    shards.order_each = _noted(ordered)  # type: ignore[method-assign]
+    now_s = time.monotonic()
+    for look in range(int(LEASE_S) + 10):  # who looks more seldom was held up, and gives the time back
+        assert room.evict_silent(now_s + look) == []
+    await room.settle()
+    assert room.job.state is JobState.SUSPENDED
+    assert ordered == ["start_table"]
+    left = room.job.shares.capture({})[0].left
+    assert [place for place, _ in left] == list(range(many))
+
+
+def _noted(ordered: list[str | None]):
+    async def order_each(order: pb.Order, **_: object) -> list[pb.OrderDone]:
+        ordered.append(order.WhichOneof("kind"))
+        return [pb.OrderDone()]
+
+    return order_each

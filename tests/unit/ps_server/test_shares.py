@@ -8,7 +8,9 @@ import random
 import pytest
 
 from ps_server.dealt import Dealt, Mark
-from ps_server.shares import ANY, MAX_EPOCHS, Piece, Shares
+from ps_server.shares import ANY, Piece, Shares
+from ps_wire.json_fields import MAX_COUNT, MAX_SAMPLES, Field
+from ps_wire.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
 
 from .desk import Desk
 
@@ -196,7 +198,7 @@ def test_what_nobody_takes_is_said_to_be_unused_when_the_job_ends():
 
 
 def test_what_all_left_when_they_were_gone_is_for_who_comes_again():
-    """In the middle of its iteration, as one that was paused; what was over by then is dealt anew."""
+    """In the middle of its iteration, as one that was paused; what was over by then stays so."""
     shares = begun()
     shares.ask(0, 1, 0, 1, TWO, samples=200, mark=at(10, 10))
     shares.ask(0, 1, 1, 1, TWO, samples=200, mark=at(10, 10))
@@ -209,7 +211,16 @@ def test_what_all_left_when_they_were_gone_is_for_who_comes_again():
     assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(7, 7)) == piece(1, 1)
     assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(17, 10)) is None
     assert [(use.epoch, use.used, use.unused) for use in shares.over()] == [(1, 200, 0)]
-    assert shares.ask(0, 0, 0, 2, {0: 2}) == piece(0, 0, 1)
+    assert shares.ask(0, 0, 0, 2, {0: 2}) is None
+
+
+def test_who_comes_again_to_a_job_that_all_have_left_gets_the_rest_of_its_own_share_first():
+    shares = begun()
+    shares.gone(0, 1, 3)
+    shares.gone(1, 1, 5)
+    shares.suspend()
+    assert shares.ask(0, 0, 1, 2, {1: 2}, mark=at(5, 0)) == piece(0, 1, first=5)
+    assert shares.ask(0, 0, 0, 2, {0: 2, 1: 2}, mark=at(5, 0)) == piece(0, 0, first=3)
 
 
 def test_a_share_of_which_no_step_was_made_is_dealt_again_when_all_are_gone():
@@ -224,7 +235,7 @@ def test_a_share_of_which_no_step_was_made_is_dealt_again_when_all_are_gone():
 def test_who_does_not_come_back_after_a_rollback_leaves_its_share_over():
     """It is evicted under the incarnation that it had; if it does come, it has what nobody has taken."""
     shares = begun()
-    captured = json.loads(json.dumps(shares.capture({0: 2, 1: 2})))
+    captured = through_json(shares, {0: 2, 1: 2})
     restored = Shares()
     restored.restore(captured)
     assert restored.ask(0, 0, 0, 9, {0: 9}, samples=200, mark=at(2, 0)) == piece(0, 0, first=2)
@@ -259,14 +270,36 @@ def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnatio
     assert shares.ask(0, 0, 0, 1, three, begins=False, mark=at(10, 10)) == piece(0, 2, 3, first=4)
     shares.mark(0, 0, 1, at(12, 2))
     assert shares.ask(0, 1, 1, 1, TWO, mark=at(13, 13)) == piece(1, 1)
-    captured = json.loads(json.dumps(shares.capture({0: 12, 1: 11})))
+    captured = through_json(shares, {0: 12, 1: 11})
     restored = Shares()
     restored.restore(captured)
-    assert restored.capture({}) == captured
+    assert tuple(restored.capture({})) == captured
     assert [use.used for use in restored.uses({}, 2)] == [100 + 20 + 110 + 40, 0]
     assert restored.ask(0, 0, 1, 9, TWO) == piece(0, 1, 3, first=11)
     assert restored.ask(0, 0, 0, 9, TWO) == piece(0, 2, 3, first=6)
     assert restored.ask(0, 1, 1, 9, TWO, mark=at(13, 2)) == piece(1, 1)
+
+
+def through_json(shares: Shares, clocks: dict[int, int]) -> tuple[SavedEpoch, ...]:
+    """What is captured, as a manifest of three workers brings it."""
+    text = json.dumps([epoch.to_json() for epoch in shares.capture(clocks)])
+    return epochs_from_json(Field(json.loads(text)), 3)
+
+
+def test_what_is_remembered_of_many_workers_is_bounded():
+    """The oldest epochs are forgotten."""
+    shares, many = Shares(), dict.fromkeys(range(MAX_PLACES // 4), 1)
+    for epoch in range(5):
+        shares.ask(0, epoch, 0, 1, many)
+    assert [entry.epoch for entry in shares.capture({})] == [1, 2, 3, 4]
+
+
+def test_what_workers_make_up_is_captured_as_a_snapshot_takes_it():
+    shares = Shares()
+    shares.ask(0, 0, 0, 1, TWO, samples=1 << 63, first=1 << 63)
+    shares.mark(0, 0, 1, Mark(step=1, batches=1 << 63, samples=1 << 63))
+    (epoch,) = through_json(shares, {0: 1})
+    assert (epoch.used, epoch.starts[0]) == (MAX_SAMPLES, MAX_COUNT)
 
 
 def test_what_is_remembered_is_bounded():

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ps_wire import snapshot_writing
+from ps_wire import snapshot_store, snapshot_writing
 from ps_wire.errors import (
     SnapshotCorrupt,
     SnapshotFailed,
@@ -19,26 +20,34 @@ from ps_wire.errors import (
     SnapshotMissing,
     UsageError,
 )
-from ps_wire.snapshot import MANIFEST, Manifest, parse
+from ps_wire.snapshot import MANIFEST, Manifest, SavedWorker, parse, shard_file
 from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.v1 import spec_pb2
+from tests.until import LIMIT_S
 
 JOB = "j"
+SGD = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),)))
+TABLE = TableSpec(number=0, parameters=(ParameterSpec(name="w", shape=(3, 2)),), optimizer=SGD)
+OF_ONE = "shard-0-of-1.safetensors"
 
 
 def write(store: SnapshotStore, number: int, *parts: bytes, workers: int = 12) -> str:
     """A snapshot with one file for each part."""
     name = store.new_name(JOB)
-    files = tuple(store.write(JOB, name, f"file-{place}", [part]) for place, part in enumerate(parts))
+    files = tuple(
+        store.write(JOB, name, shard_file(place, len(parts)), [part]) for place, part in enumerate(parts)
+    )
     manifest = Manifest(
         number=number,
         created="2026-01-01T00:00:00+00:00",
         generation=1,
-        job={"name": JOB},
+        job=spec_pb2.Job(name=JOB, consistency="bsp", num_workers=workers, nonfinite="error"),
         num_shards=len(parts),
-        tables=({"number": 0},),
+        tables=(TABLE,),
         clocks={0: {worker: number + worker for worker in range(workers)}},
         files=files,
-        workers={worker: {"incarnation": 1} for worker in range(workers)},
+        workers={worker: SavedWorker(incarnation=1) for worker in range(workers)},
     )
     store.complete(JOB, name, manifest)
     assert store.manifest(JOB, name) == manifest
@@ -68,7 +77,7 @@ def test_what_was_written_is_found_again_newest_first(store):
 def test_a_snapshot_without_a_manifest_does_not_exist(store):
     kept = write(store, 1, b"abc")
     name = store.new_name(JOB)
-    store.write(JOB, name, "file-0", [b"abc"])
+    store.write(JOB, name, OF_ONE, [b"abc"])
     assert store.names(JOB) == [kept]
     with pytest.raises(SnapshotMissing):
         store.verify(JOB, name)
@@ -99,8 +108,8 @@ def test_only_the_last_ones_are_kept_and_what_never_became_one_goes(store):
 @pytest.mark.parametrize(
     ("file", "change", "said"),
     [
-        ("file-0", lambda old: old[:-1], "has 2 bytes, 3 were written"),
-        ("file-0", lambda old: b"xyz", "its checksum differs"),
+        (OF_ONE, lambda old: old[:-1], "has 2 bytes, 3 were written"),
+        (OF_ONE, lambda old: b"xyz", "its checksum differs"),
         (MANIFEST, lambda old: old[: len(old) // 2], "is no manifest"),
         (MANIFEST, lambda old: old.replace(b'"generation": 1', b'"generation": 2'), "its checksum differs"),
         (MANIFEST, lambda old: b"[1]", "is no manifest"),
@@ -115,15 +124,15 @@ def test_what_was_damaged_is_named_and_so_is_the_valid_one_before(store, file, c
         store.verify(JOB, broken)
     assert store.where(JOB, broken, file) in caught.value.message
     assert caught.value.message.endswith(f"{store.where(JOB, valid)} is valid")
-    damage(store, valid, "file-0", lambda old: b"")
+    damage(store, valid, OF_ONE, lambda old: b"")
     with pytest.raises(SnapshotCorrupt, match="no older one is valid"):
         store.verify(JOB, broken)
 
 
 def test_a_missing_file_is_named(store):
     name = write(store, 1, b"abc", b"def")
-    store._files.rm(store._path(JOB, name, "file-1"))
-    with pytest.raises(SnapshotCorrupt, match="file-1 is missing"):
+    store._files.rm(store._path(JOB, name, "shard-1-of-2.safetensors"))
+    with pytest.raises(SnapshotCorrupt, match=r"shard-1-of-2\.safetensors is missing"):
         store.verify(JOB, name)
 
 
@@ -160,9 +169,32 @@ def test_a_full_disk_leaves_the_old_snapshot_and_nothing_of_the_new_file(tmp_pat
     monkeypatch.setattr(snapshot_writing, "_write_all", full)
     name = store.new_name(JOB)
     with pytest.raises(SnapshotFailed, match="No space left on device"):
-        store.write(JOB, name, "file-0", [b"abc"])
+        store.write(JOB, name, OF_ONE, [b"abc"])
     assert list(Path(store._path(JOB, name)).iterdir()) == []
     assert store.verify(JOB, kept).number == 1
+
+
+def test_a_job_has_no_more_snapshots_than_can_be_looked_at(store, monkeypatch):
+    """Each is, when the job goes back; one that has begun to be brought is brought to its end."""
+    names = [write(store, number, b"abc") for number in range(2)]
+    store.check_count(JOB, store.new_name(JOB))
+    monkeypatch.setattr(snapshot_store, "MAX_SNAPSHOTS", 2)
+    store.check_count(JOB, names[0])
+    store.check_count("other", "00000001-aaaaaaaa")
+    with pytest.raises(SnapshotFailed, match="has 2 snapshots: no more are brought there"):
+        store.check_count(JOB, store.new_name(JOB))
+
+
+def test_what_could_not_be_read_again_is_not_completed(store):
+    """A job has more of something than a snapshot takes: it is said when it is taken."""
+    name = write(store, 1, b"abc")
+    many = {worker: SavedWorker() for worker in range(5000)}
+    job = spec_pb2.Job(name=JOB, consistency="asp", num_workers=5000)
+    with pytest.raises(
+        SnapshotFailed, match=r"could not be read again: .*workers: expected an object of at most"
+    ):
+        store.complete(JOB, store.new_name(JOB), replace(store.manifest(JOB, name), workers=many, job=job))
+    assert store.names(JOB) == [name]
 
 
 def test_a_snapshot_outlives_a_loss_of_power(tmp_path, monkeypatch):
@@ -179,7 +211,7 @@ def test_a_snapshot_outlives_a_loss_of_power(tmp_path, monkeypatch):
     store = SnapshotStore(str(tmp_path))
     folder = tmp_path / JOB / write(store, 1, b"one", b"two")
     expected = []
-    for name in ("file-0", "file-1", MANIFEST):
+    for name in ("shard-0-of-2.safetensors", "shard-1-of-2.safetensors", MANIFEST):
         file = (folder / name).stat().st_ino
         folders = [it.stat().st_ino for it in (folder, folder.parent, tmp_path)]
         expected += [("sync", file), ("rename", file), *(("sync", it) for it in folders)]
@@ -207,18 +239,26 @@ def test_a_url_that_nothing_reads_is_refused():
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ps_wire import snapshot_writing
-from ps_wire.snapshot import Manifest
+from ps_wire import snapshot_store, snapshot_writing
+from ps_wire.snapshot import Manifest, shard_file
 from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.v1 import spec_pb2
 
+JOB = spec_pb2.Job(name="j", consistency="bsp", num_workers=1, nonfinite="error")
+TABLE = TableSpec(
+    number=0,
+    parameters=(ParameterSpec(name="w", shape=(3,)),),
+    optimizer=OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),))),
+)
 store = SnapshotStore(sys.argv[1])
 
 def writes(number):
     name = store.new_name("j")
     parts = [bytes([number % 256]) * 500, b"x"]
-    files = tuple(store.write("j", name, f"shard-{k}", parts) for k in range(2))
-    store.complete("j", name, Manifest(number=number, created="", generation=1, job={"name": "j"},
-                                       num_shards=2, tables=(), clocks={}, files=files))
+    files = tuple(store.write("j", name, shard_file(k, 2), parts) for k in range(2))
+    store.complete("j", name, Manifest(number=number, created="", generation=1, job=JOB, num_shards=2,
+                                       tables=(TABLE,), clocks={}, files=files))
     store.keep_last("j", 2)
 
 def dies_at(point):
@@ -271,7 +311,7 @@ def test_200_kills_at_every_point_of_writing_always_leave_a_valid_snapshot(tmp_p
         [sys.executable, "-W", "ignore", "-c", KILLED, folder, "200"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     shutil.rmtree(folder)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf.json_format import MessageToDict
-
 from ps_server.table_state import capture
 from ps_server.table_state_codec import encode, facts_text
 from ps_wire import snapshot_tensors
-from ps_wire.messages import table_to_proto
-from ps_wire.snapshot import Manifest, shard_file, worker_file
+from ps_wire.snapshot import Manifest, SavedWorker, shard_file, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 
 from .service import Cluster
@@ -38,12 +35,12 @@ def save(cluster: Cluster, folder: str, job: str, workers: dict[int, bytes]) -> 
         number=1,
         created="2026-01-01T00:00:00Z",
         generation=1,
-        job=MessageToDict(room.job.spec, preserving_proto_field_name=True),
+        job=room.job.spec,
         num_shards=len(cluster.shards),
-        tables=tuple(MessageToDict(table_to_proto(spec), preserving_proto_field_name=True) for spec in specs),
+        tables=tuple(specs),
         clocks=clocks,
         files=tuple(files),
-        workers={worker: {} for worker in workers},
+        workers={worker: SavedWorker() for worker in workers},
     )
     store.complete(job, name, manifest)
     return name

@@ -12,10 +12,9 @@ from ps_lab import snapshot_calls
 from ps_server.saved_jobs import SavedJobs
 from ps_wire.access import OPEN
 from ps_wire.errors import ServerNotReady, ServerUnreachable
+from tests.until import LIMIT_S
 
 from .service import fresh_name
-
-LIMIT_S = 30.0
 
 
 @pytest.fixture
@@ -23,27 +22,20 @@ def num_durable() -> int:
     return 1
 
 
-def train(worker: ps.Worker, at_step, at_end_of_epoch) -> list[int]:
-    """Two epochs, however often they are gone back in; the steps of which it was told so."""
+def train(worker: ps.Worker, at_step, at_end_of_epoch) -> None:
+    """Two epochs, however often they are gone back in."""
     model = torch.nn.Linear(1, 1)
     optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
     loader = worker.loader(torch.utils.data.TensorDataset(torch.arange(400.0).reshape(400, 1)), batch_size=8)
-    heard, done = [], False
-    while not done:
-        try:
-            for _ in worker.epochs(2):
-                for (x,) in loader:
-                    at_step(worker.step)
-                    model(x).sum().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                at_end_of_epoch()
-            worker.finish()
-            done = True
-        except ps.RolledBack as error:
-            heard.append(error.step)
+    for _ in worker.epochs(2):
+        for (x,) in loader:
+            at_step(worker.step)
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        at_end_of_epoch()
+    worker.finish()
     assert worker.step == 100
-    return heard
 
 
 def note_refusals(worker: ps.Worker, asked: threading.Event) -> None:
@@ -88,8 +80,9 @@ def test_a_loader_that_asks_while_the_coordinator_comes_back_is_answered_later(d
             getattr(durable, how)(0)
             threading.Thread(target=durable.start_again, args=(0,), daemon=True).start()
 
-    died = []
-    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+    died, heard = [], []
+    with ps.connect(servers=durable.servers, job=job, num_workers=1, on_rollback=heard.append) as worker:
         note_refusals(worker, asked)
         monkeypatch.setattr(SavedJobs, "saved", saved)
-        assert len(train(worker, at_step, at_end_of_epoch)) == (how == "kill")
+        train(worker, at_step, at_end_of_epoch)
+    assert len(heard) == (how == "kill")

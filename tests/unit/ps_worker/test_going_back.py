@@ -104,7 +104,7 @@ def test_a_snapshot_says_the_leases_of_workers(durable):
     job = fresh_name()
     assert take_while_training(durable, job) is None
     store = durable.shards[0].shard.snapshots.store
-    assert store.manifest(job, store.names(job)[0]).workers[0]["lease_s"] == 25.0
+    assert store.manifest(job, store.names(job)[0]).workers[0].lease_s == 25.0
     saved = next(iter(durable.coordinator._recovery._snapshots.saved(job)))
     assert saved.workers == {0: 25.0}
 

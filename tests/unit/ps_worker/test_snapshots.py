@@ -22,10 +22,10 @@ from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers, together
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 STEPS = 6
-WAIT_S = 30.0
+WAIT_S = LIMIT_S
 TOO_EARLY_S = 0.5  # in which a manifest would be written that waits for nobody
 SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
 
@@ -402,3 +402,46 @@ def test_the_last_snapshot_of_a_job_is_of_its_end(alone, tmp_path):
     exported = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert exported.keys() == final.keys()
     assert all(torch.equal(exported[key], final[key]) for key in final)
+
+
+def test_workers_that_leave_in_order_while_a_snapshot_is_written_are_in_it(cluster, monkeypatch):
+    """Else it would be one of step 0, and the newest: the job would begin anew from it."""
+    job, leave, left = fresh_name(), threading.Event(), threading.Event()
+    write = SnapshotStore.write
+
+    def held(store, of, name, file, parts):
+        if file.startswith("shard-"):
+            assert left.wait(WAIT_S)
+        return write(store, of, name, file, parts)
+
+    monkeypatch.setattr(SnapshotStore, "write", held)
+    begun = threading.Barrier(3)
+
+    def one(rank: int) -> int:
+        def over(step: int) -> bool:
+            if step == 2:
+                begun.wait(WAIT_S)
+            return leave.is_set()
+
+        with ps.connect(servers=cluster.servers, job=job, worker=rank, num_workers=2) as worker:
+            return trained(worker, over)
+
+    def watch() -> int:
+        begun.wait(WAIT_S)
+        taken: list[int] = []
+        taking = threading.Thread(target=lambda: taken.append(take(cluster, job).step))
+        taking.start()
+        until(lambda: phase(cluster, job) == "writing")
+        leave.set()
+        roster = cluster.coordinator._rooms[job].job.roster
+        until(lambda: not roster.present(), "both have left")
+        left.set()
+        taking.join(WAIT_S)
+        return taken[0]
+
+    *steps, taken = together([lambda: one(0), lambda: one(1), watch])
+    store = cluster.shards[0].shard.snapshots.store
+    (name,) = store.names(job)
+    manifest = store.verify(job, name)
+    assert set(manifest.workers) == set(manifest.clocks[0]) == {0, 1}
+    assert 2 <= manifest.step == taken <= min(steps)

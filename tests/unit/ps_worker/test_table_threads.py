@@ -376,3 +376,42 @@ def test_an_answer_that_is_being_taken_when_a_worker_joins_again_is_waited_for(c
     finally:
         held.go_on.set()
         trace.install(None)
+
+
+def test_hooks_of_several_devices_send_one_after_the_other(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Autograd has a thread for each device; here two threads complete two buckets at one time."""
+
+    def body(worker: ps.Worker) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(30, 30), torch.nn.Linear(30, 30))
+        sizes = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: Any = worker.wrap(plain, model, overlap=True, buckets=sizes)
+        (gradients,) = optimizer._tables
+        first, second, *_ = gradients._buckets
+        inside, go_on, overtaken = threading.Event(), threading.Event(), threading.Event()
+
+        def copy_first() -> None:
+            inside.set()
+            assert go_on.wait(LIMIT_S)
+            type(first).copy(first)
+
+        def copy_second() -> None:
+            overtaken.set()
+            type(second).copy(second)
+
+        monkeypatch.setattr(first, "copy", copy_first)
+        monkeypatch.setattr(second, "copy", copy_second)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        threads = [beside(lambda: gradients._complete(first))]
+        assert inside.wait(LIMIT_S)
+        threads.append(beside(lambda: gradients._complete(second)))
+        assert not overtaken.wait(0.5)
+        go_on.set()
+        for done in threads:
+            done.result(LIMIT_S)
+        monkeypatch.undo()
+        optimizer.step()
+        assert worker.stats().bytes_pushed == sum(it.nbytes for it in gradients.exchange.gradients.tensors)
+
+    run_workers(cluster, body)

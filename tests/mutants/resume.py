@@ -1,0 +1,129 @@
+"""Faults of the way back: where a worker begins that comes to a job which has begun."""
+
+from .mutant import Mutant
+
+UNIT = "tests/unit/ps_worker/"
+RESUME = f"{UNIT}test_resume.py"
+ALL_LEFT = f"{RESUME}::test_who_comes_to_a_job_that_all_have_left_goes_on_where_it_is"
+JOINS = f"{RESUME}::test_who_joins_in_mid_run_begins_at_the_jobs_epoch_with_its_schedules"
+EVICTED = f"{RESUME}::test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_with_its_schedules"
+GOES_BACK = f"{RESUME}::test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then"
+STOP = f"{UNIT}test_stop_job.py"
+DATA = "ps_worker/script_data.py"
+REJOINING = "ps_worker/rejoining.py"
+STATE = "ps_worker/worker_state.py"
+
+MUTANTS = (
+    Mutant(
+        name="resume: a loop begins at its first epoch",
+        file=DATA,
+        text="            self._back_to = at.epoch\n",
+        fault="            self._back_to = None\n",
+        tests=(ALL_LEFT, JOINS),
+    ),
+    Mutant(
+        name="resume: no step is taken again",
+        file=STATE,
+        text="            owner.behind = behind.get(numbers[0], 0) if at.loaders else 0\n",
+        fault="            owner.behind = 0\n",
+        tests=(ALL_LEFT,),
+    ),
+    Mutant(
+        name="resume: who joins under bsp takes no step again",
+        file=STATE,
+        text="            ends = mine if isinstance(model, BSP) and not model.backup else dict(at.clocks)\n",
+        fault="            ends = dict(at.clocks)\n",
+        tests=(JOINS, EVICTED),
+    ),
+    Mutant(
+        name="resume: what is replayed is pushed",
+        file="ps_worker/wrapped.py",
+        text="        self._void = self._replays = self.behind > 0\n",
+        fault="        self._replays = self.behind > 0\n",
+        tests=(ALL_LEFT,),
+    ),
+    Mutant(
+        name="resume: a step that is replayed is not counted",
+        file="ps_worker/wrapped.py",
+        text="        self.behind -= self._replays\n",
+        fault="        self.behind = 0\n",
+        tests=(ALL_LEFT,),
+    ),
+    Mutant(
+        name="resume: what is registered is not set once more where the loop begins",
+        file=REJOINING,
+        text="        self._set(again.state, own=again.own)\n        if again.inside:\n",
+        fault="        if again.inside:\n",
+        tests=(ALL_LEFT, GOES_BACK),
+    ),
+    Mutant(
+        name="resume: what is registered is set while the script is still elsewhere",
+        file=REJOINING,
+        text="        if self._again is not None and self.arrived():\n",
+        fault="        if self._again is not None:\n",
+        tests=(GOES_BACK, EVICTED),
+    ),
+    Mutant(
+        name="resume: nothing is noted when an epoch begins",
+        file="ps_worker/noting.py",
+        text="            self._put_one(self._make())\n",
+        fault="            self._make()\n",
+        tests=(ALL_LEFT,),
+    ),
+    Mutant(
+        name="resume: a generator is drawn from once more where what is dealt begins",
+        file="ps_worker/loader.py",
+        text="        if drawn is not None:\n            torch.set_rng_state(drawn)\n",
+        fault="",
+        tests=(ALL_LEFT,),
+    ),
+    Mutant(
+        name="resume: epochs that are over are dealt anew when all are gone",
+        file="ps_server/shares.py",
+        text="for key, epoch in self._epochs.items() if key[0] in self._training}",
+        fault="for key, epoch in self._epochs.items() if key in self._live}",
+        tests=(ALL_LEFT, "tests/unit/ps_server/test_shares.py"),
+    ),
+    Mutant(
+        name="resume: of who comes again none gets its own share first",
+        file="ps_server/shares.py",
+        text="pop(places.index(own) if own in places else 0)",
+        fault="pop(0)",
+        tests=("tests/unit/ps_server/test_shares.py",),
+    ),
+    Mutant(
+        name="resume: a worker's steps are not known when it was evicted",
+        file="ps_server/membership.py",
+        text="                    self.ends[gone.worker] = dict(gone.limits)\n",
+        fault="",
+        tests=(ALL_LEFT,),
+    ),
+    Mutant(
+        name="resume: a worker's steps are not known when it has left",
+        file="ps_server/job_life.py",
+        text="            self.ends[member.worker] = dict(clocks)\n",
+        fault="            pass\n",
+        tests=(ALL_LEFT,),
+    ),
+    Mutant(
+        name="stop: a later epoch begins",
+        file="ps_server/job_life.py",
+        text="        if self.last_epoch is not None and epoch > self.last_epoch:\n",
+        fault="        if self.last_epoch is not None and epoch > self.last_epoch + 1:\n",
+        tests=(STOP,),
+    ),
+    Mutant(
+        name="stop: the last epoch is that of who has stopped the job",
+        file="ps_server/job_life.py",
+        text="        self._newest_epoch = max(self._newest_epoch, epoch)\n",
+        fault="        self._newest_epoch = epoch\n",
+        tests=(f"{STOP}::test_all_end_after_the_newest_epoch_that_one_of_them_had_begun",),
+    ),
+    Mutant(
+        name="stop: loops of their own go on",
+        file="ps_server/coordinator_service.py",
+        text="        if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):\n",
+        fault="        if False:\n",
+        tests=(f"{STOP}::test_a_loop_without_our_numbers_gets_no_batch_of_a_later_epoch",),
+    ),
+)
