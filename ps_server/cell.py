@@ -10,6 +10,7 @@ never in memory that a reply still leaves from (`weights.py`), so no reply is ev
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -154,14 +155,17 @@ class Cell(CellMembers, CellScreening):
             self._outlets[pull.worker] = outlet
             self._carry_out(self.machine.pull(pull), pull.asked_s, scratch)
 
-    def read(self, worker: int, incarnation: int, outlet: Outlet, step: int, *, ended: bool) -> None:
-        """One who is no member asks for the weights: they are sent at once.
+    def read(
+        self, worker: int, incarnation: int, outlet: Outlet, step: int, scratch: Scratch, *, ended: bool
+    ) -> None:
+        """One who is no member asks for the weights: they are sent at once, with all that was acknowledged.
 
         Args:
             worker: who asks.
             incarnation: its.
             outlet: where to.
             step: that the answer repeats.
+            scratch: of this thread.
             ended: it knows that the job has ended; if that is wrong, it alone gets what nobody computed.
 
         Raises:
@@ -170,6 +174,8 @@ class Cell(CellMembers, CellScreening):
         """
         with self.lock:
             self._require_loaded()
+            if self._closing is not None:  # else the last step is missing, and what became of it
+                self._close_now(time.monotonic(), scratch)
             self._check_failed(worker, incarnation)
             outlet.send(self._read(step, ended=ended))
 

@@ -211,7 +211,7 @@ class ShardTable(TableMembers):
         ended = bool(frame.flags & wire.READ)
         if ended or not member:
             for cell in cells:
-                cell.read(frame.worker, frame.incarnation, outlet, frame.step, ended=ended)
+                cell.read(frame.worker, frame.incarnation, outlet, frame.step, self._scratch, ended=ended)
             return
         self._require_started()
         for cell in cells:

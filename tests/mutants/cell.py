@@ -262,6 +262,13 @@ MUTANTS = (
         tests=(f"{UNIT}test_closing.py",),
     ),
     Mutant(
+        name="cell: who reads at the end misses a step that no thread has closed yet",
+        file=CELL,
+        text="            if self._closing is not None:  # else the last step",
+        fault="            if False:  # else the last step",
+        tests=(f"{UNIT}test_closing.py",),
+    ),
+    Mutant(
         name="cell: hyper-parameters are those of who came first",
         file=CELL,
         text="        hyper = gradients[0].hyper\n",

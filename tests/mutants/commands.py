@@ -148,14 +148,14 @@ MUTANTS = (
         text="        context.verify_mode = ssl.CERT_REQUIRED\n",
         fault="        context.verify_mode = ssl.CERT_REQUIRED if protocol is ssl.PROTOCOL_TLS_CLIENT"
         " else ssl.CERT_OPTIONAL\n",
-        tests=(f"{WIRE}test_certificates.py", "tests/contracts/test_pairing.py"),
+        tests=(f"{WIRE}test_certificates.py",),
     ),
     Mutant(
         name="certificates: TLS 1.2 will do",
         file="ps_wire/certificates.py",
         text="ssl.TLSVersion.TLSv1_3",
         fault="ssl.TLSVersion.TLSv1_2",
-        tests=(f"{WIRE}test_certificates.py", f"{WIRE}test_tls_socket.py"),
+        tests=(f"{WIRE}test_certificates.py",),
     ),
     Mutant(
         name="certificates: changed files are read once, at the start",

@@ -437,8 +437,8 @@ MUTANTS = (
     Mutant(
         name="follower: an order that comes again is carried out again",
         file=FOLLOWER,
-        text="        done = self.done.get(order.number)\n",
-        fault="        done = None\n",
+        text="            known = self.done.get(order.number)\n",
+        fault="            known = None\n",
         tests=(f"{UNIT}test_follower.py",),
     ),
     Mutant(

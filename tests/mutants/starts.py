@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         name="all jobs' orders wait in one queue on shard 0",
         file="ps_server/orders.py",
-        text="self._lanes.submit(job_of(order), partial",
-        fault='self._lanes.submit("", partial',
+        text="carried_out = self._lanes.submit(job_of(order), partial",
+        fault='carried_out = self._lanes.submit("", partial',
         tests=(LONG_ORDERS,),
     ),
     Mutant(
@@ -108,6 +108,6 @@ MUTANTS = (
         file="ps_server/orders.py",
         text="            alive = False\n",
         fault="            alive = True\n",
-        tests=(RESTARTS,),
+        tests=("tests/unit/ps_server/test_orders.py",),
     ),
 )

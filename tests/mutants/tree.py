@@ -6,6 +6,7 @@ import the copy, too, although the commands are those of the installation.
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -47,8 +48,8 @@ class Tree:
         """
         file = self.path / row.file
         text = file.read_text().replace(row.text, row.fault)
-        if file.suffix == ".py":  # its import leaves a trace: `loaded`
-            text += f"\n__import__('os').close(__import__('os').open({str(self._loaded)!r}, 65))\n"
+        if file.suffix == ".py":
+            text = traced(text, self._loaded)
         self._loaded.unlink(missing_ok=True)
         try:
             self._write(file, text)
@@ -94,6 +95,19 @@ class Tree:
         made = subprocess.run(command, cwd=self.path, capture_output=True, text=True, check=False)
         if not list((self.path / "ps_wire").glob("_kernels*.so")):
             raise CannotBuild(made.stdout + made.stderr)
+
+
+def traced(text: str, file: Path) -> str:
+    """Python code whose import makes a file, before it does anything else."""
+    starts = [
+        min([node.lineno, *(it.lineno for it in getattr(node, "decorator_list", ()))])
+        for node in ast.parse(text).body
+        if not isinstance(node, ast.Expr) and getattr(node, "module", "") != "__future__"
+    ]
+    first = starts[0] - 1 if starts else 0
+    lines = text.splitlines(keepends=True)
+    trace = f"__import__('os').close(__import__('os').open({str(file)!r}, {os.O_WRONLY | os.O_CREAT}))\n"
+    return "".join([*lines[:first], trace, *lines[first:]])
 
 
 class CannotBuild(Exception):

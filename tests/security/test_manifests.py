@@ -43,8 +43,8 @@ from ps_wire.v1.shard_pb2_grpc import ShardStub
 from tests.security import manifest_mutations as mutations
 from tests.security.brought import Brought, bring, restore, take
 from tests.unit.ps_worker.service import Cluster, LoopThread, together
+from tests.until import LIMIT_S
 
-LIMIT_S = 30.0
 JOB, BESIDE = "evil", "beside"
 PIECE = "shard-0-of-1.safetensors"
 MANY = 10**9

@@ -3,15 +3,16 @@
 import os
 import queue
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from ps_lab.child import Child
+from ps_lab import tether
+from ps_lab.child import LINE_BYTES, Child
 from ps_lab.process_handle import ProcessHandle
-
-LIMIT_S = 20.0
+from tests.until import LIMIT_S
 
 
 class Recorded:
@@ -92,6 +93,38 @@ def test_terminate_reaches_it_and_is_nothing_once_it_has_ended(start: type[Recor
     assert run.ends.get(timeout=LIMIT_S) == 75
     run.child.terminate()
     run.child.kill()
+
+
+def test_a_line_without_an_end_comes_in_parts(start: type[Recorded]) -> None:
+    """A child cannot fill our memory with it."""
+    recorded = start("print('x' * 200_000, end='')")
+    assert recorded.ends.get(timeout=LIMIT_S) == 0
+    lines = recorded.all_lines()
+    assert "".join(lines) == "x" * 200_000
+    assert max(map(len, lines)) <= LINE_BYTES
+
+
+def test_a_child_ends_with_who_started_it() -> None:
+    """Also where that one was killed, and could end nothing itself."""
+    code = (
+        "import os, subprocess, sys\n"
+        "command = [sys.executable, '-I', '-S', sys.argv[1], str(os.getpid()), sys.executable, '-S', '-c']\n"
+        "child = subprocess.Popen([*command, 'import signal; print(flush=True); signal.pause()'],"
+        " stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-S", "-c", code, tether.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert starter.stdout is not None
+    pid = int(starter.stdout.readline())
+    starter.kill()
+    starter.communicate()
+    wait_gone(pid)
 
 
 @pytest.mark.parametrize("killed", [True, False])

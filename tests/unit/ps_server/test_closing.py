@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+
+import pytest
+import torch
 
 from ps_server.gate import gate_of
 from ps_server.shard_table import ShardTable
 from ps_wire import frame as wire
 from ps_wire.consistency import BSP
+from ps_wire.errors import CutAborted, NonFiniteGradient
 from ps_wire.nonfinite import NonFinite
 from ps_wire.plan import Plan
 
@@ -41,12 +46,16 @@ class Deferred:
     def version(self) -> int:
         return self.table.cell(0).machine.version
 
-    def push(self, worker: int, step: int) -> None:
-        numel = self.table.plan.partition(0).numel
-        frame = wire.Frame(
-            kind=wire.Kind.PUSH, worker=worker, incarnation=1, step=step, payload=bytes(4 * numel)
-        )
+    def push(self, worker: int, step: int, value: float = 0.0) -> None:
+        payload = torch.full((self.table.plan.partition(0).numel,), value).numpy().tobytes()
+        frame = wire.Frame(kind=wire.Kind.PUSH, worker=worker, incarnation=1, step=step, payload=payload)
         self.table.receive(frame, self.outlet, member=True)
+
+    def read(self, flags: int) -> None:
+        """Worker 0, who is no member any more, asks for the weights."""
+        meta = struct.pack("<I", 0)
+        frame = wire.Frame(kind=wire.Kind.PULL, flags=flags, incarnation=1, step=1, meta=meta)
+        self.table.receive(frame, self.outlet, member=False)
 
     def close(self) -> None:
         while self.queue:
@@ -76,6 +85,57 @@ def test_a_step_that_is_about_to_close_waits_for_the_verdict_over_one_of_its_wor
     assert it.version == 1
     assert it.table.ledger(1).dropped == 1
     assert it.table.ledger(0).applied == 1
+
+
+KEY = (0, 1)  # of a cut
+
+
+def test_a_cut_holds_the_step_before_it_though_no_thread_has_closed_that_yet():
+    """All have pushed what is below the cut; its moment comes when that is in the weights."""
+    it, taken = Deferred(), []
+    it.table.cut.save(KEY, {0: 1, 1: 1}, lambda cell: taken.append(cell.machine.version), limit_s=1000.0)
+    it.push(0, 0)
+    it.push(1, 0)
+    assert taken == []
+    it.close()
+    assert taken == [1]
+    it.table.cut.end(KEY)
+
+
+def test_a_cut_that_a_worker_has_gone_past_is_none():
+    """It has pushed what is not to be in it; the others go on."""
+    it = Deferred()
+    it.push(0, 0)
+    with pytest.raises(CutAborted, match="worker 0 has pushed beyond the cut"):
+        it.table.cut.save(KEY, {0: 0, 1: 0}, lambda _: None, limit_s=1000.0)
+    it.push(1, 0)
+    it.close()
+    assert it.version == 1
+
+
+@pytest.mark.parametrize("flags", [wire.READ, 0])
+def test_who_reads_when_all_have_finished_gets_the_last_step(flags: int):
+    """Its pushes were acknowledged: the weights have them, though no thread has closed the step yet."""
+    it = Deferred()
+    for worker in (0, 1):
+        it.push(worker, 0)
+        it.table.leave(worker, 1)
+    it.outlet.clear()
+    it.read(flags)
+    (pulled,) = it.outlet.take()
+    assert (pulled.kind, pulled.version) == (wire.Kind.PULLED, 1)
+    it.close()
+    assert it.version == 1
+
+
+def test_who_reads_when_all_have_finished_hears_that_its_last_push_was_not_applied():
+    """In `finish()`, where nothing is pushed or pulled any more that could tell it."""
+    it = Deferred()
+    for worker in (0, 1):
+        it.push(worker, 0, value=float("nan"))
+        it.table.leave(worker, 1)
+    with pytest.raises(NonFiniteGradient):
+        it.read(wire.READ)
 
 
 def test_who_goes_on_before_its_step_has_closed_closes_it():

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from ps_server.average import Scratch
 from ps_server.screen import looks_finite
 from ps_wire import kernels
 from ps_wire.consistency import ASP, BSP, SSP
@@ -318,7 +319,7 @@ def test_who_goes_on_without_a_pull_is_told_at_its_next_push(model):
     table.leave(1, 1)
     table.join(1, 2, 1)
     (cell,) = table.cells()
-    cell.read(1, 2, servers.outlets[1], 0, ended=True)
+    cell.read(1, 2, servers.outlets[1], 0, Scratch(), ended=True)
     assert sent(servers, 1) == ({0}, {})
 
 

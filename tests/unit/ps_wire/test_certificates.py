@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,14 @@ def folder_of(made: Path, tmp_path: Path, role: str = "server") -> Path:
 
 def opened(path: Path, *, serves: bool = True, said: list[str] | None = None) -> TlsFolder:
     return TlsFolder(path, serves=serves, complain=(said if said is not None else []).append)
+
+
+def test_both_ends_show_a_certificate_and_speak_no_older_tls(made: Path):
+    """Whoever accepts connections, too: a peer without one is nobody."""
+    identity = opened(made / "one" / "server").identity()
+    for context in (identity.accepting, identity.connecting):
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_3
 
 
 @pytest.mark.parametrize(("role", "serves"), [("server", True), ("server", False), ("worker", False)])

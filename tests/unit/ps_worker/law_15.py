@@ -15,10 +15,11 @@ from ps_lab import snapshot_calls
 from ps_server.durability import Durability
 from ps_wire.access import OPEN
 from tests.unit.ps_worker.service import Cluster, run_workers
+from tests.until import LIMIT_S
 
 STEPS = 8
 SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
-WAIT_S = 30.0
+WAIT_S = LIMIT_S
 
 
 class Turns:
@@ -154,8 +155,9 @@ def continues(straight: Training, restored: Training, until: int) -> None:
     common = [key for key in restored.seen if key[1] < until]
     assert len(common) >= 4
     for key in common:
-        for ours, theirs in zip(restored.seen[key], straight.seen[key], strict=True):
-            assert torch.equal(ours, theirs), key
+        pairs = zip(restored.seen[key], straight.seen[key], strict=True)
+        for place, (ours, theirs) in enumerate(pairs):
+            assert torch.equal(ours, theirs), (key, place)
 
 
 def take(cluster: Cluster, job: str, taken: threading.Event) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import ps_worker as ps
 from ps_server.snapshot_saving import Saving
+from ps_wire.snapshot_store import SnapshotStore
 from tests.unit.ps_worker.law_15 import STEPS, WAIT_S, Training, continues, start, take
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers
 from tests.until import until
@@ -69,6 +70,11 @@ def test_law_15_holds_for_a_snapshot_that_is_written_when_training_has_gone_on(
     finally:
         cluster.close()
     monkeypatch.undo()
+    store = SnapshotStore(str(tmp_path / "snapshots"))
+    manifest = store.verify(job, store.names(job)[0])
+    counters = manifest.counters[0]
+    assert counters["unequal"] == 0
+    assert counters["applied"] == counters["partitions"] * sum(manifest.clocks[0].values())
     cluster = start(loop_thread, 2, tmp_path)
     restored = Training(job, consistency, optimizer)
     try:

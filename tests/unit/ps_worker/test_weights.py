@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_worker.weights import WINDOW_ELEMENTS
+from ps_wire.plan import Plan
+from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.table_memory import Sharing, TableMemory
+from ps_worker.weights import WINDOW_ELEMENTS, Weights
 
 from .models import Mlp
 from .reference import assert_same, check, seeded
@@ -57,6 +60,21 @@ def test_a_model_that_moves_before_finish_gets_the_final_weights(cluster: Cluste
 
     run_workers(cluster, body, num_workers=2)
     assert_same(*models)
+
+
+def test_a_graph_of_before_the_weights_were_asked_for_goes_through_no_backward():
+    """The memory that it has read may be written from then on, long before all weights are here."""
+    spec = TableSpec(
+        number=0,
+        parameters=(ParameterSpec(name="p", shape=(3000,)),),
+        optimizer=OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),))),
+    )
+    parameter = nn.Parameter(torch.ones(3000))
+    weights = Weights(TableMemory(Plan(spec, 1), Sharing.PRIVATE), {"p": parameter})
+    loss = parameter.square().sum()
+    weights.expect()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 # -- changed -------------------------------------------------------------------------------------------

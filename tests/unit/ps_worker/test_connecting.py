@@ -1,0 +1,108 @@
+"""Whom a connection is made to: the live process of a shard, and no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ps_wire import frame as wire
+from ps_wire.carrier import MEMORY
+from ps_wire.errors import ConnectionLost, PsError
+from ps_wire.v1 import shard_pb2
+from ps_worker.connection import Connection
+
+LIMIT_S = 20.0
+
+
+class Service:
+    """A shard of some generation, which answers each frame with its HELLO."""
+
+    def __init__(self, generation: int) -> None:
+        self.addresses = ["a:1"]
+        self.carriers = (MEMORY,)  # nobody looks whether it hangs
+        self.generation = generation
+
+    def shard(self, _shard: int) -> Any:
+        opened = shard_pb2.OpenReply(token=b"t", generation=self.generation)
+        return SimpleNamespace(Open=lambda *_, **__: opened)
+
+    def stream(self, _shard: int, *, introduce: Callable[[], Any], landing: object) -> Any:
+        """As `CarrierChoice.stream`."""
+        introduce()
+        return Hello()
+
+
+class Hello:
+    """A stream that brings the shard's HELLO and then ends when it is told to."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def __iter__(self) -> Any:
+        yield wire.Frame(kind=wire.Kind.HELLO)
+        self._over.wait(LIMIT_S)
+
+    def cancel(self) -> None:
+        self._over.set()
+
+    close = cancel
+
+
+class Peer:
+    """What the connection tells of itself."""
+
+    def __init__(self) -> None:
+        self.frames: list[wire.Kind] = []
+        self.error: PsError | None = None
+        self.heard = threading.Event()
+
+    def take(self, frame: wire.Frame) -> None:
+        self.frames.append(frame.kind)
+        self.heard.set()
+
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> None:
+        return None
+
+    def replay(self, shard: int) -> list[wire.Frame]:
+        return []
+
+    def fail(self, error: PsError) -> None:
+        self.error = error
+        self.heard.set()
+
+
+def connected(known: int, met: int) -> Peer:
+    """A worker that knows of one generation of the shard, and meets another."""
+    service, peer = Service(met), Peer()
+    connection = Connection(
+        service=service,  # type: ignore[arg-type]
+        carriers=service,  # type: ignore[arg-type]
+        shard=0,
+        job="j",
+        worker=0,
+        incarnation=1,
+        peer=peer,  # type: ignore[arg-type]
+        retry_limit_s=0.05,
+        log=lambda _: None,
+        generation=known,
+    )
+    assert peer.heard.wait(LIMIT_S)
+    connection.close()
+    return peer
+
+
+@pytest.mark.parametrize("met", [5, 6])
+def test_the_live_process_of_a_shard_or_a_newer_one_is_connected_to(met: int):
+    assert connected(5, met).frames == [wire.Kind.HELLO]
+
+
+def test_a_process_whose_place_another_has_taken_is_not_connected_to():
+    """It may not know yet that it is fenced, and what it holds is void."""
+    peer = connected(5, 4)
+    assert peer.frames == []
+    assert isinstance(peer.error, ConnectionLost)
+    assert "generation 4; the live one is of 5" in peer.error.message
