@@ -95,6 +95,8 @@ class DataStreams:
         except asyncio.CancelledError:
             if not outbox.broken:
                 raise
+            reading.cancel()
+            await asyncio.wait([reading])  # else its read ends with the abort, as if that were a bug
             await context.abort(grpc.StatusCode.ABORTED, "this connection was cut off")
         finally:
             self._open.discard(outbox)

@@ -144,7 +144,7 @@ class _Reader:
         try:
             async for message in messages:
                 await self._inbox.put(message)
-        except grpc.aio.AioRpcError as error:
+        except (grpc.aio.AioRpcError, FrameMalformed) as error:
             logger.debug("a reader's stream broke: %s", error)
         self._end_inbox()
 

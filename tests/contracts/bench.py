@@ -25,11 +25,11 @@ from ps_wire.errors import PsError
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.connection import refusal
 from ps_worker.socket_stream import DOORS
+from tests.until import LIMIT_S
 
 from ..unit.ps_worker.service import Cluster, fresh_name, run_workers  # noqa: TID252
 
 BIG = wire.MAX_PAYLOAD_BYTES // 4  # elements of the largest partition
-LIMIT_S = 20.0
 
 
 class Client(Protocol):

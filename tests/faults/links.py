@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
+from tests.until import LIMIT_S
+
 ENTER = "FAULTS_NETWORK"  # of the environment: the namespace that a process enters
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net")
 CLONE_NEWNET = 0x40000000
@@ -24,7 +26,7 @@ def refusal() -> str | None:
             [*UNSHARE, "sh", "-c", "ip link set lo up && ip link add va type veth peer name vb && tc -V"],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=LIMIT_S,
             check=False,
         )
     except OSError as error:

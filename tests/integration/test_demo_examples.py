@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ps_lab.cluster import command_path
+from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +24,7 @@ def launched(consistency: str, script: str, *arguments: str) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

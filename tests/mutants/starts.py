@@ -108,6 +108,6 @@ MUTANTS = (
         file="ps_server/orders.py",
         text="            alive = False\n",
         fault="            alive = True\n",
-        tests=(RESTARTS,),
+        tests=("tests/unit/ps_server/test_orders.py",),
     ),
 )

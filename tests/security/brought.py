@@ -19,8 +19,8 @@ from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
 from tests.unit.ps_worker.service import Cluster, together
+from tests.until import LIMIT_S
 
-LIMIT_S = 30.0
 PART_BYTES = 1 << 20
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import ps_worker as ps
+from tests.until import LIMIT_S
 
-LIMIT_S = 60.0
 NUMEL = 3000
 NUM_WORKERS = 2
 

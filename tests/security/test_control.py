@@ -20,6 +20,7 @@ from ps_wire import token as tokens
 from ps_wire.access import read
 from ps_wire.channel import CLIENT
 from tests.unit.ps_worker.service import Cluster, LoopThread, fresh_name
+from tests.until import LIMIT_S
 
 from .bystander import train
 from .callers import storm
@@ -28,7 +29,6 @@ from .mutation import METHODS, Method, Mutation
 SERVICE = "the-token-of-the-service"
 MINE = "mine"
 COUNT = 3000
-LIMIT_S = 20.0
 BUGS = {"InternalError", "UNKNOWN"}
 MALFORMED = b"\xff\xff\xff\xff"
 

@@ -13,12 +13,11 @@ from ps_lab.observer import is_serving
 from ps_server import health, process
 from ps_wire.channel import CLIENT, SERVER
 from tests.unit.ps_worker.service import Cluster, LoopThread
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .raw_http2 import SETTINGS, Connection
 
 CHECK = "/grpc.health.v1.Health/Check"
-LIMIT_S = 20.0
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 import ps_wire
 import ps_worker
+from tests.until import LIMIT_S
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -22,7 +23,7 @@ TORCHS = 'Call to untyped function "backward"'  # of a tensor
 def said() -> dict[str, dict[int, str]]:
     """What mypy reports: file -> line -> error. With the project's options it has read torch already."""
     command = (sys.executable, "-m", "mypy", "--strict", *map(str, (SCRIPT, WRONG)))
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert outcome.returncode in (0, 1), outcome.stdout + outcome.stderr
     files: dict[str, dict[int, str]] = {}
     for file, line, text in re.findall(r"^\S*?(\w+\.py):(\d+): error: (.*)$", outcome.stdout, re.MULTILINE):

@@ -12,8 +12,7 @@ import pytest
 from ps_lab import tether
 from ps_lab.child import LINE_BYTES, Child
 from ps_lab.process_handle import ProcessHandle
-
-LIMIT_S = 20.0
+from tests.until import LIMIT_S
 
 
 class Recorded:

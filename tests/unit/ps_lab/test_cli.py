@@ -18,6 +18,7 @@ from ps_lab import cli
 from ps_lab.cluster import command_path
 from ps_lab.errors import LibraryMissing
 from ps_wire.token import of_job
+from tests.until import LIMIT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         [command_path("ps-lab"), "launch", "--carrier", "pigeon", __file__],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (64, "")

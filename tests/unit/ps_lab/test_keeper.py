@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 from ps_lab import keeper
-
-LIMIT_S = 40.0
+from tests.until import LIMIT_S
 
 
 def sleeper() -> subprocess.Popen[bytes]:

@@ -16,6 +16,7 @@ from ps_wire.consistency import ASP, BSP, Consistency
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from tests.until import LIMIT_S
 
 ELEMENTS = 1024
 KEY = wire.FIRST_READER, 1
@@ -82,7 +83,7 @@ def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any
     assert table.cut.hold(KEY) == {0: 0}
     table.receive(push(), outlet, member=True)
     assert not outlet.frames
-    assert outlet.came.wait(5)
+    assert outlet.came.wait(LIMIT_S)
     assert outlet.kinds == [wire.Kind.ACK]
 
 
@@ -95,7 +96,7 @@ def test_the_end_of_an_old_cut_leaves_the_limit_of_the_next_one(monkeypatch: Any
     table.cut.end(KEY)
     table.receive(push(), outlet, member=True)
     assert not outlet.frames
-    assert outlet.came.wait(5)
+    assert outlet.came.wait(LIMIT_S)
 
 
 def test_a_cut_is_behind_the_step_that_a_worker_has_pushed_before_it_left() -> None:

@@ -9,8 +9,7 @@ from concurrent.futures import wait
 import pytest
 
 from ps_server.lanes import Lanes
-
-LIMIT_S = 20.0
+from tests.until import LIMIT_S
 
 
 @pytest.fixture

@@ -8,21 +8,22 @@ import struct
 import pytest
 import torch
 
+from ps_server import orders
 from ps_server.orders import Shards, carry_out
 from ps_server.shard import Shard
 from ps_wire import frame as wire
-from ps_wire.errors import ServerNotReady
+from ps_wire.errors import Fenced, ServerNotReady
 from ps_wire.frame import PROTOCOL
 from ps_wire.messages import table_to_proto
 from ps_wire.plan import Plan
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from tests.until import LIMIT_S
 
 from .tables import Kept, draw, group, table_spec
 
 SPEC = table_spec("SGD", group(lr=1.0), shapes=((9000,),), clip_grad_norm=1.0)
 PLAN = Plan(SPEC, 2)
-LIMIT_S = 20.0
 
 
 class Follower:
@@ -283,5 +284,24 @@ def test_the_second_round_of_a_change_waits_for_a_shard_that_is_on_its_way_back(
         assert await service.follower.carry_out(hold=True) == "evict"
         service.follower.answer()
         await changing
+
+    run(steps)
+
+
+def test_a_holder_that_is_alive_keeps_its_shard_and_one_that_is_silent_gives_way(monkeypatch):
+    """Whoever comes with another boot is refused, or let in when the limit is over."""
+    monkeypatch.setattr(orders, "PROVE_LIMIT_S", 0.05)
+
+    async def steps(service: Service) -> None:
+        comes = pb.Register(protocol=PROTOCOL, shard=1, num_shards=2, address="c:1", boot=b"c")
+        await service.shards.check_held(comes)
+        silent = await service.follower.outbox.get()
+        assert silent.WhichOneof("kind") == "prove"
+        monkeypatch.setattr(orders, "PROVE_LIMIT_S", LIMIT_S)
+        asking = asyncio.create_task(service.shards.check_held(comes))
+        order = await service.follower.outbox.get()
+        service.shards.answered(1, pb.OrderDone(number=order.number))
+        with pytest.raises(Fenced, match="is held by a process that is alive"):
+            await asking
 
     run(steps)

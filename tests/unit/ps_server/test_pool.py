@@ -8,8 +8,7 @@ from ps_server.outbox import Outbox, corked
 from ps_server.pool import BATCH, Pool
 from ps_wire import frame as wire
 from ps_wire.carrier import Message
-
-LIMIT_S = 10
+from tests.until import LIMIT_S
 
 
 def message(step: int = 0) -> Message:

@@ -17,8 +17,8 @@ from ps_wire.errors import ConnectionLost, FrameMalformed, FrameTooLarge, Protoc
 from ps_wire.frame_socket import FrameSocket, close_all
 from ps_wire.shared_memory import AVAILABLE
 from tests.silence import fall_silent, linux
+from tests.until import LIMIT_S
 
-LIMIT_S = 20.0
 BIG = wire.MAX_PAYLOAD_BYTES
 
 

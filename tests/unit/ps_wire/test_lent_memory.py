@@ -18,6 +18,7 @@ from ps_wire import lent_memory, shared_memory
 from ps_wire.errors import ConnectionLost
 from ps_wire.frame_socket import LARGE_BYTES, REFERRED_BYTES, FrameSocket
 from ps_wire.shared_memory import Mapped
+from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="no memory to be lent here")
 SIZE = 4 * REFERRED_BYTES
@@ -73,7 +74,7 @@ def test_lent_and_other_payloads_arrive_in_order_as_they_are(ends: Ends) -> None
         got = theirs.receive()
         assert got is not None
         assert (got.step, bytes(got.payload)) == (step, bytes(payload))
-    thread.join(10)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 
@@ -96,7 +97,7 @@ def test_a_limit_of_who_receives_does_not_end_who_sends(ends: Ends) -> None:
     ours._socket.settimeout(1e-3)
     thread = sending(ours, frame(memory))
     got = theirs.receive()
-    thread.join(10)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert got is not None
     assert got.payload == memory
@@ -117,7 +118,7 @@ def test_a_peer_that_goes_while_pages_leave_is_a_lost_connection(ends: Ends) -> 
     thread.start()
     assert theirs._read_more(None)  # the sender is in the middle of it
     theirs.cut()
-    thread.join(10)
+    thread.join(LIMIT_S)
     assert [str(error) for error in errors] == ["sending: Broken pipe"]
 
 

@@ -24,6 +24,7 @@ from ps_wire.snapshot import MANIFEST, Manifest, SavedWorker, parse, shard_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import spec_pb2
+from tests.until import LIMIT_S
 
 JOB = "j"
 SGD = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),)))
@@ -326,7 +327,7 @@ def test_200_kills_at_every_point_of_writing_always_leave_a_valid_snapshot(tmp_p
         [sys.executable, "-W", "ignore", "-c", KILLED, folder, "200"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     shutil.rmtree(folder)

@@ -21,8 +21,8 @@ from ps_wire.errors import ConnectionLost, FrameMalformed
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.tls_socket import DOWN, MAGIC, UP, TlsSocket
 from tests.silence import fall_silent, linux
+from tests.until import LIMIT_S
 
-LIMIT_S = 20.0
 BIG = 1 << 20
 
 

@@ -15,10 +15,11 @@ from ps_lab import snapshot_calls
 from ps_server.durability import Durability
 from ps_wire.access import OPEN
 from tests.unit.ps_worker.service import Cluster, run_workers
+from tests.until import LIMIT_S
 
 STEPS = 8
 SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
-WAIT_S = 30.0
+WAIT_S = LIMIT_S
 
 
 class Turns:

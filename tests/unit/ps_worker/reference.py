@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tests.until import LIMIT_S
+
 from .service import Cluster, run_workers, together
 
 Script = Callable[[int, torch.nn.Module, torch.optim.Optimizer], Any]
@@ -64,7 +66,7 @@ class _Averaging:
     """Hooks of N optimizers in N threads: each step takes the weighted mean of what all have."""
 
     def __init__(self, num_workers: int, weights: Callable[[int, int], float]) -> None:
-        self._barrier = threading.Barrier(num_workers, timeout=30)
+        self._barrier = threading.Barrier(num_workers, timeout=LIMIT_S)
         self._num_workers = num_workers
         self._given: list[Any] = [None] * num_workers
         self._weights = weights

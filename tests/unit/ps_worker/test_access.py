@@ -35,10 +35,10 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
 from ps_worker.connection import Connection
+from tests.until import LIMIT_S
 
 from .service import Cluster, LoopThread, fresh_name, run_workers
 
-LIMIT_S = 20.0
 SERVICE = "the-token-of-the-service"
 
 

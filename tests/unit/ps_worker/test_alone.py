@@ -24,6 +24,7 @@ import ps_worker.reach
 from ps_server.local import LocalService
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.rejoining import ALONE
+from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
 from .reference import assert_same, seeded
@@ -45,7 +46,7 @@ def alone(monkeypatch: Any) -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(LIMIT_S)
         assert not thread.is_alive(), thread
 
 
@@ -132,7 +133,7 @@ def test_nothing_is_left_after_leave():
     """The fixture looks at the threads; the memory is free although the worker object lives on."""
     worker = ps.connect()
     table = worker.table({"w": torch.zeros(100)}, optimizer=ps.SGD(lr=1.0))
-    table.push({"w": torch.ones(100)}).result(10)
+    table.push({"w": torch.ones(100)}).result(LIMIT_S)
     shard = weakref.ref(worker._link._service._shard)
     cells = [weakref.ref(cell) for cell in shard().table("default", 0).cells()]
     assert cells
@@ -151,7 +152,7 @@ def test_torchs_threads_stay_as_they_were():
     try:
         with ps.connect() as worker:
             table = worker.table({"w": torch.zeros(100)}, optimizer=ps.SGD(lr=1.0))
-            table.push({"w": torch.ones(100)}).result(10)
+            table.push({"w": torch.ones(100)}).result(LIMIT_S)
             seen.append(torch.get_num_threads())
             thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
             thread.start()
@@ -176,7 +177,7 @@ def test_a_connection_that_is_cut_is_made_again():
         for _ in range(STEPS):
             table.push({"w": torch.full((3000,), -1.0)})
             worker._link._connections[0]._call.cancel()
-            values = table.pull().result(10).values["w"]
+            values = table.pull().result(LIMIT_S).values["w"]
         assert torch.equal(values, torch.full((3000,), float(STEPS)))
 
 
@@ -190,10 +191,10 @@ def test_calls_inside_the_process_raise_what_the_server_raises():
     service = LocalService()
     request = shard_pb2.OpenRequest(job="nobody", worker=0, incarnation=1)
     with pytest.raises(ps.PsError, match="does not know job 'nobody'"):
-        service.shard(0).Open(request, timeout=5)
+        service.shard(0).Open(request, timeout=LIMIT_S)
     key = coordinator_pb2.StateKey(job="nobody", name="final")
     with pytest.raises(ps.PsError, match="no job 'nobody'"):
-        next(service.coordinator.GetState(coordinator_pb2.GetStateRequest(key=key), timeout=5))
+        next(service.coordinator.GetState(coordinator_pb2.GetStateRequest(key=key), timeout=LIMIT_S))
     with pytest.raises(AttributeError):
         _ = service.coordinator.Describe
     service.close()
@@ -245,7 +246,7 @@ def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
 

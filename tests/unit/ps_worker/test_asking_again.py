@@ -12,10 +12,9 @@ from ps_lab import snapshot_calls
 from ps_server.saved_jobs import SavedJobs
 from ps_wire.access import OPEN
 from ps_wire.errors import ServerNotReady, ServerUnreachable
+from tests.until import LIMIT_S
 
 from .service import fresh_name
-
-LIMIT_S = 30.0
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .service import Cluster, figures, fresh_name, partitions, run_workers
 
@@ -35,15 +35,15 @@ def test_law_5_the_gap_of_who_only_pushes_is_bounded_and_no_weights_travel(clust
         for step in range(STEPS):
             if worker.rank and step + staleness < STEPS:
                 for _ in range(1 if step else staleness + 1):
-                    assert ahead.acquire(timeout=30)  # s + 1 pushes of the other are there
+                    assert ahead.acquire(timeout=LIMIT_S)  # s + 1 pushes of the other are there
             pushed = table.push({"w": -torch.ones(3000)})
             if not worker.rank:
-                pushed.result(30)
+                pushed.result(LIMIT_S)
                 ahead.release()
-        pushed.result(30)
+        pushed.result(LIMIT_S)
         pulled = table._exchange.bytes_pulled - before
         worker.finish()
-        assert (table.pull().result(30).values["w"] == 2 * STEPS).all()
+        assert (table.pull().result(LIMIT_S).values["w"] == 2 * STEPS).all()
         return pulled, table.step
 
     answers = run_workers(cluster, body, num_workers=2, consistency=f"ssp:{staleness}", job=job)
@@ -60,7 +60,7 @@ def test_an_abstention_waits_too(cluster: Cluster):
     def body(worker: ps.Worker) -> int:
         table = table_of(worker)
         if worker.rank:
-            assert first.wait(30)
+            assert first.wait(LIMIT_S)
         for step in range(STEPS):
             table.abstain()
             if not worker.rank and not step:
@@ -86,8 +86,8 @@ def test_who_pulls_at_each_step_asks_once(cluster: Cluster):
 
         exchange._pulls.ask = counted
         for _ in range(STEPS):
-            table.pull().result(30)
-            table.push({"w": torch.ones(3000)}).result(30)
+            table.pull().result(LIMIT_S)
+            table.push({"w": torch.ones(3000)}).result(LIMIT_S)
 
     run_workers(cluster, body, consistency="ssp:1")
     assert asked == [False] * STEPS
@@ -100,11 +100,13 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
     def body(worker: ps.Worker) -> int:
         table = table_of(worker)
         if worker.rank:
-            assert waiting.wait(30)
+            assert waiting.wait(LIMIT_S)
             cluster.evict(job, 0)
         else:
             exchange, pass_gate = table._exchange, table._exchange.pass_gate
-            table.push({"w": torch.ones(3000)}).result(60)  # else a shard refuses what an evicted one sends
+            table.push({"w": torch.ones(3000)}).result(
+                LIMIT_S
+            )  # else a shard refuses what an evicted one sends
 
             def waits(step: int) -> None:
                 waiting.set()
@@ -131,14 +133,14 @@ def test_a_connection_that_breaks_while_the_gate_is_shut_asks_again(cluster: Clu
     def body(worker: ps.Worker) -> int:
         table = table_of(worker)
         if worker.rank:
-            assert broken.wait(30)
+            assert broken.wait(LIMIT_S)
             for _ in range(2):
-                table.push({"w": torch.ones(3000)}).result(30)
+                table.push({"w": torch.ones(3000)}).result(LIMIT_S)
             return table.step
-        table.push({"w": torch.ones(3000)}).result(30)
+        table.push({"w": torch.ones(3000)}).result(LIMIT_S)
 
         def cut() -> None:
-            assert waiting.wait(30)
+            assert waiting.wait(LIMIT_S)
             for connection in worker._link._connections:
                 connection._call.cancel()
             broken.set()
@@ -153,8 +155,8 @@ def test_a_connection_that_breaks_while_the_gate_is_shut_asks_again(cluster: Clu
             return frames
 
         table._exchange._asked = says
-        table.push({"w": torch.ones(3000)}).result(30)
-        cutting.join(30)
+        table.push({"w": torch.ones(3000)}).result(LIMIT_S)
+        cutting.join(LIMIT_S)
         return table.step
 
     assert run_workers(cluster, body, num_workers=2, consistency="ssp:0", job=job) == [2, 2]

@@ -9,8 +9,7 @@ import pytest
 
 from ps_worker import capture as capturing
 from ps_worker.capture import Capture
-
-LIMIT_S = 20.0
+from tests.until import LIMIT_S
 
 
 class Worker:

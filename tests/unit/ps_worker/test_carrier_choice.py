@@ -22,6 +22,7 @@ from ps_wire.carrier import VALID, Carrier, parse
 from ps_wire.errors import UsageError
 from ps_wire.v1 import shard_pb2
 from ps_worker import carrier_choice, socket_stream
+from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, run_workers
 
@@ -54,7 +55,7 @@ def trained(cluster: Cluster, monkeypatch: Any, **settings: Any) -> tuple[list[s
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
         table.push({"w": torch.full((3000,), -1.0)})
-        assert torch.equal(table.pull().result(20).values["w"], torch.ones(3000))
+        assert torch.equal(table.pull().result(LIMIT_S).values["w"], torch.ones(3000))
         for part in worker._link.figures():
             sessions.update(figures.carrier for figures in part.workers)
 
@@ -125,7 +126,7 @@ def test_a_port_that_is_somebody_elses_is_not_taken_for_the_shard(
         with offers(cluster, shm="", uds="", tcp=str(listener.getsockname()[1])):
             said, sessions = trained(cluster, monkeypatch)
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(LIMIT_S)
     assert sessions == {"grpc"}
     assert said[0].startswith("data goes over grpc (shm: the server does not offer it, ")
     assert any(part in said[0] for part in why.split("|"))
@@ -182,7 +183,7 @@ def told(cluster: Cluster, **settings: Any) -> str:
 
     def body(worker: ps.Worker) -> str:
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
-        table.pull().result(20)
+        table.pull().result(LIMIT_S)
         worker.finish()
         (known,) = ask(tuple(cluster.servers.split(","))).job(name).workers
         return known.passed_over
@@ -216,7 +217,7 @@ def test_alone_there_is_nothing_to_choose(monkeypatch: Any):
     said: list[str] = []
     monkeypatch.setattr(ps.Worker, "_say", lambda self, text: said.append(text))
     with ps.connect(servers="none", carrier="uds") as worker:
-        worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0)).pull().result(10)
+        worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0)).pull().result(LIMIT_S)
     assert not [line for line in said if line.startswith("data")]
 
 
@@ -251,7 +252,7 @@ def test_weights_arrive_in_the_parameters_memory_without_a_copy(cluster: Cluster
 
         exchange.take = looks
         table.push({"w": torch.full((3000,), -1.0)})
-        assert torch.equal(table.pull().result(20).values["w"], torch.ones(3000))
+        assert torch.equal(table.pull().result(LIMIT_S).values["w"], torch.ones(3000))
         stale = wire.Frame(kind=wire.Kind.PULLED, step=1)
         assert exchange.landing(stale, 12_000) is None
 
@@ -290,7 +291,7 @@ def test_a_socket_of_another_user_gets_neither_a_token_nor_memory(cluster: Clust
         other.stdout.readline()
         with offers(cluster, shm=f"@{name}", uds=f"@{name}"):
             said, sessions = trained(cluster, monkeypatch)
-        other.wait(30)
+        other.wait(LIMIT_S)
         assert other.stdout.read() == b""
     assert sessions == {"tcp"}
     assert "what listens there is a process of user 65534" in said[0]

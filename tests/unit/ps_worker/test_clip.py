@@ -7,6 +7,7 @@ import torch
 
 import ps_worker as ps
 from ps_wire.errors import ConfigurationRefused, TableMismatch, UsageError
+from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
 from .reference import batch, seeded
@@ -45,7 +46,7 @@ def train(worker: ps.Worker, max_norm: float, steps: int = STEPS) -> dict[str, t
     table = worker.table(zeros(), optimizer=ps.SGD(lr=0.5, momentum=0.9), clip_grad_norm=max_norm)
     for step in range(steps):
         table.push(gradients(worker.rank, step))
-        pulled = table.pull().result(20)
+        pulled = table.pull().result(LIMIT_S)
     worker.finish()
     return dict(pulled.values)
 
@@ -159,7 +160,7 @@ def test_a_shard_that_loses_the_coordinator_holds_a_clipped_step_up_only_until_i
             if worker.rank == 0 and step in (1, 3):
                 loop_thread.loop.call_soon_threadsafe(break_stream)
             table.push(gradients(worker.rank, step))
-            pulled = table.pull().result(20)
+            pulled = table.pull().result(LIMIT_S)
         worker.finish()
         return dict(pulled.values)
 
@@ -185,7 +186,7 @@ def test_two_clipped_tables_and_a_free_one_do_not_wait_for_each_other(cluster: C
         for table in order:
             table.push({"w": torch.ones(9000)})
             pulls[table] = table.pull()
-        norms = [pulls[table].result(20).values["w"].norm().item() for table in tables]
+        norms = [pulls[table].result(LIMIT_S).values["w"].norm().item() for table in tables]
         worker.finish()
         return norms
 

@@ -20,6 +20,7 @@ from ps_wire.carrier import Message
 from ps_wire.errors import InternalError
 from ps_worker.connection import refusal
 from tests.silence import fall_silent, linux
+from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, seeded
@@ -109,10 +110,10 @@ def test_under_asp_each_push_is_applied_once(cluster: Cluster):
         hot[worker.rank :: 2] = -1.0
         for _ in range(STEPS):
             table.push({"w": hot})
-            table.pull().result(20)
+            table.pull().result(LIMIT_S)
         worker.finish()
         cuts.append(breaking.cuts)
-        return table.pull().result(20).values["w"]
+        return table.pull().result(LIMIT_S).values["w"]
 
     for values in run_workers(cluster, body, num_workers=2, consistency="asp", job=job):
         assert torch.equal(values, torch.full((3000,), float(STEPS)))
@@ -139,9 +140,9 @@ def test_a_push_whose_ack_was_lost_is_sent_again_and_counts_once(cluster: Cluste
 
         exchange.take = loses
         for step in range(4):
-            table.push({"w": torch.full((3000,), -1.0)}).result(20)
-            assert table.pull().result(20).version == step + 1
-        return table.pull().result(20).values["w"]
+            table.push({"w": torch.full((3000,), -1.0)}).result(LIMIT_S)
+            assert table.pull().result(LIMIT_S).version == step + 1
+        return table.pull().result(LIMIT_S).values["w"]
 
     (values,) = run_workers(cluster, body, consistency=consistency, job=job)
     assert torch.equal(values, torch.full((3000,), 4.0))
@@ -157,15 +158,15 @@ def test_a_connection_that_waits_at_the_gate_is_made_again(cluster: Cluster):
     def body(worker: ps.Worker) -> int:
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         if worker.rank:
-            assert waiting.wait(10)
-            table.push({"w": torch.ones(3000)}).result(10)
-            return table.pull().result(10).version
-        table.push({"w": torch.ones(3000)}).result(10)
+            assert waiting.wait(LIMIT_S)
+            table.push({"w": torch.ones(3000)}).result(LIMIT_S)
+            return table.pull().result(LIMIT_S).version
+        table.push({"w": torch.ones(3000)}).result(LIMIT_S)
         pulled = table.pull()
         for connection in worker._link._connections:
             connection._call.cancel()
         waiting.set()
-        return pulled.result(10).version
+        return pulled.result(LIMIT_S).version
 
     assert run_workers(cluster, body, num_workers=2) == [1, 1]
 
@@ -179,7 +180,7 @@ def test_where_packets_vanish_the_connection_is_made_again(one_shard: Cluster, s
 
     def body(worker: ps.Worker) -> int:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
-        table.push({"w": torch.ones(30)}).result(10)
+        table.push({"w": torch.ones(30)}).result(LIMIT_S)
         (connection,) = worker._link._connections
         before = connection._call
         if side == "worker":
@@ -193,8 +194,8 @@ def test_where_packets_vanish_the_connection_is_made_again(one_shard: Cluster, s
             ]
             fall_silent(peer)
         for _ in range(3):
-            table.push({"w": torch.ones(30)}).result(40)
-            table.pull().result(40)
+            table.push({"w": torch.ones(30)}).result(LIMIT_S)
+            table.pull().result(LIMIT_S)
         assert connection._call is not before
         return table.step
 
@@ -207,7 +208,7 @@ def test_a_refused_frame_ends_every_wait_with_the_shards_error(cluster: Cluster)
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         table._taken = 5  # not its clock
         with pytest.raises(ps.PsError, match="worker 0 pushes step 5; its clock here is 0"):
-            table.push({"w": torch.ones(30)}).result(10)
+            table.push({"w": torch.ones(30)}).result(LIMIT_S)
         with pytest.raises(ps.PsError, match="its clock here is 0"):
             table.pull()
 
@@ -236,7 +237,7 @@ def test_a_bug_on_the_receiving_thread_ends_every_wait(cluster: Cluster):
             done.set()
 
         threading.Thread(target=wait, daemon=True).start()
-        assert done.wait(5)
+        assert done.wait(LIMIT_S)
         assert "ZeroDivisionError: made by the test" in str(caught[0])
 
     run_workers(cluster, body)
@@ -249,7 +250,7 @@ def test_a_bug_on_the_sending_thread_ends_every_wait(one_shard: Cluster, carrier
         (connection,) = table._exchange._connections
         connection.send(wire.Frame(kind=wire.Kind.PULL, step=-1, meta=bytes(4)))  # cannot be encoded
         with pytest.raises(InternalError, match="sending"):
-            table.pull().result(10)
+            table.pull().result(LIMIT_S)
 
     run_workers(one_shard, body, carrier=carrier)
 
@@ -262,11 +263,11 @@ def test_the_retry_limit_ends_with_connection_lost(loop_thread: LoopThread, monk
 
     def body(worker: ps.Worker) -> float:
         table = worker.table({"w": torch.zeros(30_000)}, optimizer=ps.SGD(lr=1.0))
-        table.push({"w": torch.ones(30_000)}).result(10)
+        table.push({"w": torch.ones(30_000)}).result(LIMIT_S)
         two.stop(1)
         started_s = time.monotonic()
         with pytest.raises(ps.ConnectionLost, match=r"shard 1 at 127\.0\.0\.1:\d+ is gone since 0\.3 s"):
-            table.push({"w": torch.ones(30_000)}).result(30)
+            table.push({"w": torch.ones(30_000)}).result(LIMIT_S)
         taken_s = time.monotonic() - started_s
         with pytest.raises(ps.ConnectionLost):
             table.pull()
@@ -326,9 +327,9 @@ def test_what_an_old_connection_still_holds_does_not_take_answers_away(one_shard
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         if worker.rank:
-            go.wait(10)
+            go.wait(LIMIT_S)
             table.push({"w": torch.ones(30)})
-            table.pull().result(10)  # answered after those who asked before
+            table.pull().result(LIMIT_S)  # answered after those who asked before
             pushed.set()
             return
         old, new = Outlet(), Outlet()
@@ -345,7 +346,7 @@ def test_what_an_old_connection_still_holds_does_not_take_answers_away(one_shard
         sessions[0].receive(push)  # late, and a duplicate
         sessions[0].closed()
         go.set()
-        assert pushed.wait(10)
+        assert pushed.wait(LIMIT_S)
         assert new.of(wire.Kind.PULLED)
         assert not old.of(wire.Kind.PULLED)
 

@@ -13,11 +13,11 @@ from ps_server import snapshot_taking
 from ps_wire.access import OPEN
 from ps_wire.errors import CutAborted
 from ps_worker import capture
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .service import Cluster, fresh_name, run_workers, together
 
-WAIT_S = 30.0
+WAIT_S = LIMIT_S
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ from ps_lab.observer import ask
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.dealing import Dealing
 from ps_worker.link import Link
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .loaders import Stream
 from .service import fresh_name, together
-
-LIMIT_S = 20.0
 
 
 def table_of(worker: ps.Worker) -> ps.Table:

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import ps_worker as ps
+from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
 from .reference import seeded
 from .service import fresh_name, together
-
-LIMIT_S = 20.0
 
 
 def table_of(worker: ps.Worker) -> ps.Table:

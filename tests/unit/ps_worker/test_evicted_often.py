@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import ps_worker as ps
+from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, together
 
 EVICTIONS = 12
-LIMIT_S = 30.0
 
 
 @pytest.mark.parametrize(

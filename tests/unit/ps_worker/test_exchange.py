@@ -17,6 +17,7 @@ from ps_wire.meta import bitmap
 from ps_wire.plan import Plan
 from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.exchange import KEPT_HYPERPARAMETERS, Exchange
+from tests.until import LIMIT_S
 
 from .sent import Sent
 
@@ -290,7 +291,7 @@ def test_a_failure_ends_every_wait_now_and_later():
     exchange.fail(first)
     exchange.fail(ConnectionLost("gone again"))
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
     assert raised == [first, first]
     assert told == [first, first]

@@ -11,6 +11,7 @@ import torch
 import ps_worker as ps
 from ps_wire import frame as wire
 from ps_wire.frame_socket import FrameSocket
+from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, check, seeded
@@ -18,7 +19,6 @@ from .service import Cluster, run_workers
 
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
 VIEWS = {"gradient_as_bucket_view": True, "buckets": EACH}
-LIMIT_S = 20.0
 OVERLAP = pytest.mark.parametrize("overlap", ["auto", True, False])
 
 

@@ -11,11 +11,11 @@ import torch
 
 import ps_worker as ps
 import ps_worker.membership
+from tests.until import LIMIT_S
 
 from .reference import batch, seeded
 from .service import Cluster, fresh_name, partitions, run_workers, together
 
-LIMIT_S = 30.0
 SMALL = ps.BucketOptions(partition_bytes=4096)  # both shards have some
 
 

@@ -13,11 +13,9 @@ from ps_server.durability import Durability
 from ps_server.snapshot_policy import SnapshotPolicy
 from ps_wire.access import OPEN
 from ps_wire.errors import ConfigurationRefused
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .service import Cluster, fresh_name, run_workers
-
-LIMIT_S = 30.0
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import ps_worker as ps
 from ps_wire import frame as wire
 from ps_wire.frame_socket import FrameSocket
 from ps_wire.shared_memory import AVAILABLE
+from tests.until import LIMIT_S
 
 from .reference import alone, assert_same, batch, check, seeded
 from .service import Cluster, run_workers
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="no memory to be lent here")
-LIMIT_S = 20.0
 F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h
 BUCKETS = ps.BucketOptions(bucket_bytes=1 << 18, first_bucket_bytes=1 << 17, partition_bytes=1 << 17)
 

@@ -13,6 +13,7 @@ import ps_worker as ps
 from ps_wire.errors import ServerUnreachable, TokenRefused
 from ps_worker import liveness
 from ps_worker.liveness import ANSWER_LIMIT_S, SILENT_S, Liveness
+from tests.until import LIMIT_S
 
 from .service import Cluster, run_workers
 
@@ -110,14 +111,14 @@ def test_a_shard_that_waits_for_another_worker_is_not_taken_for_hung(
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         (connection,) = worker._link._connections
-        table.push({"w": torch.ones(30)}).result(30) if not worker.rank else None
+        table.push({"w": torch.ones(30)}).result(LIMIT_S) if not worker.rank else None
         before = connection._call
         if worker.rank:
             for _ in range(20):
-                assert asked.acquire(timeout=30)
+                assert asked.acquire(timeout=LIMIT_S)
             table.push({"w": torch.ones(30)})
         pulled = table.pull()
-        assert pulled.result(60).version == 1
+        assert pulled.result(LIMIT_S).version == 1
         assert connection._call is before
 
     run_workers(one_shard, body, num_workers=2, carrier=carrier, limit_s=100)
@@ -134,9 +135,9 @@ def test_the_connection_to_a_shard_that_does_not_answer_is_made_again(
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         (connection,) = worker._link._connections
         if worker.rank:
-            assert again.wait(30)
+            assert again.wait(LIMIT_S)
             table.push({"w": torch.ones(30)})
-            return table.pull().result(60).version
+            return table.pull().result(LIMIT_S).version
         table.push({"w": torch.ones(30)})
         pulled = table.pull()
         before, ask = connection._call, connection._liveness._ask
@@ -149,7 +150,7 @@ def test_the_connection_to_a_shard_that_does_not_answer_is_made_again(
             again.wait(0.01)
         connection._liveness._ask = ask
         again.set()
-        return pulled.result(60).version
+        return pulled.result(LIMIT_S).version
 
     said: list[Any] = run_workers(one_shard, body, num_workers=2)
     assert said == [1, 1]
@@ -163,7 +164,7 @@ def test_a_shard_whose_frames_come_is_not_asked(one_shard: Cluster):
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         (connection,) = worker._link._connections
         for _ in range(3):
-            table.push({"w": torch.ones(30)}).result(30)
+            table.push({"w": torch.ones(30)}).result(LIMIT_S)
             heard.append(connection._liveness._heard_s)
 
     run_workers(one_shard, body)

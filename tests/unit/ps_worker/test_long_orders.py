@@ -19,10 +19,10 @@ from ps_wire.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
+from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, run_workers, together
 
-LIMIT_S = 30.0
 SMALL = ps.BucketOptions(partition_bytes=4096)  # both shards have some
 
 

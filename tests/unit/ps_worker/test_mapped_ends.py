@@ -16,6 +16,7 @@ from ps_wire import frame as wire
 from ps_wire.carrier import Message
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import can_overlay
+from tests.until import LIMIT_S
 
 from .mapped import SMALL, Wide, mapped, script, sgd
 from .reference import assert_same, seeded
@@ -58,7 +59,7 @@ def test_what_a_worker_does_to_its_gradients_once_it_has_left_changes_nobodys_we
                 flat.fill_(1000.0)
             left.set()
             return
-        assert left.wait(30)
+        assert left.wait(LIMIT_S)
         backward(model)
         optimizer.step()
         worker.synchronize()

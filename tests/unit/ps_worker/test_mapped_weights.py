@@ -18,7 +18,7 @@ import ps_worker as ps
 from ps_wire import frame as wire
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import can_overlay
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .mapped import SMALL, Wide, adam, mapped, momentum, script, sgd
 from .reference import alone, assert_same, batch, check, seeded
@@ -47,7 +47,7 @@ def test_training_is_that_of_plain_torch_to_the_bit(cluster: Cluster, make: Any,
 
 def test_the_weights_of_all_workers_lie_in_the_same_memory(cluster: Cluster):
     inodes = {}
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=LIMIT_S)
 
     def body(worker: ps.Worker) -> None:
         model = seeded(Wide)
@@ -91,12 +91,12 @@ def test_what_one_worker_writes_into_a_parameter_no_other_sees(cluster: Cluster)
         if worker.rank == 0:
             model.sometimes.data.fill_(7.0)
             written.set()
-            assert looked.wait(30)
+            assert looked.wait(LIMIT_S)
             with pytest.raises(ps.WeightsChanged):
                 without_the_last(model, optimizer, 40)
             assert torch.equal(model.sometimes, expected)  # undone
         else:
-            assert written.wait(30)
+            assert written.wait(LIMIT_S)
             assert torch.equal(model.sometimes, expected)
             looked.set()
 
@@ -136,14 +136,14 @@ def test_who_leaves_keeps_its_weights_while_others_train_on(cluster: Cluster):
             kept = {name: value.clone() for name, value in state.items()}
             worker.leave()
             gone.set()
-            assert done.wait(30)
+            assert done.wait(LIMIT_S)
             for name, value in model.state_dict().items():
                 assert torch.equal(value, kept[name])
                 assert torch.equal(state[name], kept[name])  # memory of before, too
             with torch.no_grad():
                 model.first.weight.zero_()  # it is its own
             return
-        assert gone.wait(30)
+        assert gone.wait(LIMIT_S)
         script(0, model, optimizer)
         assert model.first.weight.any()
         assert exchange.memory.mapped
@@ -221,7 +221,7 @@ def test_a_reader_gets_whole_versions_while_halves_are_written(cluster: Cluster)
 
     def reads() -> None:
         try:
-            assert started.wait(30)
+            assert started.wait(LIMIT_S)
             with ps.connect(servers=cluster.servers, job=job, role="reader", **cluster.settings) as reader:
                 model = nn.ParameterList([nn.Parameter(torch.zeros(40_000))])
                 for _ in range(10):

@@ -9,8 +9,8 @@ from ps_wire.errors import ConnectionLost, PsError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_worker.member_stream import MemberStream
+from tests.until import LIMIT_S
 
-LIMIT_S = 20.0
 Requests = Iterator[pb.MemberRequest]
 JOINED = pb.MemberReply(number=1, joined=pb.Joined(worker=0, incarnation=1, session=b"s"))
 

@@ -17,6 +17,7 @@ import torch
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker import memory
 from ps_worker.memory import SharedMemory, private_memory
+from tests.until import LIMIT_S
 
 
 def in_child(body: Callable[[], bool]) -> bool:
@@ -119,7 +120,7 @@ def test_a_forked_child_reads_later_weights_on_pages_that_it_has_not_written_to(
         return values[1].item() == 1 and values[-1].item() == 2
 
     assert in_child(body)
-    writer.join(30)
+    writer.join(LIMIT_S)
     for descriptor in (ready, says_ready, written, says_written):
         os.close(descriptor)
 

@@ -9,6 +9,7 @@ import torch
 
 import ps_worker as ps
 from ps_wire.errors import JobMismatch, NonFiniteGradient, UsageError
+from tests.until import LIMIT_S
 
 from .reference import batch, seeded
 from .service import Cluster, figures, fresh_name, partitions, run_workers
@@ -61,7 +62,7 @@ def test_error_ends_the_sender_and_the_others_go_on(cluster: Cluster, consistenc
 
         worker._link._membership._log = say
         train(worker, spoil=False, model=model)
-        assert heard.wait(20)
+        assert heard.wait(LIMIT_S)
         worker.finish()
         return model
 
@@ -104,7 +105,7 @@ def test_skip_is_what_an_abstention_would_have_been(cluster: Cluster) -> None:
                 else:
                     gradient = batch(worker.rank, step, 5000)
                     table.push({"w": gradient * float("nan") if bad else gradient}, weight=1.0 + worker.rank)
-                pulled = table.pull().result(20)
+                pulled = table.pull().result(LIMIT_S)
             worker.finish()
             return pulled.values["w"]
 
@@ -133,7 +134,7 @@ def test_a_push_without_a_pull_is_told_at_finish(one_shard: Cluster) -> None:
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
-        table.push({"w": torch.full((3,), float("inf"))}).result(20)
+        table.push({"w": torch.full((3,), float("inf"))}).result(LIMIT_S)
         with pytest.raises(NonFiniteGradient, match="parameter 'w' of worker 0"):
             worker.finish()
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import ps_worker as ps
+from tests.until import LIMIT_S
 
 from .models import Mlp, Normed, loss_of
 from .readers import reader_of
@@ -100,7 +101,7 @@ def test_a_reader_gets_the_buffer_that_forward_assigned_last(cluster: Cluster):
             means.append(mine.mean)
             optimizer.step()
             optimizer.zero_grad()
-        thread.join(10)
+        thread.join(LIMIT_S)
         cut, mean = read[0]
         assert cut.buffers == "live"
         assert cut.buffers_step > 0

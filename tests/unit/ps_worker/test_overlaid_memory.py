@@ -14,6 +14,7 @@ import pytest
 from ps_wire import shared_memory
 from ps_worker import memory as memory_module
 from ps_worker.memory import OverlaidMemory, can_overlay
+from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not can_overlay(), reason="no memory to be overlaid here")
 
@@ -123,6 +124,6 @@ def test_a_thread_that_reads_while_memory_becomes_private_sees_its_values_all_al
         memory.lay(descriptor, at=0, start=0, nbytes=nbytes)
         memory.own(at=0, nbytes=nbytes)
     stop.set()
-    reader.join(30)
+    reader.join(LIMIT_S)
     os.close(descriptor)
     assert not others

@@ -13,7 +13,7 @@ import ps_server.readers
 import ps_server.state_store
 import ps_worker as ps
 from ps_wire.errors import JobUnknown, TableMismatch
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .readers import reader_of
 from .service import Cluster, fresh_name, run_workers
@@ -78,9 +78,9 @@ def test_a_cut_holds_exactly_the_steps_below_its_clocks(cluster: Cluster, consis
             started.set()
         for step in range(STEPS):
             table.push({"w": one_hot(worker.rank, step, 2.0 if consistency == "bsp" else 1.0)})
-            table.pull().result(20)
+            table.pull().result(LIMIT_S)
             if step == STEPS // 2:
-                assert reading.in_the_middle.wait(20)
+                assert reading.in_the_middle.wait(LIMIT_S)
         worker.finish()
 
     try:
@@ -88,7 +88,7 @@ def test_a_cut_holds_exactly_the_steps_below_its_clocks(cluster: Cluster, consis
     finally:
         reading.stop.set()
         if started.is_set():
-            reading.thread.join(20)
+            reading.thread.join(LIMIT_S)
     assert not reading.thread.is_alive()
     assert len(reading.cuts) > 1
     for cut, steps in reading.cuts:
@@ -108,11 +108,11 @@ def test_a_reader_comes_at_any_time(cluster: Cluster):
             with pytest.raises(JobUnknown, match="has no table 0"):
                 reader.read(model)
             table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
-            table.push({"w": torch.full((SIZE,), -3.0)}).result(10)
+            table.push({"w": torch.full((SIZE,), -3.0)}).result(LIMIT_S)
             cut = reader.read(model)
             assert torch.equal(model.w, torch.full((SIZE,), 3.0))
             assert (cut.version, cut.spread, cut.clocks, cut.buffers) == (1, 0, {0: 1}, "none")
-            table.push({"w": torch.full((SIZE,), -1.0)}).result(10)
+            table.push({"w": torch.full((SIZE,), -1.0)}).result(LIMIT_S)
             reader.read(model)
             assert torch.equal(model.w, torch.full((SIZE,), 4.0))
 
@@ -125,7 +125,7 @@ def test_a_reader_comes_at_any_time(cluster: Cluster):
 
     def go_on(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
-        table.push({"w": torch.full((SIZE,), -1.0)}).result(10)
+        table.push({"w": torch.full((SIZE,), -1.0)}).result(LIMIT_S)
         worker.finish()
 
     run_workers(cluster, go_on, job=job)
@@ -156,27 +156,27 @@ def test_a_cut_that_does_not_come_about_is_given_up_and_the_job_goes_on(cluster:
     """One BSP worker has begun a step and the other has not: the cut would be behind it."""
     monkeypatch.setattr(ps_server.readers, "CUT_LIMIT_S", 0.2)
     job = fresh_name()
-    begun, given_up, read = threading.Barrier(2, timeout=10), threading.Event(), threading.Event()
+    begun, given_up, read = threading.Barrier(2, timeout=LIMIT_S), threading.Event(), threading.Event()
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         if worker.rank == 0:
-            table.push({"w": torch.full((SIZE,), -2.0)}).result(10)
+            table.push({"w": torch.full((SIZE,), -2.0)}).result(LIMIT_S)
             begun.wait()
             with reader_of(cluster, job) as reader:
                 with pytest.raises(ps.CutAborted, match="read later"):
                     reader.read(Holder(), limit_s=0.1)
                 given_up.set()
-                table.pull().result(10)
+                table.pull().result(LIMIT_S)
                 model = Holder()
                 assert reader.read(model).clocks == {0: 1, 1: 1}
                 assert torch.equal(model.w, torch.full((SIZE,), 2.0))
                 read.set()
         else:
             begun.wait()
-            assert given_up.wait(10)
-            table.push({"w": torch.full((SIZE,), -2.0)}).result(10)
-            assert read.wait(10)
+            assert given_up.wait(LIMIT_S)
+            table.push({"w": torch.full((SIZE,), -2.0)}).result(LIMIT_S)
+            assert read.wait(LIMIT_S)
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, job=job)
@@ -209,21 +209,21 @@ def test_a_reader_that_vanishes_during_its_cut_holds_nobody_up(cluster: Cluster)
         table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         cells = [cell for server in cluster.shards for cell in server.shard.table(job, 0).cells()]
         if worker.rank == 0:
-            table.push({"w": torch.full((SIZE,), -2.0)}).result(10)
+            table.push({"w": torch.full((SIZE,), -2.0)}).result(LIMIT_S)
             reader = reader_of(cluster, job)
             thread = threading.Thread(target=reads, args=(reader,), daemon=True)
             thread.start()
             until(lambda: all(cell.cut._cut._limits for cell in cells))
             reader._service.close()
             until(lambda: all(cell.cut._cut.idle for cell in cells))
-            thread.join(10)
+            thread.join(LIMIT_S)
             assert not thread.is_alive()
             reader.leave()
             gone.set()
         else:
-            assert gone.wait(20)
-            table.push({"w": torch.full((SIZE,), -2.0)}).result(10)
-        assert table.pull().result(10).version == 1
+            assert gone.wait(LIMIT_S)
+            table.push({"w": torch.full((SIZE,), -2.0)}).result(LIMIT_S)
+        assert table.pull().result(LIMIT_S).version == 1
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, job=job)

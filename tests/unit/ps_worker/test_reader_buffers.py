@@ -12,7 +12,7 @@ import ps_server.readers
 import ps_server.state_store
 import ps_worker as ps
 from ps_wire.errors import JobUnknown
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .readers import reader_of
 from .service import Cluster, fresh_name, run_workers
@@ -48,7 +48,7 @@ def test_buffers_are_those_of_a_live_worker_at_its_next_step(cluster: Cluster):
             mine.w.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        thread.join(10)
+        thread.join(LIMIT_S)
         worker.finish()
 
     run_workers(cluster, body, job=job)
@@ -82,7 +82,7 @@ def test_a_worker_that_goes_is_not_waited_for_the_next_one_is_asked_for_buffers(
             until(lambda: worker._link._membership.live_wanted)
             asked.set()
         else:
-            assert asked.wait(10)
+            assert asked.wait(LIMIT_S)
             mine.steps.fill_(7.0)
             until(lambda: worker._link._membership.live_wanted)
             mine.w.sum().backward()
@@ -90,7 +90,7 @@ def test_a_worker_that_goes_is_not_waited_for_the_next_one_is_asked_for_buffers(
         worker.finish()
 
     run_workers(cluster, body, num_workers=2, consistency="asp", job=job)
-    reading.join(10)
+    reading.join(LIMIT_S)
     assert (read[0][0].buffers, read[0][0].buffers_step) == ("live", 1)
     assert read[0][1].steps.item() == 7.0
 

@@ -14,6 +14,7 @@ import torch
 
 import ps_worker as ps
 from ps_wire import frame as wire
+from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, seeded
@@ -159,12 +160,12 @@ def test_what_was_pushed_never_changes_before_its_ack(cluster: Cluster, overlap:
 
         held.waits.clear()
         thread, errors = in_thread(next_step)
-        assert held.waits.wait(10)
+        assert held.waits.wait(LIMIT_S)
         assert thread.is_alive()
         assert len(held.sent) == len(first)
         assert all(digest(frame.payload) == sent for frame, sent in first)
         held.release()
-        thread.join(10)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
         assert not errors
         worker.finish()
@@ -203,11 +204,11 @@ def test_nothing_leaves_before_the_connection_takes_it_with_other_bytes(cluster:
         held.hold(wire.Kind.PUSH, wire.Kind.PULL)
         loss_of(model, 0, 0).backward()
         thread, errors = in_thread(optimizer.step)
-        assert held.asked.wait(10)
+        assert held.asked.wait(LIMIT_S)
         assert len(held.sent) == optimizer._tables[0].exchange.plan.num_partitions
         assert all(digest(frame.payload) == sent for frame, sent in held.sent)
         held.release()
-        thread.join(10)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
         assert not errors
 
@@ -224,7 +225,7 @@ def test_nothing_writes_weights_between_two_steps(cluster: Cluster, consistency:
         model = models[worker.rank]
         optimizer = worker.wrap(sgd(model), model)
         if worker.rank:
-            assert stepped.wait(10)
+            assert stepped.wait(LIMIT_S)
             for step in range(3):
                 loss_of(model, 1, step).backward()
                 optimizer.step()
@@ -236,7 +237,7 @@ def test_nothing_writes_weights_between_two_steps(cluster: Cluster, consistency:
         before = [parameter.detach().clone() for parameter in model.parameters()]
         versions = list(optimizer._tables[0].exchange.versions)
         stepped.set()
-        assert pushed.wait(10)
+        assert pushed.wait(LIMIT_S)
         assert versions == optimizer._tables[0].exchange.versions
         for parameter, was in zip(model.parameters(), before, strict=True):
             assert torch.equal(parameter, was)

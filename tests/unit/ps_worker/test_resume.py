@@ -15,10 +15,10 @@ import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_lab.observer import ask
 from ps_wire.access import OPEN
+from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, together
 
-LIMIT_S = 30.0
 EPOCHS, SAMPLES, BATCH = 5, 48, 4
 
 

@@ -12,10 +12,9 @@ from ps_wire.errors import StrangerRefused
 from ps_wire.messages import refused_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
+from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, run_workers
-
-LIMIT_S = 30.0
 
 
 @pytest.mark.parametrize("of", [lambda _: b"", lambda it: bytes(len(it)), lambda it: it[:-1]])

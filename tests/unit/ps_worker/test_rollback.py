@@ -31,12 +31,10 @@ from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
 from ps_worker.model_spec import pack
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .saving import save
 from .service import Cluster, fresh_name, together
-
-LIMIT_S = 30.0
 
 
 def table_of(worker: ps.Worker, clip_grad_norm: float | None = None) -> ps.Table:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 
 from ps_worker.rounds import OUT_OF_USE, Rounds
+from tests.until import LIMIT_S
 
 
 class Script:
@@ -64,7 +65,7 @@ def test_who_is_behind_goes_on_to_the_end_of_the_round_of_who_is_ahead():
     held = threading.Thread(target=script.step, args=(0, 1))
     script.rounds.say = lambda _number, steps: (script.said.append(dict(steps)), script.rounds.let_go(1))
     held.start()
-    held.join(20.0)
+    held.join(LIMIT_S)
     assert not held.is_alive()
     assert script.said == [{0: 2, 1: 2}]
 

@@ -10,11 +10,10 @@ import torch
 
 import ps_worker as ps
 from ps_server import entrances
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .service import Cluster, fresh_name, together
 
-LIMIT_S = 30.0
 ROUNDS = 3
 
 

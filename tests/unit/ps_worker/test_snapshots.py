@@ -22,10 +22,10 @@ from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.snapshot_tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers, together
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 STEPS = 6
-WAIT_S = 30.0
+WAIT_S = LIMIT_S
 TOO_EARLY_S = 0.5  # in which a manifest would be written that waits for nobody
 SIZES = ps.BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
 

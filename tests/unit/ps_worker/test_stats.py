@@ -13,6 +13,7 @@ import ps_worker as ps
 from ps_wire.staleness import Staleness, summarize
 from ps_wire.v1 import shard_pb2
 from ps_worker.stats import gather
+from tests.until import LIMIT_S
 
 from .service import Cluster, run_workers
 
@@ -56,7 +57,7 @@ def test_a_workers_figures(cluster: Cluster):
         assert nothing.staleness == Staleness()
         for _ in range(4):
             table.push({"w": torch.ones(5000)})
-            table.pull().result(10)
+            table.pull().result(LIMIT_S)
         stats = worker.stats()
         worker.finish()
         return stats

@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 import ps_worker as ps
 from ps_lab.observer import ask
 from ps_wire.errors import UsageError
+from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, run_workers, together
 
-LIMIT_S = 30.0
 DATA = TensorDataset(torch.arange(96.0).reshape(48, 2))
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from tests.until import LIMIT_S
 
 from .reference import batch
 from .service import Cluster, figures, fresh_name, partitions, run_workers
@@ -34,11 +35,11 @@ def gradient(rank: int, step: int) -> dict[str, torch.Tensor]:
 def test_push_and_pull(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = make(worker)
-        assert table.pull().result(10).values["w"].equal(START["w"])
+        assert table.pull().result(LIMIT_S).values["w"].equal(START["w"])
         for step in range(3):
-            assert table.push(gradient(0, step)).result(10) is None
+            assert table.push(gradient(0, step)).result(LIMIT_S) is None
         assert table.step == worker.step == 3
-        pulled = table.pull().result(10)
+        pulled = table.pull().result(LIMIT_S)
         assert (pulled.version, pulled.spread, pulled.clocks) == (3, 0, {0: 3})
         for name in ("w", "b"):
             expected = START[name]
@@ -53,9 +54,9 @@ def test_push_and_pull(cluster: Cluster):
 def test_what_was_pulled_is_the_callers_own(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = make(worker)
-        first = table.pull().result(10).values
+        first = table.pull().result(LIMIT_S).values
         first["b"].fill_(9.0)
-        assert table.pull().result(10).values["b"].equal(START["b"])
+        assert table.pull().result(LIMIT_S).values["b"].equal(START["b"])
         assert table.step == 0
 
     one_worker(cluster, body)
@@ -66,7 +67,7 @@ def test_start_values_are_copied(cluster: Cluster):
         mine = torch.ones(5)
         table = worker.table({"w": mine}, optimizer=ONE)
         mine.fill_(3.0)
-        assert table.pull().result(10).values["w"].equal(torch.ones(5))
+        assert table.pull().result(LIMIT_S).values["w"].equal(torch.ones(5))
 
     one_worker(cluster, body)
 
@@ -75,12 +76,12 @@ def test_out_takes_the_values(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = make(worker)
         out = {"w": torch.empty(30, 100), "b": torch.empty(7)}
-        pulled = table.pull(out=out).result(10)
+        pulled = table.pull(out=out).result(LIMIT_S)
         assert pulled.values["w"] is out["w"] or pulled.values["w"].data_ptr() == out["w"].data_ptr()
         assert out["w"].equal(START["w"])
         assert out["b"].equal(START["b"])
         other = torch.empty(100, 30).t()
-        assert table.pull(out={"w": other}).result(10).values.keys() == {"w"}
+        assert table.pull(out={"w": other}).result(LIMIT_S).values.keys() == {"w"}
         assert other.equal(START["w"])
 
     one_worker(cluster, body)
@@ -93,7 +94,7 @@ def test_out_may_be_a_parameter(cluster: Cluster):
         layer = torch.nn.Linear(4, 3)
         start = {name: torch.full_like(value, 2.0) for name, value in layer.named_parameters()}
         table = worker.table(start, optimizer=ONE)
-        table.pull(out=dict(layer.named_parameters())).result(10)
+        table.pull(out=dict(layer.named_parameters())).result(LIMIT_S)
         assert torch.equal(layer.weight, torch.full((3, 4), 2.0))
 
     one_worker(cluster, body)
@@ -103,8 +104,8 @@ def test_gradients_that_require_grad_are_taken_as_numbers(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = make(worker)
         for _ in range(2):
-            table.push({"b": torch.ones(7, requires_grad=True)}).result(10)
-        assert table.pull().result(10).values["b"].equal(START["b"] - 2)
+            table.push({"b": torch.ones(7, requires_grad=True)}).result(LIMIT_S)
+        assert table.pull().result(LIMIT_S).values["b"].equal(START["b"] - 2)
 
     one_worker(cluster, body)
 
@@ -116,11 +117,11 @@ def test_a_future_cannot_be_cancelled_under_the_table(cluster: Cluster):
         table = make(worker)
         pulled = table.pull()
         assert not pulled.cancel()
-        assert pulled.result(10).version == 0
+        assert pulled.result(LIMIT_S).version == 0
         pushed = table.push(gradient(0, 0))
         assert not pushed.cancel()
-        pushed.result(10)
-        assert table.pull().result(10).version == 1
+        pushed.result(LIMIT_S)
+        assert table.pull().result(LIMIT_S).version == 1
 
     one_worker(cluster, body)
 
@@ -132,7 +133,7 @@ def test_gradients_are_copied_before_push_returns(cluster: Cluster):
         for _ in range(5):
             table.push(mine)
             mine["w"].add_(1.0)
-        assert table.pull().result(10).values["w"].equal(START["w"] - 15)
+        assert table.pull().result(LIMIT_S).values["w"].equal(START["w"] - 15)
 
     one_worker(cluster, body)
 
@@ -144,7 +145,7 @@ def test_names_that_are_not_pushed_have_no_gradient(cluster: Cluster):
         table = make(worker, optimizer=ps.SGD(lr=1.0, weight_decay=0.5))
         table.push({"b": torch.zeros(7)})
         table.push({})
-        values = table.pull().result(10).values
+        values = table.pull().result(LIMIT_S).values
         assert values["w"].equal(START["w"])
         assert values["b"].equal(START["b"] * 0.5)
 
@@ -174,11 +175,11 @@ def test_an_unknown_name_or_a_wrong_shape_or_dtype_leaves_nothing(
             table.pull(out=given)
         assert table.step == 0
         assert worker.stats().bytes_pushed == 0
-        pulled = table.pull().result(10)
+        pulled = table.pull().result(LIMIT_S)
         assert pulled.version == 0
         assert pulled.values["b"].equal(START["b"])
         assert figures(cluster, job, 0)["received"] == 0
-        table.push(gradient(0, 0)).result(10)
+        table.push(gradient(0, 0)).result(LIMIT_S)
 
     one_worker(cluster, body, job=job)
 
@@ -192,7 +193,7 @@ def test_a_weight_that_makes_no_sense_leaves_nothing(cluster: Cluster, weight: f
         with pytest.raises(ps.UsageError, match="weight of a push"):
             table.push(gradient(0, 0), weight=weight)
         assert table.step == 0
-        table.push(gradient(0, 0), weight=1.0).result(10)
+        table.push(gradient(0, 0), weight=1.0).result(LIMIT_S)
 
     one_worker(cluster, body)
 
@@ -201,7 +202,7 @@ def test_bsp_takes_the_weighted_mean(cluster: Cluster):
     def body(worker: ps.Worker) -> torch.Tensor:
         table = make(worker)
         table.push(gradient(worker.rank, 0), weight=1.0 + 2 * worker.rank)
-        return table.pull().result(10).values["w"]
+        return table.pull().result(LIMIT_S).values["w"]
 
     first, second = run_workers(cluster, body, num_workers=2)
     mean = (gradient(0, 0)["w"] * 1.0 + gradient(1, 0)["w"] * 3.0) / 4.0
@@ -219,7 +220,7 @@ def test_abstaining_advances_the_clock_and_is_counted(cluster: Cluster):
                 table.abstain()
             else:
                 table.push(gradient(worker.rank, step))
-            pulled = table.pull().result(10)
+            pulled = table.pull().result(LIMIT_S)
             assert pulled.version == table.step == step + 1
         return pulled.values["w"]
 
@@ -240,14 +241,14 @@ def test_under_bsp_a_pull_waits_for_the_others(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = make(worker)
         if worker.rank:
-            assert pulling.wait(10)
-            table.push(gradient(1, 0)).result(10)
+            assert pulling.wait(LIMIT_S)
+            table.push(gradient(1, 0)).result(LIMIT_S)
             return
-        table.push(gradient(0, 0)).result(10)
+        table.push(gradient(0, 0)).result(LIMIT_S)
         pulled = table.pull()
         assert not pulled.done()
         pulling.set()
-        assert pulled.result(10).version == 1
+        assert pulled.result(LIMIT_S).version == 1
 
     run_workers(cluster, body, num_workers=2)
 
@@ -259,17 +260,17 @@ def test_ssp_lets_a_worker_be_ahead_by_its_bound_and_no_more(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = make(worker)
         if worker.rank:
-            assert ahead.wait(10)
-            table.push(gradient(1, 0)).result(10)
+            assert ahead.wait(LIMIT_S)
+            table.push(gradient(1, 0)).result(LIMIT_S)
             return
         for step in range(2):
             table.push(gradient(0, step))
-            assert table.pull().result(10).version == step + 1
-        table.push(gradient(0, 2)).result(10)
+            assert table.pull().result(LIMIT_S).version == step + 1
+        table.push(gradient(0, 2)).result(LIMIT_S)
         pulled = table.pull()
         assert not pulled.done()
         ahead.set()
-        got = pulled.result(10)
+        got = pulled.result(LIMIT_S)
         assert got.version == 4
         assert got.clocks == {0: 3, 1: 1}
         assert worker.stats().max_gap == 3
@@ -283,11 +284,11 @@ def test_asp_never_waits(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = make(worker)
         if worker.rank:
-            assert done.wait(10)
+            assert done.wait(LIMIT_S)
             return
         for step in range(20):
             table.push(gradient(0, step))
-            assert table.pull().result(10).version == step + 1
+            assert table.pull().result(LIMIT_S).version == step + 1
         assert worker.stats().gate_wait_s == 0.0
         done.set()
 
@@ -301,7 +302,7 @@ def test_spread_is_newest_minus_oldest_version(cluster: Cluster):
         table = make(worker)
         table.push(gradient(0, 0))
         future = table.pull()
-        future.result(10)
+        future.result(LIMIT_S)
         table._exchange.versions[0] += 4
         assert table._pulled(None).spread == 4
         assert table._pulled(None).version == 1
@@ -316,7 +317,7 @@ def test_after_finish_a_pull_gets_the_final_weights(cluster: Cluster):
         for step in range(1 + worker.rank):
             table.push(gradient(worker.rank, step))
         worker.finish()
-        return table.pull().result(10).values["w"]
+        return table.pull().result(LIMIT_S).values["w"]
 
     first, second = run_workers(cluster, body, num_workers=2, consistency="asp")
     assert first.equal(second)

@@ -17,6 +17,7 @@ from ps_wire import shared_memory
 from ps_wire.errors import ConfigurationRefused
 from ps_wire.shared_memory import AVAILABLE
 from ps_worker.memory import OverlaidMemory
+from tests.until import LIMIT_S
 
 from .mapped import SMALL, Wide, mapped, script, sgd
 from .reference import assert_same, seeded
@@ -38,10 +39,10 @@ def train(worker: ps.Worker) -> torch.Tensor:
     """Three steps of a table; the weights are then the sum of what all have pushed."""
     table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
     for step in range(3):
-        table.push({"w": torch.full((3000,), -1.0 - worker.rank)}).result(20)
-        assert table.pull().result(20).version >= step + 1
+        table.push({"w": torch.full((3000,), -1.0 - worker.rank)}).result(LIMIT_S)
+        assert table.pull().result(LIMIT_S).version >= step + 1
     worker.finish()
-    values: torch.Tensor = table.pull().result(20).values["w"]
+    values: torch.Tensor = table.pull().result(LIMIT_S).values["w"]
     return values
 
 
@@ -203,7 +204,7 @@ def test_a_worker_that_cannot_keep_its_weights_leaves_all_the_same_and_says_so(
                     worker.leave()
             gone.set()
         else:
-            assert gone.wait(20)
+            assert gone.wait(LIMIT_S)
             script(1, model, optimizer)  # nobody waits for it
 
     gone = threading.Event()

@@ -19,6 +19,7 @@ from ps_wire.wire_dtype import WireDtype
 from ps_worker import settings
 from ps_worker.cli import app
 from ps_worker.exchange import Exchange
+from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
 from .reference import assert_same, batch, seeded
@@ -74,7 +75,7 @@ def test_without_a_mean_it_is_the_same(cluster: Cluster, consistency: str):
             gradient = batch(0, step, 3000)
             table.push({"w": gradient})
             master = master - rounded(gradient, "fp16")
-            assert torch.equal(table.pull().result(20).values["w"], rounded(master, "fp16"))
+            assert torch.equal(table.pull().result(LIMIT_S).values["w"], rounded(master, "fp16"))
 
     run_workers(cluster, body, consistency=consistency, wire_dtype="fp16")
 
@@ -85,7 +86,7 @@ def test_float64_travels_as_it_is(cluster: Cluster):
         start = {"exact": torch.zeros(500, dtype=torch.float64), "rounded": torch.zeros(500)}
         table = worker.table(start, optimizer=ps.SGD(lr=1.0))
         table.push({"exact": third, "rounded": third.float()})
-        values = table.pull().result(20).values
+        values = table.pull().result(LIMIT_S).values
         assert torch.equal(values["exact"], -third)
         assert torch.equal(values["rounded"], -rounded(third.float(), "bf16"))
 
@@ -144,10 +145,10 @@ def test_a_gradient_beyond_fp16_is_refused_with_the_remedy(one_shard: Cluster, w
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
-        table.push({"w": torch.full((3,), 65536.0)}).result(20)
+        table.push({"w": torch.full((3,), 65536.0)}).result(LIMIT_S)
         if not named:
-            assert torch.equal(table.pull().result(20).values["w"], torch.full((3,), -65536.0))
-            table.push({"w": torch.full((3,), float("inf"))}).result(20)
+            assert torch.equal(table.pull().result(LIMIT_S).values["w"], torch.full((3,), -65536.0))
+            table.push({"w": torch.full((3,), float("inf"))}).result(LIMIT_S)
         with pytest.raises(NonFiniteGradient, match="parameter 'w' of worker 0") as failed:
             worker.finish()
         assert (
@@ -162,7 +163,7 @@ def test_auto_passes_over_shared_memory_and_says_so(cluster: Cluster, monkeypatc
     monkeypatch.setattr(ps.Worker, "_say", lambda self, text: said.append(text))
 
     def body(worker: ps.Worker) -> None:
-        worker.table({"w": torch.zeros(300)}, optimizer=ps.SGD(lr=1.0)).pull().result(20)
+        worker.table({"w": torch.zeros(300)}, optimizer=ps.SGD(lr=1.0)).pull().result(LIMIT_S)
 
     run_workers(cluster, body, wire_dtype="bf16")
     (line,) = [line for line in said if line.startswith("data")]

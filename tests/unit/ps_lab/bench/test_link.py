@@ -15,8 +15,7 @@ from ps_lab.bench import link as links
 from ps_lab.bench.children.throttled_link import BURST_S, CHUNK_BYTES, LEAST_CHUNKS, Bandwidth, ThrottledLink
 from ps_lab.bench.link import Link, parse_link
 from ps_wire.errors import UsageError
-
-LIMIT_S = 20.0
+from tests.until import LIMIT_S
 
 
 @pytest.fixture(name="target")

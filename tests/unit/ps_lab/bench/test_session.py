@@ -11,8 +11,8 @@ import pytest
 
 from ps_lab.bench.session import ProcessPlan, Session
 from ps_lab.errors import BenchFailed, Interrupted, ProcessFailed
+from tests.until import LIMIT_S
 
-LIMIT_S = 30.0
 TAKES_TURNS = "from ps_lab.bench.turns import read_configuration, take_turns\nread_configuration()\n"
 
 
