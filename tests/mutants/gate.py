@@ -193,7 +193,7 @@ MUTANTS = (
         file=PARTITION,
         text="ledger.max_gap = max(ledger.max_gap, gap)",
         fault="ledger.max_gap = gap",
-        tests=(f"{LAWS}::test_law_5_the_bounds_are_reached",),
+        tests=(ONE,),
     ),
     Mutant(
         name="partition: the newest clock goes with its worker",
