@@ -80,6 +80,7 @@ def test_the_coefficient_is_torchs(squares):
     torch.nn.utils.clip_grad_norm_([parameter], 1.0)
     ours = coefficient(1.0, squares) * math.sqrt(squares)
     np.testing.assert_allclose(ours, parameter.grad.item(), rtol=1e-12)
+    assert math.isnan(coefficient(1.0, squares)) == math.isnan(squares)
 
 
 def test_no_shard_closes_a_step_before_all_have_it():
