@@ -48,6 +48,7 @@ class Dealing:
         *,
         whole: Piece | None = None,
         behind: Callable[[], bool] = lambda: False,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         """Deals nothing yet.
 
@@ -57,6 +58,7 @@ class Dealing:
             samples: of its epochs; 0: not known.
             whole: a share as this worker has it, of any epoch, to replay where none is known.
             behind: whether the script still replays steps.
+            clock: steps that the worker has taken; default: as `take_step` says.
         """
         self.taken: Position | None = None
         self.trains = False
@@ -65,6 +67,7 @@ class Dealing:
         self._samples = samples
         self._replayed = whole or Piece(epoch=0, place=0, count=1)
         self._behind = behind
+        self._clock = clock
         self._incarnation = 0  # that has the piece; 0: there is none
         self._requests = 0
         self._step = 0
@@ -108,6 +111,8 @@ class Dealing:
     def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
         """See `Dealer`."""
         kept = not self.void
+        if not kept and self._clock is not None:  # it has come into the job, or into another history of it
+            self._step = self._clock()
         self._requests += 1
         request = pb.ShareRequest(
             request=self._requests,
