@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.consistency import BSP, Consistency
+from ps_worker.data_facts import facts_of
 from ps_worker.dealing import Dealing, Deals
 from ps_worker.loader import Loader
 from ps_worker.position import Piece, Position, Positions
@@ -75,6 +76,7 @@ class ScriptData:
             len(dataset) if isinstance(dataset, Sized) else 0,
             whole=Piece(epoch=0, place=given["rank"], count=given["num_workers"]),
             behind=self._behind,
+            data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]),
             clock=self._clock,
         )
         if self._num_loaders < len(self._taken):
