@@ -6,7 +6,7 @@ IN_PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
 
-.PHONY: install demo test check chaos stress free-threaded mutants soak bench bench-peers protos api clean
+.PHONY: install demo test check chaos fuzz stress free-threaded mutants soak bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -23,6 +23,10 @@ check: $(VENV)/installed-test
 # Faults drawn from a seed, over real processes; what fails says how to run it again.
 chaos: $(VENV)/installed-test
 	$(PY) -m tests.faults.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),2)
+
+# Frames and control messages that are nearly right, drawn from a seed; what is found says how to run it again.
+fuzz: $(VENV)/installed-test
+	$(PY) -m tests.security.fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),1000000) --minutes $(or $(MINUTES),60)
 
 # Threads change all the time, and give way at locks, by a seed that is printed; TESTS may name fewer.
 STRESSED = tests/unit/ps_worker tests/contracts $(addprefix tests/unit/ps_server/test_,shard_table.py cell_figures.py session.py cut_table.py pool.py)

@@ -25,11 +25,21 @@ def set_up(shard: int, num_shards: int, *, level: int = logging.INFO) -> None:
     """Sends the server's log to stderr, one line an event, with UTC time, level and shard."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(shard, num_shards))
+    handler.addFilter(concerns_us)
     for name in (logger.name, *OTHERS):
         named = logging.getLogger(name)
         named.handlers[:] = [handler]
         named.propagate = False
     logger.setLevel(level)
+
+
+def concerns_us(record: logging.LogRecord) -> bool:
+    """False for grpc.aio's traceback of an answer to a call that was over by then.
+
+    A caller may hang up at any time, just before its answer too, and would fill the log in that way.
+    """
+    raised = record.exc_info[0] if record.exc_info else None
+    return not (record.name.startswith("grpc.") and getattr(raised, "__name__", "") == "ExecuteBatchError")
 
 
 class Lines(logging.Formatter):

@@ -13,4 +13,13 @@ MUTANTS = (
             "tests/integration/test_serving.py::test_a_server_ends_beside_readers_that_wait_for_a_worker",
         ),
     ),
+    Mutant(
+        name="log: callers that hang up before their answer write a traceback each",
+        file="ps_server/log.py",
+        text="    handler.addFilter(concerns_us)\n",
+        fault="",
+        tests=(
+            "tests/unit/ps_server/test_log.py::test_what_grpc_and_asyncio_complain_of_is_written_in_the_same_way",
+        ),
+    ),
 )

@@ -17,6 +17,7 @@ from .mutation import Method, Mutation
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 AT_ONCE = 32
+UNSENT = "Internal error from Core"  # grpc.aio's own words where a call is over while it sends a message
 CALL_LIMIT_S = 1.0  # a stream that is taken lasts
 
 
@@ -61,7 +62,10 @@ async def storm(
 
 
 async def call(channel: grpc.aio.Channel, method: Method, requests: list[bytes], metadata: Metadata) -> str:
-    """One call; the name of the error that it was refused with, or of the status that it ended with."""
+    """One call; the name of the error that it was refused with, or of the status that it ended with.
+
+    What a call was refused with before all was sent, grpc.aio does not tell.
+    """
 
     async def outgoing() -> AsyncIterator[bytes]:
         for request in requests:
@@ -76,5 +80,7 @@ async def call(channel: grpc.aio.Channel, method: Method, requests: list[bytes],
             pass
         return str((await answers.code()).name)
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.INTERNAL and UNSENT in (error.details() or ""):
+            return "before all was sent"
         named = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
         return str(named or error.code().name)

@@ -243,6 +243,8 @@ class Mutation:
         _TYPES.TYPE_UINT64: lambda it: it._random.choice(UNSIGNED),
         _TYPES.TYPE_INT32: lambda it: it._random.choice([n for n in SIGNED if abs(n) < 1 << 31]),
         _TYPES.TYPE_INT64: lambda it: it._random.choice([n for n in SIGNED if -(1 << 63) <= n < 1 << 63]),
+        _TYPES.TYPE_SINT32: lambda it: it._random.choice([n for n in SIGNED if abs(n) < 1 << 31]),
+        _TYPES.TYPE_SINT64: lambda it: it._random.choice([n for n in SIGNED if -(1 << 63) <= n < 1 << 63]),
         _TYPES.TYPE_DOUBLE: lambda it: it._random.choice(NUMBERS),
         _TYPES.TYPE_FLOAT: lambda it: it._random.choice(NUMBERS[:7]),
         _TYPES.TYPE_BOOL: lambda it: it._random.random() < 0.5,

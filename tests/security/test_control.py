@@ -29,7 +29,7 @@ from .mutation import METHODS, Method, Mutation
 SERVICE = "the-token-of-the-service"
 MINE = "mine"
 COUNT = 3000
-BUGS = {"InternalError", "UNKNOWN"}
+BUGS = {"InternalError", "INTERNAL", "UNKNOWN"}
 MALFORMED = b"\xff\xff\xff\xff"
 
 

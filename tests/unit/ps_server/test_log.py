@@ -6,6 +6,7 @@ import logging
 import sys
 
 import pytest
+from grpc._cython.cygrpc import ExecuteBatchError
 
 from ps_server import log
 from ps_server.log import Lines
@@ -52,6 +53,8 @@ def test_what_grpc_and_asyncio_complain_of_is_written_in_the_same_way(
     log.set_up(1, 2)
     logging.getLogger("grpc._cython.cygrpc").error("Unexpected %s", FORGED)
     logging.getLogger("asyncio").error("Task exception was never retrieved: %s", FORGED)
+    gone = ExecuteBatchError("Failed")  # an answer to a caller who has hung up: nobody's bug
+    logging.getLogger("grpc._cython.cygrpc").error("raised in core", exc_info=gone)
     lines = capfd.readouterr().err.splitlines()
     assert [" ERROR shard=1/2 " in line for line in lines] == [True, True]
 
