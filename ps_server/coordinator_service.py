@@ -194,6 +194,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         loader, shares = share_messages.check_loader(request.loader), room.job.shares
+        shares.agreed.check(loader, member.worker, request.data)
         if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):
             return pb.ShareReply()  # the job was stopped
         piece = shares.once(

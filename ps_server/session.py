@@ -130,11 +130,11 @@ class Session:
         job = name.decode("ascii", errors="replace")
         self._shard.check_generation(frame.generation)
         self._shard.use_token(job, frame.worker, frame.incarnation, token)
-        self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
         if frame.flags & wire.SHARED:
             self._outlet = self._regions = SharedRegions(self._outlet)
             self.carrier = Carrier.SHM
-        before = self._shard.replace_session(job, frame.worker, self)
+        before = self._shard.replace_session(job, frame.worker, frame.incarnation, self)
+        self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
         if before is not None:
             before.retire()
         hello = wire.Frame(

@@ -248,6 +248,7 @@ class Shard:
         Raises:
             JobUnknown: the job is not on this shard.
             StrangerRefused: the worker has not joined, or another incarnation of it has.
+            Evicted, RolledBack, ServerNotReady: see `ShardJob.check_known`.
         """
         with self._jobs.lock:
             entry = self._jobs.known(job)
@@ -324,10 +325,19 @@ class Shard:
             raise JobUnknown(f"job {job} has no table {number} on shard {self.index}", job=job, table=number)
         return table
 
-    def replace_session(self, job: str, worker: int, session: Retirable) -> Retirable | None:
-        """Makes `session` the live one of this worker; returns the one before, which is to be retired."""
+    def replace_session(
+        self, job: str, worker: int, incarnation: int, session: Retirable
+    ) -> Retirable | None:
+        """Makes `session` the live one of this worker; returns the one before, which is to be retired.
+
+        Who was fenced since its token was taken gets none: no fence would find it, and end it.
+
+        Raises:
+            PsError: as for `make_token`.
+        """
         with self._jobs.lock:
             entry = self._jobs.known(job)
+            entry.check_known(worker, incarnation)
             entry.count_connection(worker)
             before, entry.sessions[worker] = entry.sessions.get(worker), session
             return before

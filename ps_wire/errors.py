@@ -147,7 +147,7 @@ class ShardMismatch(ConfigurationRefused):
 
 
 class JobMismatch(ConfigurationRefused):
-    """A worker wants another consistency or size for a job that exists."""
+    """A worker wants another consistency or size for a job that exists, or has other data than its others."""
 
 
 class TableMismatch(ConfigurationRefused):

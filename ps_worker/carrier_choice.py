@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ps_wire.carrier import AUTO, MEMORY, VALID, Carrier
-from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
+from ps_wire.errors import ConfigurationRefused, ConnectionLost, Evicted, PsError, ServerNotReady
 from ps_wire.service import DataStream, FramesOut, Landing, Service
 from ps_wire.v1 import shard_pb2
 
@@ -128,6 +128,9 @@ class CarrierChoice:
     def _failure(self, shard: int, failed: list[tuple[str, PsError]]) -> PsError:
         if not failed:
             return ConfigurationRefused(f"shard {shard} offers no carrier of this version: {VALID}")
+        for _, error in failed:
+            if isinstance(error, (Evicted, ServerNotReady)):  # the shard was reached: that is its answer
+                return error
         tried = "; ".join(f"{name}: {error.message}" for name, error in failed)
         with self._changed:
             if self._wanted is None or shard in self._reached:

@@ -253,9 +253,13 @@ class Connection:
         assert outbox is not None
         try:
             with self._receiving:
+                greeted = False
                 for frame in call:
                     if frame.kind is wire.Kind.HELLO:
+                        greeted = True
                         self._go_live(outbox)
+                    elif frame.kind is wire.Kind.REFUSE and not greeted:  # it may be for now only
+                        raise refusal(frame)
                     yield frame
         finally:
             outbox.close()

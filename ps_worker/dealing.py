@@ -8,7 +8,7 @@ handed out when a piece ends, and is not in a step yet, is taken to be in the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -48,6 +48,8 @@ class Dealing:
         *,
         whole: Piece | None = None,
         behind: Callable[[], bool] = lambda: False,
+        data: Mapping[str, str] | None = None,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         """Deals nothing yet.
 
@@ -57,6 +59,8 @@ class Dealing:
             samples: of its epochs; 0: not known.
             whole: a share as this worker has it, of any epoch, to replay where none is known.
             behind: whether the script still replays steps.
+            data: what all workers have to say alike of it.
+            clock: steps that the worker has taken; default: as `take_step` says.
         """
         self.taken: Position | None = None
         self.trains = False
@@ -65,6 +69,8 @@ class Dealing:
         self._samples = samples
         self._replayed = whole or Piece(epoch=0, place=0, count=1)
         self._behind = behind
+        self._data = dict(data or {})
+        self._clock = clock
         self._incarnation = 0  # that has the piece; 0: there is none
         self._requests = 0
         self._step = 0
@@ -108,6 +114,8 @@ class Dealing:
     def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
         """See `Dealer`."""
         kept = not self.void
+        if not kept and self._clock is not None:  # it has come into the job, or into another history of it
+            self._step = self._clock()
         self._requests += 1
         request = pb.ShareRequest(
             request=self._requests,
@@ -116,6 +124,7 @@ class Dealing:
             begins=begins,
             first=first,
             samples=self._samples,
+            data=self._data,
             mark=pb.Mark(
                 step=self._step,
                 batches=kept * self._used.batches,

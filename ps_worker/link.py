@@ -332,7 +332,7 @@ class Link(Rejoining):
                 except (WeightsChanged, ConfigurationRefused) as error:
                     self.written = error
                     self._say(error.message)
-        self._membership.leave(reason, self.clocks())
+        self._membership.leave(reason, self.taken())
         for connection in self._connections:
             connection.close()
         self._service.close()

@@ -50,6 +50,7 @@ class Rejoining(Exchanges):
         on_taken: called when it is to go on where another process was, with that position and the steps of
             that one which count; returns whether it does.
         clocks: table -> the step that is under way or comes next.
+        taken: table -> steps whose pushes have left.
         capture: of all of this for snapshots.
         rounds: where the script is, for others who join.
         on_reentry: called when the worker has joined again, with its first step by table.
@@ -68,6 +69,7 @@ class Rejoining(Exchanges):
         self.random = RandomState()
         self.own.add("@random", self.random)
         self.clocks: Callable[[], Mapping[int, int]] = dict
+        self.taken: Callable[[], Mapping[int, int]] = dict
         self.positions: Callable[[], Positions] = lambda: Positions(epoch=None, loaders=())
         self.loops: Callable[[], bool] = lambda: False
         self.arrived: Callable[[], bool] = lambda: True

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.consistency import BSP, Consistency
+from ps_worker.data_facts import facts_of
 from ps_worker.dealing import Dealing, Deals
 from ps_worker.loader import Loader
 from ps_worker.position import Piece, Position, Positions
@@ -31,6 +32,7 @@ class ScriptData:
         begin_batch: Callable[[], None],
         begin_epoch: Callable[[int], bool] = lambda _: True,
         behind: Callable[[], bool] = lambda: False,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         """Has no loaders.
 
@@ -39,11 +41,13 @@ class ScriptData:
             begin_batch: called before a batch is read in this process, or handed out.
             begin_epoch: called when the script's loop is about to begin an epoch; whether it is to.
             behind: whether the script replays steps.
+            clock: steps that the worker has taken; default: as `take_step` says.
         """
         self.samples = 0
         self.used = False
         self._even = isinstance(consistency, BSP)
         self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
+        self._clock = clock
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
@@ -72,6 +76,8 @@ class ScriptData:
             len(dataset) if isinstance(dataset, Sized) else 0,
             whole=Piece(epoch=0, place=given["rank"], count=given["num_workers"]),
             behind=self._behind,
+            data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]),
+            clock=self._clock,
         )
         if self._num_loaders < len(self._taken):
             dealing.taken = self._taken[self._num_loaders]
@@ -139,9 +145,9 @@ class ScriptData:
             loader.end()
 
     @property
-    def inside(self) -> bool:
-        """Whether the script is inside what a loader hands out: then a step begins with its batch."""
-        return self._behind() or any(dealing.under_way for dealing in self._dealings)
+    def has_loaders(self) -> bool:
+        """Whether a step begins with a batch of a loader; a forward elsewhere, to validate, begins none."""
+        return self._num_loaders > 0
 
     @property
     def between_steps(self) -> bool:
@@ -150,8 +156,11 @@ class ScriptData:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration."""
-        return self._epoch is not None or any(loader.goes_on for loader in self._loaders)
+        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration.
+
+        Not where its batches are its own: the rest of the body would train on, in the epoch that is undone.
+        """
+        return any(self._epoch is not None or loader.goes_on for loader in self._loaders)
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""

@@ -67,6 +67,7 @@ class Worker(WorkerData, WorkerState):
             begin_batch=self._begin_batch,
             begin_epoch=self._begin_epoch,
             behind=self._is_behind,
+            clock=lambda: self.step,
         )
         self._settings = settings
         self._on_rollback = on_rollback
@@ -95,6 +96,7 @@ class Worker(WorkerData, WorkerState):
         self._link.tell = self._announce
         self._link.dropping = lambda: any(optimizer.dropping for optimizer in self._optimizers)
         self._link.clocks = self._clocks
+        self._link.taken = self._taken_steps
         self._link.own.add("@worker", self._data)
         self._link.positions = self._positions
         if not self._link.resumed:

@@ -294,10 +294,9 @@ class WorkerState:
             table.reenter(steps[table.number], void=bool(stepped) and table.number not in stepped)
 
     def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
-        if not self._data.inside:
+        if not self._data.has_loaders:
             self._link.capture.begin(optimizer.clocks)
-            if not self._data.used:
-                self._link.at_step_begin(self.step)
+            self._link.at_step_begin(self.step)
 
     def _begin_batch(self) -> None:
         behind = self._is_behind()
@@ -396,6 +395,15 @@ class WorkerState:
             optimizer.renew()
         for table in self._tables:
             table.renew()
+
+    def _taken_steps(self) -> dict[int, int]:
+        """Table -> steps whose pushes have left; one that SIGTERM ends has taken a step that has no end."""
+        steps = self._clocks()
+        for optimizer in self._optimizers:
+            clocks = optimizer.clocks
+            more = optimizer.step_number - next(iter(clocks.values()), 0)
+            steps |= {table: clock + max(more, 0) for table, clock in clocks.items()}
+        return steps
 
     def _clocks(self) -> dict[int, int]:
         clocks = {table.number: table.step for table in self._tables}

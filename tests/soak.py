@@ -26,6 +26,7 @@ import ps_lab
 from ps_lab.process_handle import ProcessHandle
 
 TETHER = str(Path(ps_lab.__file__).with_name("tether.py"))
+TETHERED = (sys.executable, "-I", "-S", TETHER)  # ends with us, however we end
 LOOP = "while True: pass"
 RUN_LIMIT_S = 2 * 60 * 60.0  # a run takes nine minutes on two idle cores
 HEAD = "run  end      passed  failed  skipped  minutes  failed tests"
@@ -95,7 +96,7 @@ def one_run(number: int, options: Sequence[str], folder: Path, limit_s: float) -
     since_s = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-rfE", *options],
+            [*TETHERED, str(os.getpid()), sys.executable, "-m", "pytest", "-rfE", *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

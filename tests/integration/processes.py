@@ -70,6 +70,12 @@ class Process:
             return self._code
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has said its last line."""
+        with self._changed:
+            return self._ended
+
+    @property
     def end(self) -> str:
         """How it ended, for people; waits until it has."""
         return f"{self.name} {ending(self.wait_end())}"

@@ -8,6 +8,7 @@ all pass.
 from __future__ import annotations
 
 import argparse
+import re
 import select
 import shutil
 import signal
@@ -188,19 +189,19 @@ def _mutated(
 
 
 def chosen(word: str, path: str) -> list[Mutant]:
-    """Rows whose name has `word`, and that are about a file whose path has `path`, or stand in one."""
+    """Rows whose name `word` is found in, a regular expression, and that are about a file whose path has `path`, or stand in one."""
     return [
         row
         for area, rows_of_it in areas().items()
         for row in rows_of_it
-        if word in row.name and (path in row.file or path in f"tests/mutants/{area}.py")
+        if re.search(word, row.name) and (path in row.file or path in f"tests/mutants/{area}.py")
     ]
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--only", metavar="WORD", help="rows whose name has it")
+    parser.add_argument("--only", metavar="WORD", help="rows whose name it is found in")
     parser.add_argument("--file", metavar="PATH", help="rows about, or in, files whose path has it")
     parser.add_argument("--list", action="store_true", help="say the rows, run nothing")
     parser.add_argument("--check", action="store_true", help="look at the table, run nothing")

@@ -136,14 +136,14 @@ MUTANTS = (
         file=OPTIMIZERS,
         text="{key: value.detach().clone() for key, value in self._torch.state.get(piece, {}).items()}",
         fault="{key: value.detach() for key, value in self._torch.state.get(piece, {}).items()}",
-        tests=(f"{UNIT}test_optimizers.py", f"{UNIT}test_table_state.py"),
+        tests=(f"{UNIT}test_optimizers.py::test_a_state_that_was_taken_stays_as_it_was_while_steps_follow",),
     ),
     Mutant(
         name="optimizers: a state that is set is the caller's memory",
         file=OPTIMIZERS,
         text="value.detach().to(torch.float32, copy=True) if counts else value.detach().clone()",
         fault="value.detach().to(torch.float32) if counts else value.detach()",
-        tests=(f"{UNIT}test_optimizers.py", f"{UNIT}test_table_state.py"),
+        tests=(f"{UNIT}test_optimizers.py::test_a_state_that_was_taken_stays_as_it_was_while_steps_follow",),
     ),
     Mutant(
         name="cell: weights are written while a reply leaves from them",

@@ -193,14 +193,14 @@ MUTANTS = (
         file=PARTITION,
         text="ledger.max_gap = max(ledger.max_gap, gap)",
         fault="ledger.max_gap = gap",
-        tests=(f"{LAWS}::test_law_5_the_bounds_are_reached",),
+        tests=(ONE,),
     ),
     Mutant(
         name="partition: the newest clock goes with its worker",
         file=PARTITION,
         text="        self.newest_clock = max(self.newest_clock, member.clock)\n        gap =",
         fault="        self.newest_clock = member.clock\n        gap =",
-        tests=(f"{ONE}::test_the_newest_clock_outlives_its_worker", LAWS),
+        tests=(ONE,),
     ),
     Mutant(
         name="partition: a newcomer enters bsp at a step that is about to close",

@@ -78,6 +78,27 @@ MUTANTS = (
         tests=(ALL_LEFT,),
     ),
     Mutant(
+        name="resume: what one who came has used is counted from step 0",
+        file="ps_worker/dealing.py",
+        text="            self._step = self._clock()\n",
+        fault="            pass\n",
+        tests=(f"{RESUME}::test_who_is_killed_again_while_it_takes_steps_again_loses_nothing",),
+    ),
+    Mutant(
+        name="resume: a forward that is no step takes what is registered once more",
+        file=STATE,
+        text="        if not self._data.has_loaders:\n",
+        fault="        if True:\n",
+        tests=(RESUME,),
+    ),
+    Mutant(
+        name="resume: a step whose pushes have left is not among those of who leaves",
+        file=STATE,
+        text="            more = optimizer.step_number - next(iter(clocks.values()), 0)\n",
+        fault="            more = 0\n",
+        tests=(f"{RESUME}::test_a_step_that_sigterm_ends_when_its_pushes_have_left_is_counted",),
+    ),
+    Mutant(
         name="resume: epochs that are over are dealt anew when all are gone",
         file="ps_server/shares.py",
         text="for key, epoch in self._epochs.items() if key[0] in self._training}",
@@ -125,5 +146,12 @@ MUTANTS = (
         text="        if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):\n",
         fault="        if False:\n",
         tests=(f"{STOP}::test_a_loop_without_our_numbers_gets_no_batch_of_a_later_epoch",),
+    ),
+    Mutant(
+        name="resume: a loop whose batches are its own goes back by itself",
+        file=DATA,
+        text="return any(self._epoch is not None or loader.goes_on for loader in self._loaders)",
+        fault="return self._epoch is not None or any(loader.goes_on for loader in self._loaders)",
+        tests=(f"{RESUME}::test_a_loop_whose_batches_are_its_own_hears_of_a_rollback",),
     ),
 )

@@ -136,7 +136,7 @@ MUTANTS = (
         file=STATE,
         text="replace(gradient, values=gradient.values.clone(), borrowed=False)",
         fault="gradient",
-        tests=(TABLE_STATE, f"{UNIT}test_hand_off.py"),
+        tests=(f"{UNIT}test_closing.py",),
     ),
     Mutant(
         name="snapshot: a restored partition begins at version 0",
@@ -157,7 +157,7 @@ MUTANTS = (
         file=STATE,
         text="            cell._failed.update(state.owed)\n",
         fault="",
-        tests=(f"{UNIT}test_hand_off.py", TABLE_STATE),
+        tests=(f"{UNIT}test_closing.py",),
     ),
     Mutant(
         name="hand-off: a step that was complete waits for another push",

@@ -107,7 +107,7 @@ def talks(job: str) -> dict[str, list[Message]]:
 class Mutation:
     """Draws messages; the same from the same seed."""
 
-    def __init__(self, seed: int, jobs: Sequence[str]) -> None:
+    def __init__(self, seed: int | str, jobs: Sequence[str]) -> None:
         """`jobs` are names that texts are drawn from, too; the first one is that of who attacks."""
         self._random = random.Random(seed)
         self._talks = talks(jobs[0])

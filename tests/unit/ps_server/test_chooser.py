@@ -74,8 +74,10 @@ def standing(step: int, *here: int) -> Standing:
 def test_no_report_is_made_while_a_choice_is_carried_out():
     """Cell after cell: some stand at the next step, some at the one that was chosen."""
     quorum = Quorum(2, 1)
-    for cell in (0, 1):
-        quorum.stands(cell, standing(0, 0, 1))
+    quorum.stands(0, standing(0, 0, 1))
+    quorum.stands(1, standing(0, 0))
+    assert quorum.take() is None, "worker 1 is not everywhere"
+    quorum.stands(1, standing(0, 0, 1))
     assert quorum.take() == report(0, 0, 1)
     quorum.stands(0, standing(1))
     assert quorum.take() is None

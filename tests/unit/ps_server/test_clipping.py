@@ -80,6 +80,7 @@ def test_the_coefficient_is_torchs(squares):
     torch.nn.utils.clip_grad_norm_([parameter], 1.0)
     ours = coefficient(1.0, squares) * math.sqrt(squares)
     np.testing.assert_allclose(ours, parameter.grad.item(), rtol=1e-12)
+    assert math.isnan(coefficient(1.0, squares)) == math.isnan(squares)
 
 
 def test_no_shard_closes_a_step_before_all_have_it():
@@ -267,10 +268,11 @@ def test_squares_are_added_in_partition_order():
     """Not in the order of completion; each step comes out once, and is there until it is decided."""
     squares = [1.0, 1e-16, 1e-16, 1e-16]
     clipping = Clipping(4)
-    for index in (3, 0, 2):
+    for index in (3, 1, 2):
         clipping.complete(5, index, squares[index])
     assert clipping.take() is None
-    clipping.complete(5, 1, squares[1])
+    clipping.complete(5, 0, squares[0])
+    assert sum(squares) != sum(reversed(squares))
     assert clipping.take() == clipping.undecided() == (5, sum(squares), 0)
     assert clipping.take() is None
     assert not clipping.decided(4)

@@ -10,6 +10,7 @@ import torch
 
 from ps_server.gate import gate_of
 from ps_server.shard_table import ShardTable
+from ps_server.table_state import capture, restore
 from ps_wire import frame as wire
 from ps_wire.consistency import BSP
 from ps_wire.errors import CutAborted, NonFiniteGradient
@@ -24,7 +25,7 @@ SPEC = table_spec("SGD", group(lr=1.0), shapes=((16,),))
 class Deferred:
     """A table of two workers whose steps close when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, started: bool = True) -> None:
         self.queue: list[Callable[[], None]] = []
         self.outlet = Kept()
         self.table = ShardTable(
@@ -37,6 +38,8 @@ class Deferred:
             opening=1,
             submit=self.queue.append,
         )
+        if not started:
+            return
         for worker in (0, 1):
             self.table.join(worker, 1, 0)
         self.table.cell(0).loaded = True
@@ -85,6 +88,33 @@ def test_a_step_that_is_about_to_close_waits_for_the_verdict_over_one_of_its_wor
     assert it.version == 1
     assert it.table.ledger(1).dropped == 1
     assert it.table.ledger(0).applied == 1
+
+
+def test_what_is_handed_off_of_a_push_is_no_longer_the_workers_memory():
+    """It goes on writing there when the shard's successor has answered it."""
+    it = Deferred()
+    memory = bytearray(4 * it.table.plan.partition(0).numel)
+    push = wire.Frame(
+        kind=wire.Kind.PUSH, flags=wire.SHARED, worker=0, incarnation=1, payload=memoryview(memory)
+    )
+    it.table.receive(push, it.outlet, member=True)
+    (staged,) = capture(it.table, going_on=True).cells[0].staged
+    memory[:] = b"\1" * len(memory)
+    assert not staged.payload.values.any()
+    assert not staged.payload.borrowed
+
+
+def test_an_error_that_nobody_has_heard_is_handed_on():
+    """Its worker gets it at its next step, from the shard's successor."""
+    it, successor = Deferred(), Deferred(started=False)
+    it.push(0, 0, value=float("nan"))
+    it.push(1, 0)
+    it.close()
+    restore(successor.table, capture(it.table, going_on=True), going_on=True)
+    successor.table.started = True
+    with pytest.raises(NonFiniteGradient):
+        successor.push(0, 1)
+    successor.push(1, 1)
 
 
 KEY = (0, 1)  # of a cut

@@ -232,7 +232,7 @@ def test_an_evicted_incarnation_may_do_nothing_any_more_and_learns_why():
     shard.open_table("j", table(), 1)
     token = shard.make_token("j", 1, 1)
     session = Session()
-    shard.replace_session("j", 1, session)
+    shard.replace_session("j", 1, 1, session)
     change = eviction("j", one, 1)
     assert dict(carry_out(shard, change.first).clocks) == {0: 0}
     assert session.said == ["retired"]

@@ -287,14 +287,14 @@ def test_an_admission_of_the_incarnation_before_lets_nobody_in():
 
 
 def test_a_table_that_is_about_to_start_is_not_started_again():
-    """Though another worker goes meanwhile, which it had waited for as well."""
-    desk = Desk(2)
+    """Though what becomes of a worker that has left is heard between the two."""
+    desk = Desk(3, min_workers=1)
     zero, one = (desk.join(number) for number in (0, 1))
     for member in (zero, one):
         desk.make(member)
     desk.held = True
-    desk.upload(zero)
     desk.leave(one)
+    desk.upload(zero)
     while desk.under_way:
         desk.carry_out()
     assert desk.order_kinds.count("start_table") == 1

@@ -35,6 +35,20 @@ def whole_optimizer(name, weights):
     return KNOWN[name].cls([weights], **({"fused": True} if KNOWN[name].fused else {"foreach": False}))
 
 
+def test_a_state_that_was_taken_stays_as_it_was_while_steps_follow():
+    """And one that is set is not the caller's memory: a snapshot is taken and restored so."""
+    pieces, hyper = [torch.ones(16)], defaults("Adam", lr=0.1)
+    optimizer = PieceOptimizer("Adam", hyper, pieces)
+    optimizer.step([torch.ones(16)], hyper)
+    taken = optimizer.export_state()
+    then = [{name: value.clone() for name, value in state.items()} for state in taken]
+    optimizer.step([torch.ones(16)], hyper)
+    optimizer.import_state(taken)
+    optimizer.step([torch.ones(16)], hyper)
+    for state, before in zip(taken, then, strict=True):
+        assert all(torch.equal(state[name], value) for name, value in before.items())
+
+
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_pieces_cut_at_multiples_of_16_are_updated_as_the_whole(name, dtype):

@@ -268,3 +268,37 @@ def test_thousands_of_refused_frames_write_few_lines(caplog):
     assert len(caplog.text) < 5000
     assert "job j worker 0: 2990 more refusals" in caplog.text
     assert it.shard.refused_frames == 3000
+
+
+def test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears_why():
+    """No fence would find that connection: its pushes would come to cells that know no such worker."""
+    it = Wire()
+    it.shard.start_table("j", 0)
+    replace = it.shard.replace_session
+
+    def evicts_first(*args):
+        clocks = it.shard.members.fence(job="j", worker=0, incarnation=1)
+        it.shard.members.evict(job="j", worker=0, incarnation=1, limits=clocks, epoch=1)
+        return replace(*args)
+
+    it.shard.replace_session = evicts_first
+    assert not it.hello()
+    assert type(it.refusal()[1]).__name__ == "Evicted"
+    assert not it.session.authenticated
+    assert it.shard.jobs()[0].sessions == {}
+    it.session.closed()
+
+
+def test_who_is_fenced_between_its_token_and_its_connection_is_to_come_again():
+    """Until the verdict nobody knows what becomes of it."""
+    it = Wire()
+    replace = it.shard.replace_session
+
+    def fences_first(*args):
+        it.shard.members.fence(job="j", worker=0, incarnation=1)
+        return replace(*args)
+
+    it.shard.replace_session = fences_first
+    assert not it.hello()
+    assert it.refusal()[1].retryable
+    assert not it.session.authenticated

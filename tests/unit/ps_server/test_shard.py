@@ -65,24 +65,24 @@ def test_a_worker_has_one_live_connection():
     """The one before is handed out to be retired, unless it is gone; workers do not share."""
     shard = shard_with()
     first, second, third, other = (Connection() for _ in range(4))
-    assert shard.replace_session("j", 0, first) is None
-    assert shard.replace_session("j", 1, other) is None
-    assert shard.replace_session("j", 0, second) is first
+    assert shard.replace_session("j", 0, 1, first) is None
+    assert shard.replace_session("j", 1, 1, other) is None
+    assert shard.replace_session("j", 0, 1, second) is first
     shard.forget("j", 0, first, Kept())
-    assert shard.replace_session("j", 0, third) is second
+    assert shard.replace_session("j", 0, 1, third) is second
     shard.forget("j", 0, third, Kept())
-    assert shard.replace_session("j", 0, first) is None
+    assert shard.replace_session("j", 0, 1, first) is None
 
 
 def test_a_connection_in_place_of_another_is_a_retry(caplog):
     """Of one incarnation: the first connection of the next one is not."""
     shard = shard_with()
     with caplog.at_level("INFO", logger="ps_server"):
-        shard.replace_session("j", 0, Connection())
-        shard.replace_session("j", 1, Connection())
-        shard.replace_session("j", 0, Connection())
+        shard.replace_session("j", 0, 1, Connection())
+        shard.replace_session("j", 1, 1, Connection())
+        shard.replace_session("j", 0, 1, Connection())
         admit(shard, 0, 2)
-        shard.replace_session("j", 0, Connection())
+        shard.replace_session("j", 0, 2, Connection())
     (job,) = shard.jobs()
     assert job.events == {"retry": 1}
     assert caplog.messages == ["job j: event=retry worker=0 incarnation=1"]

@@ -63,6 +63,16 @@ def test_a_held_reply_keeps_its_values_and_the_weights_move_on():
     assert torch.equal(weights.now, torch.full((8,), 2.0))
 
 
+def test_a_reply_that_is_held_keeps_its_values_though_a_later_one_has_left():
+    """Each of those that leave from this memory counts, not the last one alone."""
+    weights = Weights(torch.ones(8))
+    first, second = reply(weights), reply(weights)
+    second.release()
+    assert weights.make_writable()
+    weights.now.add_(1)
+    assert first.encoded().endswith(torch.ones(8).numpy().tobytes())
+
+
 def test_memory_that_was_left_is_used_again():
     """One peer that is always late costs one partition more, not one a version."""
     weights = Weights(torch.zeros(8))

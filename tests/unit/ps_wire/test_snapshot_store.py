@@ -231,6 +231,22 @@ def test_a_part_of_a_file_that_the_system_takes_in_pieces_is_written_whole():
     assert taken == b"0123456789"
 
 
+def test_a_snapshot_that_is_deleted_in_part_does_not_exist(tmp_path, monkeypatch):
+    """Its manifest goes first: what is left, where somebody dies in between, is none."""
+    store = SnapshotStore(str(tmp_path))
+    name = write(store, 1, b"one")
+
+    def dying(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(store._files, "rm", dying)
+    with pytest.raises(SnapshotFailed, match="cannot delete"):
+        store.delete(JOB, name)
+    assert store.names(JOB) == []
+    assert MANIFEST not in store.files(JOB, name)
+    assert store.files(JOB, name)
+
+
 def test_a_url_that_nothing_reads_is_refused():
     with pytest.raises(UsageError, match="nowhere"):
         SnapshotStore("nowhere://bucket/folder")

@@ -16,8 +16,8 @@ import ps_worker as ps
 import ps_worker.membership
 from ps_server.session import Session
 from ps_wire import frame as wire
-from ps_wire.carrier import Message
-from ps_wire.errors import InternalError
+from ps_wire.carrier import Carrier, Message
+from ps_wire.errors import InternalError, ServerNotReady
 from ps_worker.connection import refusal
 from tests.silence import fall_silent, linux
 from tests.until import LIMIT_S
@@ -290,6 +290,23 @@ def test_leaving_at_once_does_not_wait(cluster: Cluster):
 
     for _ in range(5):
         run_workers(cluster, body)
+
+
+@pytest.mark.parametrize("carrier", list(Carrier))
+def test_a_hello_that_is_refused_for_now_is_said_again(carrier: str, monkeypatch: Any, one_shard: Cluster):
+    """A shard says so of a worker that is about to be evicted; then it has more to say."""
+    shard = one_shard.shards[0].shard
+
+    def refuses(*_args: object) -> None:
+        monkeypatch.delattr(shard, "replace_session")
+        raise ServerNotReady("for now")
+
+    monkeypatch.setattr(shard, "replace_session", refuses, raising=False)
+    with ps.connect(servers=one_shard.servers, job=fresh_name(), num_workers=1, carrier=carrier) as worker:
+        table = worker.table({"w": torch.zeros(10)}, optimizer=ps.SGD(lr=1.0))
+        table.push({"w": torch.ones(10)}).result(LIMIT_S)
+        worker.finish()
+    assert "replace_session" not in vars(shard)
 
 
 def test_a_refusal_carries_its_class():

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import ps_worker as ps
-from tests.until import LIMIT_S
+from ps_wire.carrier import Carrier
+from ps_worker.incarnation import Incarnation
+from ps_worker.member_stream import MemberStream
+from tests.until import LIMIT_S, until
 
 from .models import Mlp, loss_of
 from .reference import seeded
@@ -119,6 +122,49 @@ def test_a_training_loop_goes_on_after_an_eviction_without_a_line_of_code(cluste
     assert 4 <= epoch <= at  # the state is that of a step before the one that it enters at
     assert mean == epoch
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("carrier", list(Carrier))
+def test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_says_so_first(
+    carrier, monkeypatch, one_shard
+):
+    """Its push is on its way when the shard answers; what the coordinator says comes afterwards."""
+    job, shard = fresh_name(), one_shard.shards[0].shard
+    replace_session, take_reply, fail = shard.replace_session, MemberStream._take_reply, Incarnation.fail
+    heard = threading.Event()
+
+    def evicted():
+        (entry,) = [it for it in shard.jobs() if it.name == job]
+        return 0 in entry.fenced and 0 not in entry.expelled
+
+    def evicts_first(*args):
+        monkeypatch.delattr(shard, "replace_session")
+        one_shard.evict(job, 0)
+        until(evicted)
+        return replace_session(*args)
+
+    def takes_late(stream, number, reply):
+        if reply.WhichOneof("kind") == "refused":
+            assert heard.wait(LIMIT_S)
+        take_reply(stream, number, reply)
+
+    def hears(incarnation, error):
+        fail(incarnation, error)
+        if threading.current_thread().name.startswith("ps-shard"):
+            heard.set()
+
+    monkeypatch.setattr(MemberStream, "_take_reply", takes_late)
+    monkeypatch.setattr(Incarnation, "fail", hears)
+    with ps.connect(servers=one_shard.servers, job=job, num_workers=1, carrier=carrier) as worker:
+        table = table_of(worker)
+        assert step(table) == 1.0
+        monkeypatch.setattr(shard, "replace_session", evicts_first, raising=False)
+        (entry,) = [it for it in shard.jobs() if it.name == job]
+        entry.sessions[0].cut()
+        step(table, 1000.0)
+        assert worker._link.incarnation == 2
+        assert step(table) < 1000.0
+        worker.finish()
 
 
 def test_a_stream_that_breaks_is_no_death(cluster, caplog):

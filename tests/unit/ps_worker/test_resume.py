@@ -15,6 +15,7 @@ import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_lab.observer import ask
 from ps_wire.access import OPEN
+from ps_worker import stopping
 from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, together
@@ -60,6 +61,11 @@ def script(worker: ps.Worker, run: Run, at_step: Callable[[int], None] = lambda 
             optimizer.zero_grad()
             warm.step()
         decay.step()
+        model.eval()
+        worker.synchronize()
+        with torch.no_grad():
+            model(data.tensors[0])  # a forward that is no step
+        model.train()
         run.tails.append(epoch)
     worker.finish()
     run.lr, run.steps = optimizer.param_groups[0]["lr"], worker.step
@@ -121,6 +127,57 @@ def test_who_comes_to_a_job_that_all_have_left_goes_on_where_it_is(one_shard, un
     same(run, undisturbed)
     assert run.batches == run.steps
     assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("at", [0, 12, 17])
+@pytest.mark.parametrize("again_at", [1, 2, 7, 14])
+def test_who_is_killed_again_while_it_takes_steps_again_loses_nothing(one_shard, undisturbed, at, again_at):
+    """Before its first step of its own, in it, and behind it: the third process ends as one undisturbed."""
+    job, run, batches = fresh_name(), Run(), []
+
+    def ends(step: int) -> None:
+        if step == at:
+            raise Killed
+
+    def ends_again(_: int) -> None:
+        batches.append(1)
+        if len(batches) == again_at:
+            raise Killed
+
+    for kills in (ends, ends_again):
+        worker = connect(one_shard, job)
+        with pytest.raises(Killed):
+            script(worker, run, kills)
+        worker.leave("it is gone")
+    with connect(one_shard, job) as last:
+        script(last, run)
+    assert run.tails == list(range(EPOCHS))
+    same(run, undisturbed)
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("ends_at", [3, 26, 35])
+def test_a_step_that_sigterm_ends_when_its_pushes_have_left_is_counted(
+    one_shard, undisturbed, ends_at, monkeypatch
+):
+    """What follows in the script, its schedules, is done by the process that comes."""
+    job, run, calls, step_ended = fresh_name(), Run(), [], stopping.step_ended
+
+    def ends() -> None:
+        calls.append(1)
+        if len(calls) == ends_at:  # two for each step: the first is where pushes have left
+            raise Killed
+        step_ended()
+
+    monkeypatch.setattr(stopping, "step_ended", ends)
+    worker = connect(one_shard, job)
+    with pytest.raises(Killed):
+        script(worker, run)
+    worker.leave("stopped by SIGTERM")
+    with connect(one_shard, job) as again:
+        script(again, run)
+    assert run.tails == list(range(EPOCHS))
+    same(run, undisturbed)
 
 
 class Meeting:
@@ -232,3 +289,39 @@ def test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then
     same(run, undisturbed)
     assert len(heard) == told
     assert set(used(durable, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["a loader of ours", "batches of its own"])
+def test_a_loop_whose_batches_are_its_own_hears_of_a_rollback(durable, own):
+    """Else the rest of its body trains on, in an epoch that is undone; with a loader of ours it goes back."""
+    job, taken, heard, deaths = fresh_name(), threading.Event(), [], [1]
+
+    def take() -> None:
+        list(snapshot_calls.take(durable.servers, job, OPEN))
+        taken.set()
+
+    def dies(step: int) -> None:
+        if step == 3:
+            threading.Thread(target=take, daemon=True).start()
+        if step >= 3 and deaths and taken.wait(0.02 if step < 9 else 1.0):
+            deaths.clear()
+            durable.kill(0)
+            durable.start_again(0)
+
+    with connect(durable, job) as worker:
+        model = torch.nn.Linear(6, 3)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        drawn = TensorDataset(torch.ones(SAMPLES, 6))
+        batches = [[drawn.tensors[0]]] * 12 if own else worker.loader(drawn, batch_size=BATCH)
+        for _ in worker.epochs(EPOCHS):
+            for (x,) in batches:
+                dies(worker.step)
+                model(x).square().mean().backward()
+                try:
+                    optimizer.step()
+                except ps.RolledBack as error:
+                    heard.append(error.step)
+                optimizer.zero_grad()
+        worker.finish()
+        assert worker._link.incarnation > 1 << 16
+    assert len(heard) == own

@@ -1,0 +1,104 @@
+"""A worker's script that ends early by itself: `ps-worker resumed.py RECORD` appends what it ended with.
+
+It has a schedule per step and one per epoch, dropout, validation, the best checkpoint, and early stopping:
+after the epoch in which its metric has not become better for `PATIENCE` epochs. That metric is a count of
+epochs, so the epochs that a run has are known. No line of it is about faults.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import ps_worker as ps
+
+EPOCHS, IMPROVES, PATIENCE = 9, 3, 2
+LAST = IMPROVES + PATIENCE  # the epoch after which it stops the job
+SAMPLES, BATCH, WARM_UP = 96, 4, 15
+
+
+@dataclass
+class Early:
+    """Early stopping: how often the metric has not become better since it was best."""
+
+    best: float = float("inf")
+    bad: int = 0
+    seen: int = 0
+
+    def see(self, metric: float) -> bool:
+        """After an epoch; whether that is enough."""
+        self.seen += 1
+        self.bad = 0 if metric < self.best else self.bad + 1
+        self.best = min(self.best, metric)
+        return self.bad >= PATIENCE
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def main(record: Path) -> None:
+    drawn = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
+    held_out = torch.randn(16, 8, generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+    bodies: list[int] = []
+    with ps.connect() as worker:
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=WARM_UP)
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        early, best = Early(), torch.full((), torch.inf)
+        for name, kept in {"warm": warm, "decay": decay, "early": early, "best": best}.items():
+            worker.register_state(name, kept)
+        loader = worker.loader(TensorDataset(drawn), batch_size=BATCH, seed=1)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            for (x,) in loader:
+                (model(x) - 1).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                warm.step()
+                print("step", worker.step, flush=True)
+            decay.step()
+            model.eval()
+            worker.synchronize()
+            with torch.no_grad():
+                loss = (model(held_out) - 1).square().mean()
+            model.train()
+            if loss < best:
+                best.copy_(loss)
+            if early.see(max(IMPROVES - epoch, 0)):
+                worker.stop_job(f"not better for {PATIENCE} epochs")
+        ended = worker.ended
+        worker.finish()
+        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        found = {
+            "worker": worker.rank,
+            "ended": ended,
+            "bodies": bodies,
+            "steps": worker.step,
+            "lr": optimizer.param_groups[0]["lr"],
+            "per_epoch": decay.last_epoch,
+            "per_step": warm.last_epoch,
+            "seen": early.seen,
+            "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
+            "used": {use.epoch: (use.used, use.unused) for use in worker.stats().epochs if use.loader == 0},
+        }
+    with record.open("a") as file:
+        file.write(json.dumps(found) + "\n")
+    print("finished", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

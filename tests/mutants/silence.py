@@ -1,0 +1,34 @@
+"""Faults of what a worker and a shard say to each other when one of them was silent for too long."""
+
+from .mutant import Mutant
+
+SHARD = "ps_server/shard.py"
+SESSION = "tests/unit/ps_server/test_session.py"
+EVICTED = "tests/unit/ps_worker/test_evicted.py"
+CONNECTS_AGAIN = (
+    f"{EVICTED}::test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_says_so_first"
+)
+
+FOR_NOW = "tests/unit/ps_worker/test_connection.py::test_a_hello_that_is_refused_for_now_is_said_again"
+
+MUTANTS = (
+    Mutant(
+        name="silence: who is fenced between its token and its connection gets one that no fence finds",
+        file=SHARD,
+        text="            entry.check_known(worker, incarnation)\n            entry.count_connection(worker)\n",
+        fault="            entry.count_connection(worker)\n",
+        tests=(
+            f"{SESSION}::test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears_why",
+            CONNECTS_AGAIN,
+        ),
+    ),
+    Mutant(
+        name="silence: a HELLO that is refused for now only ends its worker",
+        file="ps_worker/connection.py",
+        text="                        raise refusal(frame)\n                    yield frame\n",
+        fault="                        pass\n                    yield frame\n",
+        tests=(
+            "tests/unit/ps_worker/test_connection.py::test_a_hello_that_is_refused_for_now_is_said_again",
+        ),
+    ),
+)
