@@ -158,8 +158,11 @@ class ScriptData:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration."""
-        return self._epoch is not None or any(loader.goes_on for loader in self._loaders)
+        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration.
+
+        Not where its batches are its own: the rest of the body would train on, in the epoch that is undone.
+        """
+        return any(self._epoch is not None or loader.goes_on for loader in self._loaders)
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""

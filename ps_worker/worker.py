@@ -32,6 +32,7 @@ from ps_worker.script_data import ScriptData
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
+from ps_worker.together import Together
 from ps_worker.waiting import LongWaits
 from ps_worker.worker_data import WorkerData
 from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
@@ -83,6 +84,12 @@ class Worker(WorkerData, WorkerState):
         self._finishing = False
         self._finished = False
         self._waits = LongWaits(self._counted, self._whom, self._say)
+        self._together = Together(
+            self._collect,
+            alone=self._has_no_others,
+            step=lambda: self.step,
+            incarnation=lambda: self._link.incarnation,
+        )
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
         self._link.on_restored = self._restored
@@ -92,6 +99,8 @@ class Worker(WorkerData, WorkerState):
         self._link.taken = self._taken_steps
         self._link.own.add("@worker", self._data)
         self._link.positions = self._positions
+        if not self._link.resumed:
+            self._together.begin()
         self._link.loops = lambda: self._data.used
         self._link.arrived = lambda: self._data.arrived
         self._link.on_taken = self._take_up
