@@ -135,9 +135,9 @@ def _check_one_process(world_size: str) -> None:
     if world_size.isascii() and world_size.isdecimal() and len(world_size) < 10 and int(world_size) > 1:
         raise UsageError(
             f"WORLD_SIZE says that torchrun, or another launcher, has started {int(world_size)} processes, "
-            f"and servers (PS_SERVERS) is not set: {int(world_size)} models would be trained, each alone. Start "
-            f"ps-server and set PS_SERVERS and PS_NUM_WORKERS={int(world_size)}; or, where each is to train "
-            f"alone, set PS_SERVERS={ALONE}"
+            f"and servers (PS_SERVERS) is not set: {int(world_size)} models would be trained, each alone. "
+            f"Start ps-server and set PS_SERVERS and PS_NUM_WORKERS={int(world_size)}; or, where each is to "
+            f"train alone, set PS_SERVERS={ALONE}"
         )
 
 

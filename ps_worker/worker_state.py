@@ -313,7 +313,8 @@ class WorkerState:
         elif not self._tables:
             self._say(
                 f"WARNING: {self._data.batches} batches, and no model on the servers: where this script "
-                "trains, each worker trains a model of its own. Call optimizer = worker.wrap(optimizer, model) first"
+                "trains, each worker trains a model of its own. Call optimizer = "
+                "worker.wrap(optimizer, model) first"
             )
 
     def _begin_batch(self) -> None:
