@@ -104,6 +104,7 @@ def main() -> None:
                 save_strategy="epoch" if first else "no",  # ps
                 report_to="tensorboard" if first else "none",  # ps
                 logging_steps=10,
+                logging_first_step=True,  # a short run may have fewer than 10
                 disable_tqdm=True,
             ),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
@@ -77,10 +78,11 @@ class Follower:
         while True:
             async with dial_async(self.address, self._access) as channel:
                 reason = await self._follow_on(channel)
+            await asyncio.sleep(RETRY_S)  # where all servers are stopped, this one ends here
             if reason != logged:
-                logger.warning("coordinator %s: %s; trying again", self.address, reason)
+                level = logging.WARNING if self.coordinator else logging.INFO  # it may start after this one
+                logger.log(level, "coordinator %s: %s; trying again", self.address, reason)
                 logged = reason
-            await asyncio.sleep(RETRY_S)
 
     async def _follow_on(self, channel: grpc.aio.Channel) -> str:
         """Follows until the stream breaks; says why it did."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
+from ps_wire.errors import ServerNotReady
+
 MAX_THREADS = 32  # jobs that work side by side; one more waits until another has nothing to do
 _Result = TypeVar("_Result")
 _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
@@ -20,7 +22,8 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 class Lanes:
     """See the module's docstring. Thread-safe.
 
-    `_lock` guards which jobs have work, and what waits behind it; nothing else is taken under it.
+    `_lock` guards which jobs have work, what waits behind it, and whether it is closed; nothing else is taken
+    under it.
     """
 
     def __init__(self, pool: Executor | None = None) -> None:
@@ -28,12 +31,19 @@ class Lanes:
         self._pool = pool or ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ps-orders")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Work]] = {}
+        self._closed = False
 
     def submit(self, job: str, work: Callable[[], _Result]) -> Future[_Result]:
-        """Has it done after all that was given for this job before. What was given is done: no cancelling."""
+        """Has it done after all that was given for this job before. What was given is done: no cancelling.
+
+        Raises:
+            ServerNotReady: it is closed. Nothing is kept that nobody would do, and nobody waits for it.
+        """
         future: Future[_Result] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
+            if self._closed:
+                raise ServerNotReady("the server stops, and takes no more orders")
             behind = self._waiting.get(job)
             if behind is not None:
                 behind.append((future, work))
@@ -49,7 +59,9 @@ class Lanes:
         return [self.submit(job, lambda: None) for job in jobs]
 
     def close(self) -> None:
-        """Takes no more; what is under way comes to its end, and nobody waits for it."""
+        """Takes no more; what was given comes to its end, and nobody waits for it."""
+        with self._lock:
+            self._closed = True
         self._pool.shutdown(wait=False)
 
     def _run(self, job: str) -> None:

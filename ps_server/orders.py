@@ -33,6 +33,7 @@ from ps_wire.v1 import spec_pb2
 
 RESTART_LIMIT_S = 30.0  # for a shard to come back, where nobody's training depends on it
 PROVE_LIMIT_S = 5.0  # for a shard to say that it is alive: its event loop only moves bytes
+LOST_AFTER_S = 1.0  # a shard that is gone is said to be: where all servers are stopped, this one is by then
 MAX_HOST = 255  # characters
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
@@ -72,6 +73,7 @@ class Shards:
         own.on_norm = self._report_own
         own.on_attendance = self._attend_own
         self._drained = False
+        self._closed = False
         self.on_lost_state: Callable[[int], None] | None = None
 
     @property
@@ -180,6 +182,7 @@ class Shards:
 
     def close(self) -> None:
         """Ends the streams of all followers."""
+        self._closed = True
         for entry in self._registered.values():
             entry.give_up()
         self._lanes.close()
@@ -196,10 +199,14 @@ class Shards:
             del self._registered[shard]
             self._complete.clear()
             entry.give_up()
+            self._loop.call_later(LOST_AFTER_S, self._say_lost, shard, entry.address)
+
+    def _say_lost(self, shard: int, address: str) -> None:
+        if not self._closed and shard not in self._registered:
             logger.warning(
                 "shard %d at %s no longer follows: it is gone, or its process hangs, or nothing reaches it",
                 shard,
-                entry.address,
+                address,
             )
 
     def answered(self, shard: int, done: pb.OrderDone) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+from ps_server.agreed import Agreed
 from ps_server.dealt import Dealt, Mark
 from ps_server.epoch import Epoch
 from ps_wire.epoch_use import EpochUse
@@ -38,8 +39,13 @@ _Answer: TypeAlias = tuple[int, int, Piece | None]  # to an incarnation's reques
 
 @dataclass(slots=True)
 class Shares:
-    """See the module's docstring. Not thread-safe."""
+    """See the module's docstring. Not thread-safe.
 
+    Attributes:
+        agreed: what workers say of the loaders' data, until all of them are gone.
+    """
+
+    agreed: Agreed = field(default_factory=Agreed)
     _epochs: dict[tuple[int, int], Epoch] = field(default_factory=dict)
     _dealt: dict[tuple[int, int], tuple[int, list[Dealt]]] = field(default_factory=dict)  # loader, worker
     _training: set[int] = field(default_factory=set)  # loaders of whose batches steps were made
@@ -181,6 +187,7 @@ class Shares:
         Epochs that are over stay so. Those of loaders that no step was made of are forgotten: who comes again
         validates, and has all of them.
         """
+        self.agreed.clear()
         for key in list(self._live):
             if key[0] not in self._training or self._is_over(key):
                 self._settle(key)
@@ -189,6 +196,7 @@ class Shares:
     def clear(self) -> None:
         """The job's state is given up: who comes begins its epochs anew."""
         self.end()
+        self.agreed.clear()
         self._epochs.clear()
         self._dealt.clear()
         self._training.clear()
@@ -237,6 +245,7 @@ class Shares:
         """All is as captured; each worker goes on in its share under the incarnation that asks first."""
         for name in ("_epochs", "_dealt", "_training", "_live", "_ended", "_answers"):
             getattr(self, name).clear()
+        self.agreed.clear()
         for entry in captured:
             key = entry.loader, entry.epoch
             self._epochs[key] = Epoch(
@@ -256,6 +265,7 @@ class Shares:
     def hand_off(self) -> dict[str, Any]:
         """All of it, as it is now, for JSON: what a coordinator that is stopped hands to its successor."""
         return {
+            "agreed": self.agreed.hand_off(),
             "epochs": [[*key, epoch.hand_off()] for key, epoch in self._epochs.items()],
             "dealt": [
                 [*key, incarnation, [asdict(piece) for piece in pieces]]
@@ -272,6 +282,7 @@ class Shares:
 
     def take_over(self, facts: Mapping[str, Any]) -> None:
         """Goes on with what was handed off."""
+        self.agreed.take_over(facts.get("agreed", ()))  # a release before has none
         for loader, number, epoch in facts["epochs"]:
             self._epochs[loader, number] = Epoch.taken_over(epoch)
         for loader, worker, incarnation, pieces in facts["dealt"]:

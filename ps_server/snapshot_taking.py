@@ -31,6 +31,7 @@ from ps_server.state_store import CAPTURED, MAX_SAVED_BYTES, StateStore
 from ps_wire import consistency
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
 from ps_wire.json_fields import MAX_SAMPLES
+from ps_wire.saved_epoch import SavedEpoch
 from ps_wire.snapshot import FINAL_FILE, FileRecord, Manifest, SavedWorker, worker_file
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.table import TableSpec
@@ -76,6 +77,7 @@ class Taking:
         self._writes: dict[int, asyncio.Task[FileRecord]] = {}
         self._steps: dict[int, dict[int, int]] = {}  # table -> worker -> the cut
         self._aborted: PsError | None = None
+        self._shares: tuple[SavedEpoch, ...] | None = None  # at the cut
         self._over = False
         self._ended = False  # the job has: it is of the end
         self._specs: tuple[TableSpec, ...] = ()  # as the shards cut them
@@ -167,6 +169,10 @@ class Taking:
                 while not await self._agree():
                     pass
                 await self._wait(self._all_captured, "workers to reach the cut")
+                newest = {
+                    worker: max(steps[worker] for steps in self._steps.values()) for worker in self._members
+                }  # now: of who goes while shards still write it is known no more
+                self._shares = tuple(self._job.shares.capture(newest))
                 if not self._members:
                     raise CutAborted(f"job {self._job.name}: all workers finished during the cut")
                 while saved := await self._look():
@@ -306,7 +312,7 @@ class Taking:
                 )
                 for worker in workers
             },
-            shares=tuple(job.shares.capture(newest)),
+            shares=tuple(job.shares.capture(newest)) if self._shares is None else self._shares,
             ended=ended,
             counters={table: _merged([counts[str(table)] for counts in counters]) for table in self._steps},
         )

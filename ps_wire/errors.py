@@ -8,6 +8,7 @@
     │   ├── ServerUnreachable
     │   ├── ServerNotReady
     │   ├── StartLimitExceeded
+    │   ├── CallLimitExceeded      (a call that all workers make together)
     │   ├── ConnectionLost
     │   └── CutAborted
     ├── ConfigurationRefused (78)      two parties that do not fit together
@@ -115,6 +116,10 @@ class StartLimitExceeded(Unavailable):
     """The job did not start in time; the message says who was missing."""
 
 
+class CallLimitExceeded(Unavailable):
+    """A call that all workers make together was not made by all in time; the message says who was missing."""
+
+
 class ConnectionLost(Unavailable):
     """A connection broke and could not be made again within the retry limit."""
 
@@ -142,7 +147,7 @@ class ShardMismatch(ConfigurationRefused):
 
 
 class JobMismatch(ConfigurationRefused):
-    """A worker wants another consistency or size for a job that exists."""
+    """A worker wants another consistency or size for a job that exists, or has other data than its others."""
 
 
 class TableMismatch(ConfigurationRefused):
@@ -298,7 +303,7 @@ CODES: dict[str, tuple[type[PsError], ...]] = {
         CutAborted,
         RestoredTooOften,
     ),
-    "DEADLINE_EXCEEDED": (StartLimitExceeded,),
+    "DEADLINE_EXCEEDED": (StartLimitExceeded, CallLimitExceeded),
     "FAILED_PRECONDITION": (
         ConfigurationRefused,
         ProtocolMismatch,

@@ -102,9 +102,9 @@ def connect(
         tls_dir: a folder with `ca.crt`, `tls.crt` and `tls.key`: connections are encrypted, and both ends
             show a certificate. The files are read again when they change.
         on_rollback: called with the number of the step that is taken next when servers lost state, and the
-            job went back to a snapshot. Loops over `worker.epochs` and `worker.loader` go back by themselves;
-            where there is no `on_rollback`, the next step of others raises `RolledBack`. `finish()` raises it
-            anyway.
+            job went back to a snapshot. Loops over `worker.loader`, in `worker.epochs` or not, go back by
+            themselves; where there is no `on_rollback`, the next step of others, such as those with batches
+            of their own, raises `RolledBack`. `finish()` raises it anyway.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.

@@ -8,7 +8,7 @@ handed out when a piece ends, and is not in a step yet, is taken to be in the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -48,6 +48,7 @@ class Dealing:
         *,
         whole: Piece | None = None,
         behind: Callable[[], bool] = lambda: False,
+        data: Mapping[str, str] | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         """Deals nothing yet.
@@ -58,6 +59,7 @@ class Dealing:
             samples: of its epochs; 0: not known.
             whole: a share as this worker has it, of any epoch, to replay where none is known.
             behind: whether the script still replays steps.
+            data: what all workers have to say alike of it.
             clock: steps that the worker has taken; default: as `take_step` says.
         """
         self.taken: Position | None = None
@@ -67,6 +69,7 @@ class Dealing:
         self._samples = samples
         self._replayed = whole or Piece(epoch=0, place=0, count=1)
         self._behind = behind
+        self._data = dict(data or {})
         self._clock = clock
         self._incarnation = 0  # that has the piece; 0: there is none
         self._requests = 0
@@ -121,6 +124,7 @@ class Dealing:
             begins=begins,
             first=first,
             samples=self._samples,
+            data=self._data,
             mark=pb.Mark(
                 step=self._step,
                 batches=kept * self._used.batches,

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.consistency import BSP, Consistency
+from ps_worker.data_facts import facts_of
 from ps_worker.dealing import Dealing, Deals
 from ps_worker.loader import Loader
 from ps_worker.position import Piece, Position, Positions
@@ -21,6 +22,7 @@ class ScriptData:
 
     Attributes:
         samples: that loaders have handed out.
+        batches: that loaders have handed out in this process.
         used: the script has a loader, or a loop over epochs.
     """
 
@@ -43,6 +45,7 @@ class ScriptData:
             clock: steps that the worker has taken; default: as `take_step` says.
         """
         self.samples = 0
+        self.batches = 0
         self.used = False
         self._even = isinstance(consistency, BSP)
         self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
@@ -75,6 +78,7 @@ class ScriptData:
             len(dataset) if isinstance(dataset, Sized) else 0,
             whole=Piece(epoch=0, place=given["rank"], count=given["num_workers"]),
             behind=self._behind,
+            data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]),
             clock=self._clock,
         )
         if self._num_loaders < len(self._taken):
@@ -154,8 +158,11 @@ class ScriptData:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration."""
-        return self._epoch is not None or any(loader.goes_on for loader in self._loaders)
+        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration.
+
+        Not where its batches are its own: the rest of the body would train on, in the epoch that is undone.
+        """
+        return any(self._epoch is not None or loader.goes_on for loader in self._loaders)
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""
@@ -211,6 +218,7 @@ class ScriptData:
     def _count_samples(self, loader: Dealing, samples: int) -> None:
         self._begin_batch()
         self.samples += samples
+        self.batches += 1
         loader.hand_out(samples)
         self._arrive()
         for counts in self._unweighed:

@@ -3,8 +3,8 @@
 Legend: N = samples, W = workers, B = batch size.
 
 The order of an epoch is a permutation that every worker draws from the same seed; worker w takes its w-th
-part. Under BSP all workers get equally many batches, of sizes that differ by at most one, so that nobody
-waits at the last barrier of an epoch; otherwise batches are full but for the last.
+part. Under BSP several workers get equally many batches, of sizes that differ by at most one, so that nobody
+waits at the last barrier of an epoch; otherwise, and alone, batches are full but for the last, as torch's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Share:
         if self.drop_last:
             least = self.num_samples // self.num_workers if self.even else share
             return [self.batch_size] * (least // self.batch_size)
-        if not self.even:
+        if not self.even or self.num_workers == 1:  # alone it has torch's batches
             full, rest = divmod(share, self.batch_size)
             return [self.batch_size] * full + [rest] * bool(rest)
         least, largest = self.num_samples // self.num_workers, -(-self.num_samples // self.num_workers)

@@ -47,13 +47,17 @@ class WorkerData:
         batches than `len`. Used is a batch whose step is committed; see `Stats.epochs`. Who joins later has a
         part of the next epoch, and before that what is left over. Who goes on from a state that is some steps
         older than the job gets the batches of these steps once more, and what it makes of them is not pushed.
-        Under BSP all get equally many batches in their shares; those of a
-        map-style dataset differ in size by at most one. An iterable dataset is read whole by every worker,
-        and by every process of its DataLoader: it must give the same stream everywhere, and is not to deal
-        itself. If it has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for
-        the last (under BSP one may have `batch_size + 1`).
+        Under BSP several workers get equally many batches in their shares; those of a map-style dataset
+        differ in size by at most one, so 500 samples with `batch_size=64` are four batches of 63 and 62 for
+        each of two workers. One that has an epoch alone gets torch's batches. An iterable dataset is read
+        whole by every worker, and by every process of its DataLoader: it must give the same stream
+        everywhere, and is not to deal itself. If it has `set_epoch(epoch)`, that is called before each
+        epoch. Its batches are full but for the last (under BSP one may have `batch_size + 1`).
 
-        Never waits for another worker. All workers make their loaders in the same order.
+        Never waits for another worker. All workers make their loaders in the same order. The first batch of
+        each compares seed, `shuffle`, length and, of torch's `Subset` and `TensorDataset`, what is in it with
+        the other workers': where they differ, `JobMismatch` names both workers and both values. Give every
+        worker the whole dataset, not a part of it.
 
         Args:
             dataset: with a length and an index (map-style), or a `torch.utils.data.IterableDataset`.
@@ -67,6 +71,7 @@ class WorkerData:
         Raises:
             UsageError: the dataset has fewer samples than the job workers (of an iterable dataset without a
                 length this is known, and raised, when it ends), or an option makes no sense.
+            JobMismatch: when it is iterated; see above.
         """
         return self._make_loader(
             dataset=dataset,

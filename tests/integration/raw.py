@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import grpc
 import numpy as np
@@ -25,15 +25,17 @@ from ps_wire.v1.shard_pb2_grpc import ShardStub
 from .processes import LIMIT_S
 from .servers import Servers, fresh_job
 
+Metadata: TypeAlias = tuple[tuple[str, str], ...]  # of calls
 NUMEL = 4096  # float32: two partitions on each of two shards
 
 
 class Stream:
     """A bidirectional stream: `send` queues, iterating receives."""
 
-    def __init__(self, begin: Callable[..., Any]) -> None:
+    def __init__(self, begin: Callable[..., Any], metadata: Metadata = ()) -> None:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.call = begin(iter(self._outbox.get, None), timeout=LIMIT_S, wait_for_ready=True)
+        messages = iter(self._outbox.get, None)
+        self.call = begin(messages, timeout=LIMIT_S, wait_for_ready=True, metadata=metadata)
 
     def send(self, message: Any) -> None:
         self._outbox.put(message)
@@ -46,9 +48,9 @@ class Stream:
 class DataStream(Stream):
     """A data connection to one shard that has said nothing yet."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, metadata: Metadata = ()) -> None:
         self._channel = grpc.insecure_channel(address, options=CLIENT)
-        super().__init__(self._channel.stream_stream("/ps_wire.v1.Shard/Data"))
+        super().__init__(self._channel.stream_stream("/ps_wire.v1.Shard/Data"), metadata)
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +100,13 @@ class RawWorker:
         streams: a data connection to each shard, in shard order.
     """
 
-    def __init__(self, servers: Servers, consistency: str = "asp") -> None:
-        self.job = fresh_job()
+    def __init__(
+        self, servers: Servers, consistency: str = "asp", *, job: str = "", metadata: Metadata = ()
+    ) -> None:
+        """Joins; a job without a name gets one, and `metadata` goes with each call."""
+        self.job = job or fresh_job()
         self.servers = servers
+        self._metadata = metadata
         self.spec = TableSpec(
             number=0,
             parameters=(ParameterSpec(name="w", shape=(NUMEL,)),),
@@ -109,7 +115,7 @@ class RawWorker:
         )
         self.plan = Plan(self.spec, len(servers.addresses))
         self._channels = [grpc.insecure_channel(address, options=CLIENT) for address in servers.addresses]
-        self._member = Stream(CoordinatorStub(self._channels[0]).Member)
+        self._member = Stream(CoordinatorStub(self._channels[0]).Member, metadata)
         job = spec_pb2.Job(name=self.job, consistency=consistency, num_workers=1)
         self._tell("joined", join=pb.Join(protocol=PROTOCOL, job=job, worker=0, host="raw", pid=1))
         self._tell("table_made", make_table=pb.MakeTable(table=table_to_proto(self.spec)))
@@ -144,15 +150,21 @@ class RawWorker:
         """An encoded frame of this worker."""
         return wire.encode(Frame(kind=kind, **{"worker": 0, "incarnation": 1, **fields}))
 
+    def open(self, shard: int) -> shard_pb2.OpenReply:
+        """A token that is just given out, and the carriers that are offered."""
+        request = shard_pb2.OpenRequest(job=self.job, worker=0, incarnation=1)
+        reply: shard_pb2.OpenReply = ShardStub(self._channels[shard]).Open(
+            request, timeout=LIMIT_S, metadata=self._metadata
+        )
+        return reply
+
     def hello(self, shard: int, **fields: Any) -> bytes:
         """A HELLO with a token that was just given out."""
-        request = shard_pb2.OpenRequest(job=self.job, worker=0, incarnation=1)
-        token = ShardStub(self._channels[shard]).Open(request, timeout=LIMIT_S).token
-        return self.frame(Kind.HELLO, **{"meta": token + self.job.encode(), **fields})
+        return self.frame(Kind.HELLO, **{"meta": self.open(shard).token + self.job.encode(), **fields})
 
     def connect(self, shard: int) -> DataStream:
         """A new data connection, greeted."""
-        stream = DataStream(self.servers.addresses[shard])
+        stream = DataStream(self.servers.addresses[shard], self._metadata)
         stream.send(self.hello(shard))
         assert stream.receive().kind is Kind.HELLO
         return stream
@@ -175,6 +187,10 @@ class RawWorker:
 
     def _tell(self, answer: str, **message: Any) -> None:
         self._member.send(pb.MemberRequest(**message))
+        self.hears(answer)
+
+    def hears(self, answer: str) -> None:
+        """Waits until the coordinator says this to the member."""
         for reply in self._member.call:
             kind = reply.WhichOneof("kind")
             assert kind != "refused", reply

@@ -276,7 +276,7 @@ def test_trainer_learns_and_writes_checkpoints_and_logs_once(trainer: tuple[Path
     weights = load_file(out / "checkpoint-32" / "model.safetensors")
     assert len(weights) == 28  # the tied head is the embedding, and is written once
     logged = scalars(out / "runs")
-    assert 4.5 > logged["train/loss"][0] > logged["train/loss"][-1] + 0.3
+    assert 5.5 > logged["train/loss"][0] > logged["train/loss"][-1] + 0.3
     assert logged["train/learning_rate"][-1] < max(logged["train/learning_rate"])
     assert min(logged["train/grad_norm"]) > 0
 
@@ -284,3 +284,8 @@ def test_trainer_learns_and_writes_checkpoints_and_logs_once(trainer: tuple[Path
 def test_trainer_goes_on_from_a_checkpoint(run: Run, trainer: tuple[Path, str], tmp_path: Path) -> None:
     run("trainer_tiny.py", *TINY, "--out", tmp_path, "--resume", trainer[0] / "checkpoint-16")
     assert_same(*(load_file(out / "checkpoint-32" / "model.safetensors") for out in (tmp_path, trainer[0])))
+
+
+def test_trainer_ends_well_after_fewer_steps_than_it_logs(run: Run, tmp_path: Path) -> None:
+    text = run("trainer_tiny.py", "--epochs", "1", "--samples", "64", "--out", tmp_path)
+    assert re.search(r"loss [\d.]+ -> [\d.]+", text), text

@@ -10,11 +10,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ps_lab.cluster import free_ports
+from ps_wire.channel import CLIENT
 from ps_wire.errors import ServerNotReady
-from ps_wire.v1 import shard_pb2
+from ps_wire.frame import PROTOCOL
+from ps_wire.v1 import coordinator_pb2, shard_pb2
+from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
 
 from .processes import LIMIT_S, Start
+from .raw import RawWorker, Stream
 from .servers import NOT_SERVING, SERVING, Servers, fresh_job, health, wait_health
 from .team import join
 
@@ -110,3 +114,24 @@ def test_reflection_lists_the_services(cluster: Servers) -> None:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             (reply,) = stub.ServerReflectionInfo(iter([request]), timeout=LIMIT_S)
         assert {service.name for service in reply.list_services_response.service} == expected
+
+
+def test_a_server_ends_beside_readers_that_wait_for_a_worker(spawn: Start) -> None:
+    """Two of one job ask for what only its worker has, which takes no step: SIGTERM ends the server."""
+    servers = Servers(spawn, 1)
+    worker = RawWorker(servers)
+    (address,), (server,) = servers.addresses, servers.processes
+    with grpc.insecure_channel(address, options=CLIENT) as channel:
+        readers = [Stream(CoordinatorStub(channel).Read) for _ in range(2)]
+        for number, reader in enumerate(readers):
+            join = coordinator_pb2.ReadJoin(protocol=PROTOCOL, job=worker.job, host="here", pid=number)
+            reader.send(coordinator_pb2.ReadRequest(number=1, join=join))
+            assert next(reader.call).WhichOneof("kind") == "joined"
+        for reader in readers:
+            reader.send(coordinator_pb2.ReadRequest(number=2, state=0))
+        worker.hears("upload_live")  # they wait for it, each for up to 10 s
+        behind = shard_pb2.DescribeRequest()  # on the same connection
+        ShardStub(channel).Describe(behind, timeout=LIMIT_S)
+        server.signal(signal.SIGTERM)
+        assert server.wait_end() == 0
+    assert "Traceback" not in server.text, server.text

@@ -147,4 +147,11 @@ MUTANTS = (
         fault="        if False:\n",
         tests=(f"{STOP}::test_a_loop_without_our_numbers_gets_no_batch_of_a_later_epoch",),
     ),
+    Mutant(
+        name="resume: a loop whose batches are its own goes back by itself",
+        file=DATA,
+        text="return any(self._epoch is not None or loader.goes_on for loader in self._loaders)",
+        fault="return self._epoch is not None or any(loader.goes_on for loader in self._loaders)",
+        tests=(f"{RESUME}::test_a_loop_whose_batches_are_its_own_hears_of_a_rollback",),
+    ),
 )

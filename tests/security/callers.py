@@ -26,6 +26,7 @@ async def storm(
     count: int,
     *,
     callers: Sequence[Metadata],
+    at_once: int = AT_ONCE,
     on_sent: Callable[[int], None] = lambda _: None,
 ) -> Counter[tuple[str, str]]:
     """Makes calls until `count` messages were sent.
@@ -35,6 +36,7 @@ async def storm(
         mutation: draws what is sent, and whose token goes with it.
         count: of messages, at least.
         callers: what calls carry, in turn: the token of a job, that of nobody.
+        at_once: of calls.
         on_sent: told how many there are so far.
 
     Returns:
@@ -54,7 +56,7 @@ async def storm(
                 ended[method.path, await call(channel, method, requests, caller)] += 1
                 on_sent(sent)
 
-        await asyncio.gather(*map(one_after_the_other, range(AT_ONCE)))
+        await asyncio.gather(*map(one_after_the_other, range(at_once)))
     return ended
 
 

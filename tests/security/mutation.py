@@ -92,6 +92,9 @@ def talks(job: str) -> dict[str, list[Message]]:
         "PutState": [pb.StateChunk(key=key, data=b"x" * 20), pb.StateChunk(data=b"y" * 20)],
         "GetState": [pb.GetStateRequest(key=key)],
         "Share": [pb.ShareRequest(job=job, worker=0, incarnation=1, samples=100, begins=True, mark=mark)],
+        "Collect": [
+            pb.CollectRequest(job=job, worker=0, incarnation=1, number=0, form="x", op="mean", values=[1.0])
+        ],
         "Snapshot": [pb.SnapshotRequest(job=job)],
         "Open": [shard_pb2.OpenRequest(job=job, worker=0, incarnation=1)],
         "Dump": [shard_pb2.DumpRequest(key=shard_pb2.TableKey(job=job, worker=0, incarnation=1, table=0))],
@@ -104,7 +107,7 @@ def talks(job: str) -> dict[str, list[Message]]:
 class Mutation:
     """Draws messages; the same from the same seed."""
 
-    def __init__(self, seed: int, jobs: Sequence[str]) -> None:
+    def __init__(self, seed: int | str, jobs: Sequence[str]) -> None:
         """`jobs` are names that texts are drawn from, too; the first one is that of who attacks."""
         self._random = random.Random(seed)
         self._talks = talks(jobs[0])

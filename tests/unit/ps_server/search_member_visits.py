@@ -219,7 +219,7 @@ class MemberVisit:
 
     def follows(self) -> None:
         """Shard 1 does."""
-        self.shards._registered[1] = Following("shard1:1", asyncio.Queue())
+        self.shards._registered[1] = Following("shard1:1", "shard1:1", asyncio.Queue())
         self.shards._complete.set()
 
     def _lost_state(self, shard: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from ps_server import follower as follower_module
 from ps_server.clipping import Norm
 from ps_server.coordinator import Coordinator
 from ps_server.follower import KEPT_ANSWERS, Follower
@@ -23,6 +24,7 @@ from ps_wire.errors import Fenced
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
+from tests.until import LIMIT_S
 
 
 def follower(on_fenced: Callable[[Fenced], None] = lambda _: None, **inherited: int) -> Follower:
@@ -136,3 +138,36 @@ def test_a_shard_that_comes_to_a_coordinator_that_was_left_behind_keeps_what_it_
     assert "has followed a coordinator of generation 7" in reason
     assert [error.facts["coordinator"] for error in fenced] == [7]
     assert [entry.name for entry in it._shard.jobs()] == ["j"]
+
+
+async def lose(it: Follower, monkeypatch: pytest.MonkeyPatch, *, again: bool) -> None:
+    """Its coordinator cannot be reached; then this server is stopped, or it tries again."""
+    lost, tried_again = asyncio.Event(), asyncio.Event()
+
+    async def follow_on(_: object) -> str:
+        (tried_again if lost.is_set() else lost).set()
+        return "gone"
+
+    monkeypatch.setattr(follower_module, "RETRY_S", 0.0 if again else LIMIT_S)
+    monkeypatch.setattr(it, "_follow_on", follow_on)
+    following = asyncio.create_task(it.run())
+    async with asyncio.timeout(LIMIT_S):
+        await (tried_again if again else lost).wait()
+    following.cancel()
+
+
+@pytest.mark.parametrize(
+    ("followed", "again", "said"), [(1, True, "WARNING"), (0, True, "INFO"), (1, False, None)]
+)
+def test_a_start_and_an_end_that_go_well_have_no_warning_of_a_coordinator_that_is_gone(
+    followed: int,
+    again: bool,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """It may start after this shard, and stop before it."""
+    with caplog.at_level("INFO", "ps_server"):
+        asyncio.run(lose(follower(coordinator=followed), monkeypatch, again=again))
+    levels = [record.levelname for record in caplog.records if "trying again" in record.getMessage()]
+    assert levels == ([said] if said else [])

@@ -9,6 +9,7 @@ from concurrent.futures import wait
 import pytest
 
 from ps_server.lanes import Lanes
+from ps_wire.errors import ServerNotReady
 from tests.until import LIMIT_S
 
 
@@ -48,3 +49,18 @@ def test_what_was_given_is_done_though_nobody_waits_for_it(lanes: Lanes) -> None
     over.result(LIMIT_S)
     assert done == [1]
     assert lanes.pending() == []
+
+
+def test_once_closed_what_comes_is_refused_again_and_again() -> None:
+    """What was given is done. Who waited behind work that nobody does would wait for ever."""
+    lanes = Lanes()
+    go, done = threading.Event(), []
+    lanes.submit("a", lambda: go.wait(LIMIT_S))
+    given = lanes.submit("a", lambda: done.append(1))
+    lanes.close()
+    for job in ("a", "b", "b"):
+        with pytest.raises(ServerNotReady):
+            lanes.submit(job, lambda: done.append(2))
+    go.set()
+    given.result(LIMIT_S)
+    assert done == [1]

@@ -305,3 +305,25 @@ def test_a_holder_that_is_alive_keeps_its_shard_and_one_that_is_silent_gives_way
             await asking
 
     run(steps)
+
+
+@pytest.mark.parametrize(("stopped", "said"), [(True, 0), (False, 1)])
+def test_a_shard_that_is_gone_is_said_to_be_unless_all_servers_stop(
+    stopped: bool, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(orders, "LOST_AFTER_S", 0.0)
+
+    async def lose() -> None:
+        own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
+        shards = Shards(own, "a:1", asyncio.get_running_loop())
+        follower = Follower(shards)
+        await follower.follow()
+        follower.lose_stream()
+        if stopped:
+            shards.close()
+        for _ in range(3):  # turns of the loop
+            await asyncio.sleep(0)
+        shards.close()
+
+    asyncio.run(lose())
+    assert sum("no longer follows" in record.getMessage() for record in caplog.records) == said

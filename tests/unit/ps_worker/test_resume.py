@@ -289,3 +289,39 @@ def test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then
     same(run, undisturbed)
     assert len(heard) == told
     assert set(used(durable, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["a loader of ours", "batches of its own"])
+def test_a_loop_whose_batches_are_its_own_hears_of_a_rollback(durable, own):
+    """Else the rest of its body trains on, in an epoch that is undone; with a loader of ours it goes back."""
+    job, taken, heard, deaths = fresh_name(), threading.Event(), [], [1]
+
+    def take() -> None:
+        list(snapshot_calls.take(durable.servers, job, OPEN))
+        taken.set()
+
+    def dies(step: int) -> None:
+        if step == 3:
+            threading.Thread(target=take, daemon=True).start()
+        if step >= 3 and deaths and taken.wait(0.02 if step < 9 else 1.0):
+            deaths.clear()
+            durable.kill(0)
+            durable.start_again(0)
+
+    with connect(durable, job) as worker:
+        model = torch.nn.Linear(6, 3)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        drawn = TensorDataset(torch.ones(SAMPLES, 6))
+        batches = [[drawn.tensors[0]]] * 12 if own else worker.loader(drawn, batch_size=BATCH)
+        for _ in worker.epochs(EPOCHS):
+            for (x,) in batches:
+                dies(worker.step)
+                model(x).square().mean().backward()
+                try:
+                    optimizer.step()
+                except ps.RolledBack as error:
+                    heard.append(error.step)
+                optimizer.zero_grad()
+        worker.finish()
+        assert worker._link.incarnation > 1 << 16
+    assert len(heard) == own

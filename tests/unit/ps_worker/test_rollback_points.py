@@ -10,6 +10,7 @@ import pytest
 
 import ps_worker as ps
 from ps_lab import snapshot_calls
+from ps_server import recovery
 from ps_server.durability import Durability
 from ps_wire.access import OPEN
 from ps_wire.channel import dial
@@ -42,9 +43,11 @@ def durable(loop_thread, tmp_path_factory):
         "state_dir": folder / "state-{shard}",
         "durability": Durability.SNAPSHOT,
     }
-    cluster = Cluster(loop_thread, 2, options=options)
-    yield cluster, SnapshotStore(str(folder / "snapshots"))
-    cluster.close()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recovery, "RESTORES", 1 << 20)  # a job of these tests goes back at each point
+        cluster = Cluster(loop_thread, 2, options=options)
+        yield cluster, SnapshotStore(str(folder / "snapshots"))
+        cluster.close()
 
 
 class Job:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
+from torch.utils.data import DataLoader
 
 from ps_worker.share import Share
 
@@ -41,7 +43,7 @@ def test_batches_cover_the_part_unless_the_last_is_dropped(share: Share):
 @given(shares())
 def test_even_shares_have_equally_many_batches_and_others_full_ones(share: Share):
     sizes = [share.sizes(worker) for worker in range(share.num_workers)]
-    if share.even:
+    if share.even and share.num_workers > 1:
         assert len({len(of_one) for of_one in sizes}) == 1
         flat = [size for of_one in sizes for size in of_one]
         assert not flat or max(flat) - min(flat) <= 1
@@ -57,3 +59,12 @@ def test_even_shares_need_no_more_batches_than_full_ones(share: Share):
     if share.even and not share.drop_last:
         largest = -(-share.num_samples // share.num_workers)
         assert len(share.sizes(0)) <= -(-largest // share.batch_size)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_one_worker_has_the_batches_of_torch_in_every_model(drop_last: bool):
+    """62, 62, ..., 61 for a batch size of 64 would be another training than the script's alone."""
+    batches = DataLoader(range(1437), batch_size=64, drop_last=drop_last)
+    for even in (True, False):
+        share = Share(num_samples=1437, num_workers=1, batch_size=64, even=even, drop_last=drop_last)
+        assert share.sizes(0) == [len(batch) for batch in batches]

@@ -1,0 +1,96 @@
+"""Faults of what a newcomer meets: what goes wrong without a word, and words where nothing is wrong."""
+
+from .mutant import Mutant
+
+SHARE = "tests/unit/ps_worker/test_share.py"
+SETTINGS = "tests/unit/ps_worker/test_settings.py"
+UNTRAINED = "tests/unit/ps_worker/test_untrained.py"
+ORDERS = "tests/unit/ps_server/test_orders.py"
+FOLLOWER = "tests/unit/ps_server/test_follower.py"
+AGREED = "tests/unit/ps_server/test_agreed.py"
+DATA = "tests/unit/ps_worker/test_data_facts.py"
+FRAMEWORKS = "tests/integration/test_frameworks.py"
+
+MUTANTS = (
+    Mutant(
+        name="everyday: a coordinator that stops warns of a shard that stops, too",
+        file="ps_server/orders.py",
+        text="        if not self._closed and shard not in self._registered:\n",
+        fault="        if shard not in self._registered:\n",
+        tests=(f"{ORDERS}::test_a_shard_that_is_gone_is_said_to_be_unless_all_servers_stop",),
+    ),
+    Mutant(
+        name="everyday: a shard that starts first warns of a coordinator that is not there yet",
+        file="ps_server/follower.py",
+        text="logging.WARNING if self.coordinator else logging.INFO",
+        fault="logging.WARNING",
+        tests=(
+            f"{FOLLOWER}::test_a_start_and_an_end_that_go_well_have_no_warning_of_a_coordinator_that_is_gone",
+        ),
+    ),
+    Mutant(
+        name="everyday: the example under the Trainer wants ten steps",
+        file="examples/trainer_tiny.py",
+        text="                logging_first_step=True,",
+        fault="                logging_first_step=False,",
+        tests=(f"{FRAMEWORKS}::test_trainer_ends_well_after_fewer_steps_than_it_logs",),
+    ),
+    Mutant(
+        name="everyday: loaders that differ between workers train on",
+        file="ps_server/coordinator_service.py",
+        text="        shares.agreed.check(loader, member.worker, request.data)\n",
+        fault="",
+        tests=(f"{DATA}::test_loaders_that_differ_are_refused_by_the_workers_and_the_values",),
+    ),
+    Mutant(
+        name="everyday: a seed is compared where nothing is shuffled",
+        file="ps_worker/data_facts.py",
+        text="    if shuffled:\n",
+        fault="    if True:\n",
+        tests=(f"{DATA}::test_loaders_that_are_alike_are_not_refused",),
+    ),
+    Mutant(
+        name="everyday: what workers agreed on outlives them",
+        file="ps_server/agreed.py",
+        text="        self._facts.clear()\n",
+        fault="        pass\n",
+        tests=(
+            f"{AGREED}::test_a_successor_compares_with_what_was_said_and_who_comes_after_all_have_gone_says_it_anew",
+        ),
+    ),
+    Mutant(
+        name="everyday: one worker alone under bsp has other batches than torch",
+        file="ps_worker/share.py",
+        text="        if not self.even or self.num_workers == 1:",
+        fault="        if not self.even:",
+        tests=(f"{SHARE}::test_one_worker_has_the_batches_of_torch_in_every_model",),
+    ),
+    Mutant(
+        name="everyday: torchrun without servers trains copies",
+        file="ps_worker/settings.py",
+        text='            _check_one_process(source.get("WORLD_SIZE", ""))\n',
+        fault="            pass\n",
+        tests=(f"{SETTINGS}::test_several_processes_do_not_each_train_alone_unless_they_are_told_to",),
+    ),
+    Mutant(
+        name="everyday: a script without wrap is told so only when it ends",
+        file="ps_worker/worker_state.py",
+        text="            self._say_untrained(MANY_BATCHES)\n",
+        fault="            pass\n",
+        tests=(f"{UNTRAINED}::test_a_script_that_trains_beside_the_servers_is_told_so_once",),
+    ),
+    Mutant(
+        name="everyday: a script that leaves without a step is told nothing",
+        file="ps_worker/worker.py",
+        text="        if not reason:\n            self._say_untrained()\n",
+        fault="",
+        tests=(f"{UNTRAINED}::test_a_script_that_trains_beside_the_servers_is_told_so_once",),
+    ),
+    Mutant(
+        name="everyday: a worker waits for a server without a word",
+        file="ps_worker/server_check.py",
+        text="            if until_s > time.monotonic():\n",
+        fault="            if False:\n",
+        tests=(f"{UNTRAINED}::test_who_waits_for_a_server_at_the_start_says_so_before_it_waits",),
+    ),
+)

@@ -1,0 +1,44 @@
+"""What all workers say alike of the data of a loader: the first says it, others are compared with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ps_server.agreed import MAX_FACTS, MAX_TEXT, Agreed
+from ps_server.shares import Shares
+from ps_wire.errors import JobMismatch, UsageError
+
+
+def test_what_differs_is_named_with_both_workers_both_values_and_the_remedy():
+    agreed = Agreed()
+    agreed.check(0, 1, {"seed": "3", "samples": "100"})
+    agreed.check(0, 0, {"seed": "3", "samples": "100"})
+    agreed.check(1, 0, {"seed": "4"})
+    with pytest.raises(JobMismatch, match=r"loader 0 .* seed 5 on worker 2, and 3 on worker 1: .*same seed"):
+        agreed.check(0, 2, {"seed": "5", "samples": "100"})
+    with pytest.raises(JobMismatch, match=r"samples 50 on worker 2, and 100 on worker 1: .*whole dataset"):
+        agreed.check(0, 2, {"seed": "3", "samples": "50", "data": "x"})
+    agreed.check(2, 0, {"data": "x"})
+    with pytest.raises(JobMismatch, match="data none on worker 2, and x on worker 0"):
+        agreed.check(2, 2, {})
+
+
+@pytest.mark.parametrize(
+    "said", [{str(number): "" for number in range(MAX_FACTS + 1)}, {"seed": "1" * (MAX_TEXT + 1)}]
+)
+def test_what_is_kept_of_a_loader_is_bounded(said: dict[str, str]):
+    with pytest.raises(UsageError, match="at most"):
+        Agreed().check(0, 0, said)
+
+
+def test_a_successor_compares_with_what_was_said_and_who_comes_after_all_have_gone_says_it_anew():
+    shares = Shares()
+    shares.agreed.check(0, 0, {"seed": "3"})
+    successor = Shares()
+    successor.take_over(json.loads(json.dumps(shares.hand_off())))
+    with pytest.raises(JobMismatch):
+        successor.agreed.check(0, 1, {"seed": "4"})
+    successor.suspend()
+    successor.agreed.check(0, 1, {"seed": "4"})
