@@ -110,9 +110,10 @@ def _restore_room(facts: Facts, room: Room) -> None:
     job.clocks = dict(facts["pairs"]["clocks"])
     job._first_steps = {(table, worker): step for (table, worker), step in facts["pairs"]["_first_steps"]}
     job.shares.take_over(facts["shares"])
-    job.collectives.take_over(facts["collectives"])
+    if "collectives" in facts:  # this and `ends` a release before has not
+        job.collectives.take_over(facts["collectives"])
     job._awaited = set(facts["awaited"])
-    job.ends = {worker: dict(clocks) for worker, clocks in facts["ends"]}
+    job.ends = {worker: dict(clocks) for worker, clocks in facts.get("ends", ())}
     job.roster.floor = facts["floor"]
     for known in facts["members"]:
         member = Member(**known | {"state": MemberState(known["state"])})

@@ -312,6 +312,7 @@ class Worker(WorkerData, WorkerState):
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
+        self._say_untrained()
         stopping.step_ended()
         self._finishing = True
         try:
@@ -337,6 +338,8 @@ class Worker(WorkerData, WorkerState):
         if self._left or os.getpid() != self._pid:
             return
         self._leaving = True
+        if not reason:
+            self._say_untrained()
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
             last_first.callback(self._settle_pushes)

@@ -25,6 +25,7 @@ from ps_worker.together import LIMIT_S, Op, Together, Value
 from ps_worker.waiting import LongWaits
 from ps_worker.wrapped import WrappedOptimizer
 
+MANY_BATCHES = 20  # without a model on the servers: fewer may be looked at before it is there
 SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go
 
 
@@ -52,6 +53,7 @@ class WorkerState:
     _taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
     _stands = False  # where the job was when this process came to it
     _at_epoch = False
+    _untrained_said = False
 
     @property
     def step(self) -> int:
@@ -298,7 +300,26 @@ class WorkerState:
             self._link.capture.begin(optimizer.clocks)
             self._link.at_step_begin(self.step)
 
+    def _say_untrained(self, batches: int = 1) -> None:
+        """Says, once, that a script which has had so many batches has made no step of them on the servers."""
+        if self._untrained_said or self.ended or self.step or self._data.batches < batches:
+            return
+        self._untrained_said = True
+        if self._optimizers:
+            self._say(
+                f"WARNING: {self._data.batches} batches, and no step on the servers: call step() of what "
+                "worker.wrap(optimizer, model) gives, not of the optimizer that went in"
+            )
+        elif not self._tables:
+            self._say(
+                f"WARNING: {self._data.batches} batches, and no model on the servers: where this script "
+                "trains, each worker trains a model of its own. Call optimizer = "
+                "worker.wrap(optimizer, model) first"
+            )
+
     def _begin_batch(self) -> None:
+        if not self._optimizers and not self._tables:
+            self._say_untrained(MANY_BATCHES)
         behind = self._is_behind()
         self._together.arrive()
         if not self._link.undone:  # else none counts before the script has heard of it
