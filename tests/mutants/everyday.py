@@ -93,4 +93,13 @@ MUTANTS = (
         fault="            if False:\n",
         tests=(f"{UNTRAINED}::test_who_waits_for_a_server_at_the_start_says_so_before_it_waits",),
     ),
+    Mutant(
+        name="everyday: status of one job shows all",
+        file="ps_lab/status.py",
+        text="for job in self.jobs if job.name == name))\n",
+        fault="for job in self.jobs))\n",
+        tests=(
+            "tests/unit/ps_lab/test_report.py::test_what_is_asked_of_one_job_shows_no_other_and_all_servers",
+        ),
+    ),
 )

@@ -51,6 +51,13 @@ MUTANTS = (
         tests=(f"{UNIT}::test_all_workers_get_the_same_bits_in_every_consistency_model",),
     ),
     Mutant(
+        name="ps-worker -m: the module does not see itself as python -m has it",
+        file="ps_worker/cli.py",
+        text="alter_sys=True",
+        fault="alter_sys=False",
+        tests=("tests/unit/ps_worker/test_run_module.py::test_a_module_is_run_as_python_runs_it",),
+    ),
+    Mutant(
         name="calls: one that was refused is made again",
         file=TOGETHER,
         text="        except PsError:\n            self._go_on(number)\n",
