@@ -115,14 +115,14 @@ def launch(
 def status(
     servers: Annotated[
         str,
-        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order.", show_default=False),
-    ],
+        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
+    ] = "127.0.0.1:50051",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     token_file: TokenFile = None,
     tls_dir: TlsDir = None,
     job: Annotated[
         str | None,
-        typer.Option(envvar="PS_JOB", help="Whose token it is, if a job's: then no other job is shown."),
+        typer.Option(envvar="PS_JOB", help="Shows this one alone; the token may be this job's."),
     ] = None,
 ) -> None:
     """Show jobs, workers, tables and servers: states, clocks, gaps, waits, versions, bytes, staleness.
@@ -136,6 +136,8 @@ def status(
 
     access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
     answer = ask(parse_servers(servers), access)
+    if job is not None:
+        answer = answer.only(job)
     if as_json:
         print(json.dumps(answer.to_json(), indent=2))
         return

@@ -8,7 +8,7 @@ Nothing here asks anybody; `observer` does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ps_wire.epoch_use import EpochUse
@@ -200,6 +200,10 @@ class Status:
     def job(self, name: str) -> Job | None:
         """The job of that name."""
         return next((job for job in self.jobs if job.name == name), None)
+
+    def only(self, name: str) -> Status:
+        """The same, of this job alone."""
+        return replace(self, jobs=tuple(job for job in self.jobs if job.name == name))
 
     def to_json(self) -> dict[str, Any]:
         """An object for programs; each table also has its `tau` in short, each of its workers its `gap`."""

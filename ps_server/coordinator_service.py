@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import grpc.aio
 
 from ps_server import gatekeeper, share_messages
 from ps_server import member as members
+from ps_server.collectives import Part
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.orders import Shards
@@ -26,7 +27,7 @@ from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire import watched
 from ps_wire.address import check_job_name
-from ps_wire.errors import Fenced, FrameMalformed, JobUnknown, PsError
+from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
 from ps_wire.messages import epoch_use_to_proto, state_parts
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -37,6 +38,7 @@ MAX_ABSENT_SHOWN = 1024  # jobs that have snapshots, and nobody has come to
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
 MAX_REASON = 200  # characters, of who stops a job
+COLLECT_S = 2.0  # that a call waits for other workers; then its worker looks after itself, and asks again
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -240,6 +242,38 @@ class CoordinatorService(rpc.CoordinatorServicer):
         reason = one_line(request.reason, MAX_REASON)
         room.do(room.job.stop(member, reason))
         return pb.EpochReply(last=room.job.last_epoch, why=room.job.stopped)
+
+    async def Collect(self, request: pb.CollectRequest, context: grpc.aio.ServicerContext) -> pb.CollectReply:
+        """A call that all workers make together; waits for the others for a while."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        if not request.HasField("number"):
+            return pb.CollectReply(number=room.job.collectives.next_open)
+        if member.reader or member.state is not members.MemberState.JOINED:
+            raise ConfigurationRefused(f"worker {member.worker} has finished or reads: it makes no such call")
+        part = Part(
+            form=request.form,
+            op=request.op,
+            source=request.source,
+            values=tuple(request.values),
+            blob=request.blob,
+            begun=request.begun,
+        )
+        number, job = request.number, room.job
+        made = job.collectives.outcome(number)
+        if made is None:
+            job.collectives.bring(number, member.worker, member.incarnation, part)
+            made = job.settle_call(number)
+            if made is not None:
+                room.wake()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COLLECT_S):
+                while made is None and self._rooms.get(job.name) is room and room.job is job:
+                    await room.changed()
+                    made = job.settle_call(number)
+        if made is None:
+            return pb.CollectReply(number=number, missing=job.missing_in_call(number))
+        made.check(number, part)
+        return pb.CollectReply(number=number, done=True, values=made.values, blob=made.blob)
 
     async def Snapshot(
         self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext

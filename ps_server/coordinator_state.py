@@ -32,7 +32,7 @@ MEMBER = ("worker", "incarnation", "host", "pid", "reader", "num_tables", "late"
 TABLE = ("opened", "loaded", "starting", "started")
 LEFT_OUT = {
     JobLife: {"name", "consistency", "num_workers", "nonfinite", "min_workers"}  # in its spec
-    | {"state", "shares", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
+    | {"state", "shares", "collectives", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
     | {"ends"}
     | {"_broken"},  # those who were told have to be gone
     Member: {"state"} | {"enters"},  # who was about to enter does so at once
@@ -75,6 +75,7 @@ def _room_facts(room: Room) -> Facts:
         "plain": {name: getattr(job, name) for name in PLAIN},
         "pairs": {name: _pairs(getattr(job, name)) for name in PAIRS},
         "shares": job.shares.hand_off(),
+        "collectives": job.collectives.hand_off(),
         "ends": [[worker, _pairs(clocks)] for worker, clocks in job.ends.items()],
         "awaited": sorted(job._awaited),
         "uploaders": [
@@ -109,8 +110,10 @@ def _restore_room(facts: Facts, room: Room) -> None:
     job.clocks = dict(facts["pairs"]["clocks"])
     job._first_steps = {(table, worker): step for (table, worker), step in facts["pairs"]["_first_steps"]}
     job.shares.take_over(facts["shares"])
+    if "collectives" in facts:  # this and `ends` a release before has not
+        job.collectives.take_over(facts["collectives"])
     job._awaited = set(facts["awaited"])
-    job.ends = {worker: dict(clocks) for worker, clocks in facts["ends"]}
+    job.ends = {worker: dict(clocks) for worker, clocks in facts.get("ends", ())}
     job.roster.floor = facts["floor"]
     for known in facts["members"]:
         member = Member(**known | {"state": MemberState(known["state"])})

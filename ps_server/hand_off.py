@@ -35,7 +35,7 @@ from ps_server.shard_table import ShardTable
 from ps_server.table_state import capture, restore, resume
 from ps_server.table_state_codec import TableReader, encode
 from ps_wire import consistency, snapshot_tensors
-from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
+from ps_wire.errors import ConfigurationRefused, MemoryLimitExceeded, SnapshotCorrupt
 from ps_wire.messages import table_from_proto, table_to_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.snapshot_tensors import TensorFile
@@ -141,6 +141,9 @@ def find(folder: Path, shard: Shard) -> Found | None:
     """Puts what was handed off into a shard that holds nothing yet, and leaves the file; None: there is none.
 
     Nothing may come to the shard before the file is used up.
+
+    Raises:
+        ConfigurationRefused: it does not fit into the shard's memory.
     """
     path = file_of(folder, shard.index)
     try:
@@ -150,6 +153,11 @@ def find(folder: Path, shard: Shard) -> Found | None:
     inherited = None
     try:
         inherited = _take(TensorFile(path, str(path)), shard)
+    except MemoryLimitExceeded as error:  # the same file fits where there is more
+        raise ConfigurationRefused(
+            f"the hand-off {path} is kept, and does not fit here: {error.message}; start this server with a "
+            "larger --memory-limit, or with none"
+        ) from None
     except Exception as error:  # noqa: BLE001 - whatever it is: it is said, and the shard counts as lost
         logger.exception("the hand-off %s cannot be used: %s", path, error)
         for entry in shard.jobs():

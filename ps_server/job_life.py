@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ps_server.collectives import ABSENT, Collectives, Outcome
 from ps_server.job_tables import JobTables
 from ps_server.member import (
     Action,
@@ -48,6 +49,7 @@ class JobLife:
         ends: table -> steps that count, of workers that are gone, by number.
         last_epoch: of its workers' loops, after which it ends; None: nobody has stopped it.
         stopped: who has, and why, for people.
+        collectives: calls that its workers make together.
     """
 
     name: str
@@ -59,6 +61,7 @@ class JobLife:
     epoch: int = 0
     has_final_state: bool = False
     shares: Shares = field(default_factory=Shares)
+    collectives: Collectives = field(default_factory=Collectives)
     clocks: dict[int, int] = field(default_factory=dict)
     ends: dict[int, dict[int, int]] = field(default_factory=dict)
     last_epoch: int | None = None
@@ -133,6 +136,42 @@ class JobLife:
             joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
             sharing |= dict.fromkeys(awaited | joining, ANY) | sharing
         return sharing
+
+    def calling(self) -> dict[int, int]:
+        """Whom a call that all workers make together waits for: worker -> incarnation.
+
+        Those who are here or on their way; of a job that starts with all, before that, all. Of those who came
+        in mid-run, who takes part already.
+        """
+        coming = (MemberState.JOINING, MemberState.JOINED, MemberState.RETURNING)
+        calling = {
+            member.worker: member.incarnation
+            for member in self.roster.members.values()
+            if member.state in coming
+            and not member.reader
+            and (not member.late or self.collectives.takes_part(member.worker, member.incarnation))
+        }
+        if self.state is JobState.WAITING and not self.min_workers and not self._restored:
+            present = {member.worker for member in self.roster.present()}
+            calling |= {number: ABSENT for number in range(self.num_workers) if number not in present}
+        return calling
+
+    def stands(self, member: Member, number: int) -> None:
+        """A member says beside its calls which one is its next."""
+        if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
+            self.collectives.stands(member.worker, member.incarnation, number)
+
+    def settle_call(self, number: int) -> Outcome | None:
+        """The outcome of a call that all workers make together, if there is one by now."""
+        starting = self.state is JobState.WAITING and not self._restored
+        least = self.min_workers if starting else 0
+        return self.collectives.settle(number, self.calling(), at_least=least)
+
+    def missing_in_call(self, number: int) -> str:
+        """Who it waits for, for people."""
+        members = self.roster.members
+        missing = self.collectives.missing(number, self.calling())
+        return named([members[it].holder if it in members else f"worker {it}" for it in missing])
 
     def over(self, worker: int, incarnation: int) -> Evicted | None:
         """Why an incarnation takes no more steps, and its process comes as another; None: it does."""
@@ -217,6 +256,7 @@ class JobLife:
         self._first_steps.clear()
         self.clocks.clear()
         self.shares.clear()
+        self.collectives.clear()
         self.forget_loops()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 

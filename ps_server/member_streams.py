@@ -256,7 +256,10 @@ class MemberStreams:
         job = room.job
         match message.WhichOneof("kind"):
             case "heartbeat":
-                room.progress[member.worker] = _bounded(message.heartbeat.progress)
+                progress = message.heartbeat.progress
+                room.progress[member.worker] = _bounded(progress)
+                if progress.HasField("calls"):
+                    job.stands(member, progress.calls)
                 mailbox.heard(message.heartbeat.heard)
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))

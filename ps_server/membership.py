@@ -188,6 +188,7 @@ class Job(JobLife):
             for worker, clock in clocks.items()
         }
         self.shares.restore(saved.shares)
+        self.collectives.roll_back()
         self.forget_loops()
         known = bool(self.roster.members)
         self.roster.floor = floor

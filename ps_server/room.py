@@ -112,13 +112,14 @@ class Room:
         """A member is alive."""
         now_s = self.heard_s[member.worker] = time.monotonic()
         self.leases.renew(member.worker, member.incarnation, now_s)
-        self._wake()
+        self.wake()
 
     async def changed(self) -> None:
-        """Waits until a member is heard, or goes."""
+        """Waits until a member is heard, or goes, or a call of all workers is complete."""
         await self._changed.wait()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Whoever waits for a change looks again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -165,7 +166,7 @@ class Room:
             if not isinstance(sys.exception(), Exception):  # else it begins again, with what comes next
                 self._task = None
         self.say_epochs()
-        self._wake()
+        self.wake()
         self._check_empty()
 
     def say_epochs(self) -> None:

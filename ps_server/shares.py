@@ -282,7 +282,7 @@ class Shares:
 
     def take_over(self, facts: Mapping[str, Any]) -> None:
         """Goes on with what was handed off."""
-        self.agreed.take_over(facts["agreed"])
+        self.agreed.take_over(facts.get("agreed", ()))  # a release before has none
         for loader, number, epoch in facts["epochs"]:
             self._epochs[loader, number] = Epoch.taken_over(epoch)
         for loader, worker, incarnation, pieces in facts["dealt"]:

@@ -33,7 +33,8 @@ class StateStore:
         """A state that a worker puts in parts: gives what takes one. It is kept if the block ends in order.
 
         Limits are the job's, over all that it keeps and all that is under way. What a snapshot had of workers
-        does not count: it was within them when it was captured.
+        does not count: it was within them when it was captured. Positions that are noted have a limit of
+        their own, as large.
 
         Raises:
             MemoryLimitExceeded: the job has too many names, or too many bytes.
@@ -63,8 +64,13 @@ class StateStore:
             self._arriving += Counter()  # without jobs that have none
 
     def _kept_bytes(self, job: str, but: str) -> int:
-        blobs = self._blobs.get(job, {}).items()
-        return sum(len(blob) for name, blob in blobs if name != but and _kind(name) != SAVED)
+        """Under other names that share its limit: notes stay there, and take no room from what is needed."""
+        noted = _kind(but) == NOTED
+        return sum(
+            len(blob)
+            for name, blob in self._blobs.get(job, {}).items()
+            if name != but and _kind(name) != SAVED and (_kind(name) == NOTED) == noted
+        )
 
     def _check_names(self, job: str, name: str) -> None:
         kept = {other for other in self._blobs.get(job, {}) if _kind(other) not in (SAVED, CAPTURED, NOTED)}

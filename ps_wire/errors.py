@@ -8,6 +8,7 @@
     │   ├── ServerUnreachable
     │   ├── ServerNotReady
     │   ├── StartLimitExceeded
+    │   ├── CallLimitExceeded      (a call that all workers make together)
     │   ├── ConnectionLost
     │   └── CutAborted
     ├── ConfigurationRefused (78)      two parties that do not fit together
@@ -113,6 +114,10 @@ class ServerNotReady(Unavailable):
 
 class StartLimitExceeded(Unavailable):
     """The job did not start in time; the message says who was missing."""
+
+
+class CallLimitExceeded(Unavailable):
+    """A call that all workers make together was not made by all in time; the message says who was missing."""
 
 
 class ConnectionLost(Unavailable):
@@ -298,7 +303,7 @@ CODES: dict[str, tuple[type[PsError], ...]] = {
         CutAborted,
         RestoredTooOften,
     ),
-    "DEADLINE_EXCEEDED": (StartLimitExceeded,),
+    "DEADLINE_EXCEEDED": (StartLimitExceeded, CallLimitExceeded),
     "FAILED_PRECONDITION": (
         ConfigurationRefused,
         ProtocolMismatch,

@@ -17,6 +17,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import (
+    CallLimitExceeded,
     ConfigurationRefused,
     ConnectionLost,
     CutAborted,
@@ -84,6 +85,7 @@ __all__ = [
     "UsageError",
     "ConfigurationRefused",
     "ServerUnreachable",
+    "CallLimitExceeded",
     "StartLimitExceeded",
     "ConnectionLost",
     "CutAborted",

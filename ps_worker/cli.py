@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -37,6 +38,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script; what follows is its arguments.")],
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is the name of a module, which is run as python -m does it.")
+    ] = False,
     servers: Annotated[
         str,
         typer.Option(
@@ -108,7 +112,7 @@ def run(
     carriers.parse(carrier)
     wire_dtypes.parse(wire_dtype)
     _, most = parse_size(num_workers, "--num-workers")
-    if not script.is_file():
+    if not module and not script.is_file():
         raise UsageError(f"{script} is not a file")
     os.environ |= {
         "PS_SERVERS": servers,
@@ -132,9 +136,31 @@ def run(
     stopping.install(drain_limit)
     trace.start("worker" if worker is None else f"worker {worker}")
     sys.argv = [str(script), *context.args]
-    sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(str(script), run_name="__main__")
+    if module:
+        sys.path.insert(0, str(Path.cwd()))
+        _check_module(str(script))
+        runpy.run_module(str(script), run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(script.resolve().parent))
+        runpy.run_path(str(script), run_name="__main__")
     stopping.script_ended()
+
+
+def _check_module(name: str) -> None:
+    """Raises UsageError where there is no such module to run; an error of a package it is in passes."""
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            name += ".__main__"
+            found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        found = None
+    except ValueError:  # a relative name
+        found = None
+    if found is None:
+        raise UsageError(f"no module {name} here, in {Path.cwd()}, nor among those that are installed")
 
 
 def _share_cores(servers: str, num_workers: int) -> None:

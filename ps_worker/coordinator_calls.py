@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable
+from ps_wire.errors import CallLimitExceeded, PsError, ServerNotReady, ServerUnreachable
 from ps_wire.messages import state_parts
 from ps_wire.service import Service
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import model_spec
 from ps_worker.settings import Settings
@@ -147,6 +148,32 @@ class CoordinatorCalls:
         request = pb.StopRequest(reason=reason, **self._who())
         reply: pb.EpochReply = self._ask(lambda: stop(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
         return reply
+
+    @waits("the others to make the same call")
+    def collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply:
+        """A call that all workers make together.
+
+        Raises:
+            CallLimitExceeded: the others have not made it in time; who was missing is named.
+            PsError: what the coordinator refuses with, or why the job cannot go on.
+        """
+        collect = self._service.coordinator.Collect
+        until_s = time.monotonic() + limit_s
+        while True:
+            request.MergeFrom(pb.CollectRequest(**self._who()))
+            reply: pb.CollectReply = self._ask(
+                lambda: collect(request, timeout=CALL_LIMIT_S, wait_for_ready=True)
+            )
+            if reply.done or not request.HasField("number"):
+                return reply
+            if (failure := self._failed()) is not None:
+                raise failure
+            if time.monotonic() >= until_s:
+                raise CallLimitExceeded(
+                    f"{request.form} was not made by all workers within {limit_s:g} s; missing: "
+                    f"{one_line(reply.missing)}",
+                    missing=one_line(reply.missing),
+                )
 
     @waits("the state of a worker")
     def wait_state(self, name: str, at_least: bytes, limit_s: float) -> bool:

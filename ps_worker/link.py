@@ -63,7 +63,7 @@ class Link(Rejoining):
             and settings.shares
         )
         try:
-            check_servers(self._service, settings.connect_limit_s)
+            check_servers(self._service, settings.connect_limit_s, say)
             self._enter(None)
         except BaseException:
             self._service.close()

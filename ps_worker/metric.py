@@ -23,8 +23,8 @@ def name_of(name: str) -> str:
     return name
 
 
-def number_of(name: str, value: object) -> float:
-    """The number; of a tensor or array of one element, read without its graph.
+def number_of(name: str, value: object, call: str = "log") -> float:
+    """The number; of a tensor or array of one element, read without its graph. `call` is named in the error.
 
     Raises:
         UsageError: it is none; the metric is named.
@@ -32,7 +32,7 @@ def number_of(name: str, value: object) -> float:
     try:
         return float(value.item() if isinstance(value, _ARRAYS) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise UsageError(f"log({name}=...) takes a number, got {_described(value)}") from None
+        raise UsageError(f"{call}({name}=...) takes a number, got {_described(value)}") from None
 
 
 def _described(value: object) -> str:

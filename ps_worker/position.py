@@ -78,6 +78,7 @@ class Positions:
         steps: table -> steps that the script has taken.
         clocks: table -> steps of the worker; more, where the script still replays some.
         inside: it is at a batch; else its loop is about to begin the epoch.
+        calls: that it has made together with the other workers.
     """
 
     epoch: int | None
@@ -86,6 +87,7 @@ class Positions:
     steps: Mapping[int, int] = field(default_factory=dict)
     clocks: Mapping[int, int] = field(default_factory=dict)
     inside: bool = True
+    calls: int = 0
 
     def pack(self) -> dict[str, torch.Tensor]:
         """As a tensor by name, to lie among others."""
@@ -96,6 +98,7 @@ class Positions:
             "steps": list(self.steps.items()),
             "clocks": list(self.clocks.items()),
             "inside": self.inside,
+            "calls": self.calls,
         }
         text = json.dumps(numbers).encode()
         return {POSITIONS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
@@ -118,4 +121,5 @@ class Positions:
             steps=dict(numbers.get("steps", ())),
             clocks=dict(numbers.get("clocks", ())),
             inside=numbers.get("inside", True),
+            calls=numbers.get("calls", 0),
         )

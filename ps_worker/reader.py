@@ -134,7 +134,7 @@ class Reader:
         self._thread: threading.Thread | None = None
         self._service = reach(settings, logger.warning)
         try:
-            check_servers(self._service, settings.connect_limit_s)
+            check_servers(self._service, settings.connect_limit_s, logger.info)
             self._worker = self._join()
             carriers = CarrierChoice(self._service, settings.carrier, logger.info)
             self._connections += [

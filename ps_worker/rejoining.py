@@ -372,6 +372,20 @@ class Rejoining(Exchanges):
             except Evicted as error:
                 self._refused(error)
 
+    def collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply | None:
+        """A call that all workers make together; see `CoordinatorCalls.collect` for errors.
+
+        Returns:
+            None: this worker joined again meanwhile, and its script goes on elsewhere.
+        """
+        while True:
+            try:
+                return self._membership.calls.collect(request, limit_s)
+            except Evicted as error:
+                self._refused(error)
+                if self.tell() or self.ended:
+                    return None
+
     def epochs(self) -> list[pb.EpochUse]:
         """What became of the samples of the job's last epochs; see `share` for errors."""
         return self._membership.calls.epochs()

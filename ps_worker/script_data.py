@@ -22,6 +22,7 @@ class ScriptData:
 
     Attributes:
         samples: that loaders have handed out.
+        batches: that loaders have handed out in this process.
         used: the script has a loader, or a loop over epochs.
     """
 
@@ -44,6 +45,7 @@ class ScriptData:
             clock: steps that the worker has taken; default: as `take_step` says.
         """
         self.samples = 0
+        self.batches = 0
         self.used = False
         self._even = isinstance(consistency, BSP)
         self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
@@ -216,6 +218,7 @@ class ScriptData:
     def _count_samples(self, loader: Dealing, samples: int) -> None:
         self._begin_batch()
         self.samples += samples
+        self.batches += 1
         loader.hand_out(samples)
         self._arrive()
         for counts in self._unweighed:

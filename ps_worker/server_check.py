@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ps_wire.errors import ServerUnreachable, ShardMismatch
 from ps_wire.frame import check_protocol
@@ -12,8 +13,8 @@ from ps_worker.waiting import waits
 
 
 @waits("the servers to answer")
-def check_servers(service: Service, connect_limit_s: float) -> None:
-    """Asks every server which shard it is.
+def check_servers(service: Service, connect_limit_s: float, say: Callable[[str], None]) -> None:
+    """Asks every server which shard it is; one that does not answer is said to be waited for, at once.
 
     Raises:
         TlsRefused, TokenRefused: one lets nobody in who has not other certificates or another token.
@@ -24,7 +25,7 @@ def check_servers(service: Service, connect_limit_s: float) -> None:
     until_s = time.monotonic() + connect_limit_s
     servers = service.addresses
     for position, address in enumerate(servers):
-        described = _describe(service, position, until_s, connect_limit_s)
+        described = _describe(service, position, until_s, connect_limit_s, say)
         check_protocol(described.protocol)
         if described.num_shards != len(servers):
             raise ShardMismatch(
@@ -42,13 +43,20 @@ def check_servers(service: Service, connect_limit_s: float) -> None:
             )
 
 
-def _describe(service: Service, shard: int, until_s: float, limit_s: float) -> shard_pb2.DescribeReply:
+def _describe(
+    service: Service, shard: int, until_s: float, limit_s: float, say: Callable[[str], None]
+) -> shard_pb2.DescribeReply:
     describe = service.shard(shard).Describe
     request = shard_pb2.DescribeRequest()
     try:
         try:
             reply: shard_pb2.DescribeReply = describe(request, timeout=_left_s(until_s))
         except ServerUnreachable:  # whoever is there says at once what is wrong; a server may still come
+            if until_s > time.monotonic():
+                say(
+                    f"{service.addresses[shard]} does not answer yet: waiting for it, "
+                    f"{limit_s:g} s in all (PS_CONNECT_LIMIT)"
+                )
             reply = describe(request, timeout=_left_s(until_s), wait_for_ready=True)
     except ServerUnreachable as error:
         error.args = (f"{error.message} (within {limit_s:g} s, PS_CONNECT_LIMIT)",)

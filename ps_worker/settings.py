@@ -112,6 +112,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         )
     if not made.servers:
         _check_alone(made)
+        if not (values.get("servers") or source.get("PS_SERVERS")):
+            _check_one_process(source.get("WORLD_SIZE", ""))
     return made
 
 
@@ -126,6 +128,17 @@ def _check_alone(made: Settings) -> None:
                 "not set: pass --servers to ps-worker, set PS_SERVERS, or give it to connect(); "
                 f"without servers one worker runs alone: leave {name} out"
             )
+
+
+def _check_one_process(world_size: str) -> None:
+    """Refuses to run alone beside others that a launcher has started: each would train a model of its own."""
+    if world_size.isascii() and world_size.isdecimal() and len(world_size) < 10 and int(world_size) > 1:
+        raise UsageError(
+            f"WORLD_SIZE says that torchrun, or another launcher, has started {int(world_size)} processes, "
+            f"and servers (PS_SERVERS) is not set: {int(world_size)} models would be trained, each alone. "
+            f"Start ps-server and set PS_SERVERS and PS_NUM_WORKERS={int(world_size)}; or, where each is to "
+            f"train alone, set PS_SERVERS={ALONE}"
+        )
 
 
 def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:

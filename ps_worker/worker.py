@@ -32,6 +32,7 @@ from ps_worker.script_data import ScriptData
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
+from ps_worker.together import Together
 from ps_worker.waiting import LongWaits
 from ps_worker.worker_data import WorkerData
 from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
@@ -83,6 +84,12 @@ class Worker(WorkerData, WorkerState):
         self._finishing = False
         self._finished = False
         self._waits = LongWaits(self._counted, self._whom, self._say)
+        self._together = Together(
+            self._collect,
+            alone=self._has_no_others,
+            step=lambda: self.step,
+            incarnation=lambda: self._link.incarnation,
+        )
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
         self._link.on_restored = self._restored
@@ -92,6 +99,8 @@ class Worker(WorkerData, WorkerState):
         self._link.taken = self._taken_steps
         self._link.own.add("@worker", self._data)
         self._link.positions = self._positions
+        if not self._link.resumed:
+            self._together.begin()
         self._link.loops = lambda: self._data.used
         self._link.arrived = lambda: self._data.arrived
         self._link.on_taken = self._take_up
@@ -303,6 +312,7 @@ class Worker(WorkerData, WorkerState):
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
             self._say(self._ended_text())
+        self._say_untrained()
         stopping.step_ended()
         self._finishing = True
         try:
@@ -328,6 +338,8 @@ class Worker(WorkerData, WorkerState):
         if self._left or os.getpid() != self._pid:
             return
         self._leaving = True
+        if not reason:
+            self._say_untrained()
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             last_first.callback(self._link.close, reason)
             last_first.callback(self._settle_pushes)

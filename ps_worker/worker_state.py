@@ -16,13 +16,16 @@ from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import stopping
 from ps_worker.link import Link
+from ps_worker.one_thread import OneThread
 from ps_worker.position import Positions
 from ps_worker.script_data import ScriptData
 from ps_worker.settings import Settings
 from ps_worker.table import Table
+from ps_worker.together import LIMIT_S, Op, Together, Value
 from ps_worker.waiting import LongWaits
 from ps_worker.wrapped import WrappedOptimizer
 
+MANY_BATCHES = 20  # without a model on the servers: fewer may be looked at before it is there
 SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go
 
 
@@ -37,6 +40,8 @@ class WorkerState:
     _trimmed = False  # a first step was taken
     _metrics: dict[str, float]
     _data: ScriptData
+    _together: Together
+    _inside: OneThread
     _waits: LongWaits
     _finishing: bool
     _finished: bool
@@ -48,6 +53,7 @@ class WorkerState:
     _taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
     _stands = False  # where the job was when this process came to it
     _at_epoch = False
+    _untrained_said = False
 
     @property
     def step(self) -> int:
@@ -107,6 +113,7 @@ class WorkerState:
         if self._finishing or (at.worker == self.rank and not at.loaders and self._tables_of):
             return False
         self._data.take_up(at)
+        self._together.go_on_at(at.calls)
         self._taken = at, dict(clocks)
         return True
 
@@ -150,13 +157,15 @@ class WorkerState:
             number: clocks[number] - owner.behind for owner, numbers in self._tables_of for number in numbers
         }
         inside = not self._at_epoch
-        return replace(self._data.positions(), worker=self.rank, steps=steps, clocks=clocks, inside=inside)
+        at = replace(self._data.positions(), worker=self.rank, steps=steps, clocks=clocks)
+        return replace(at, inside=inside, calls=self._together.number)
 
     def _begin_epoch(self, epoch: int) -> bool:
         """The script's loop is about to begin an epoch; whether it is to."""
         if self.ended:
             return False
         self._stand()
+        self._together.arrive()
         reply = self._link.begin_epoch(epoch)
         if reply.HasField("last"):
             self._say(f"{reply.why}: this loop ends")
@@ -192,6 +201,88 @@ class WorkerState:
         self._say(reply.why)
         return int(reply.last)
 
+    # -- calls that all workers make -------------------------------------------------------------------
+
+    def all_reduce(
+        self, values: Mapping[str, Value] | Value, op: Op = "mean", *, limit_s: float = LIMIT_S
+    ) -> Any:
+        """Reduces numbers over all workers: metrics, and decisions that are the same on all.
+
+        All workers get the same bits: the coordinator computes in float64, in the order of workers' numbers.
+        All make the same calls of this kind, of `broadcast` and of `barrier` in the same order; it waits for
+        all who are in the job, under `ssp` and `asp`, too. Who leaves, finishes or is evicted is not waited
+        for, and its value does not count. Who takes steps again, as after a rollback or when it joins a job
+        under way, gets what the others got, as long as that is kept: the last 64 calls, and 16 of before the
+        first step. Its own values it gets alone, where the job has ended, and where it was sent back and has
+        not begun there yet.
+
+        Under `bsp` and `ssp` a worker that waits here takes no steps, and others may need its next one: after
+        somebody has come or gone in the middle of an epoch, workers have different numbers of steps in it,
+        and a call at its end may come to its limit.
+
+        Args:
+            values: by name, or one: numbers and small tensors, 4096 numbers in all. The same names and shapes
+                on all workers.
+            op: "mean", "sum", "min" or "max". NaN of one worker is NaN for all.
+            limit_s: seconds to wait for the others.
+
+        Returns:
+            As `values`: floats for numbers, tensors for tensors (float64 where they are no floats).
+
+        Raises:
+            CallLimitExceeded: the others have not made the call in time; who was missing is named.
+            JobMismatch: another worker makes another call; raised on all of them.
+            RolledBack: the job went back, and the script has no loop of ours that goes back with it.
+            UsageError: what is given cannot be reduced, or the worker has finished or left.
+        """
+        with self._inside:
+            self._begin_call()
+            return self._together.reduce(values, op, limit_s)
+
+    def broadcast(self, value: Any, src: int = 0, *, limit_s: float = LIMIT_S) -> Any:
+        """Gives all workers the value of one of them; see `all_reduce` for order, waiting and errors.
+
+        Args:
+            value: what JSON has, 32 KiB of it at most; that of the others does not matter.
+            src: the worker whose value all get.
+            limit_s: seconds to wait for the others.
+
+        Returns:
+            The value as JSON gives it back, on `src`, too: tuples are lists, keys are texts.
+
+        Raises:
+            JobUnknown: the worker `src` is not there.
+        """
+        if not 0 <= src < self._settings.num_workers:
+            raise UsageError(f"broadcast: src must be a worker from 0 to {self._settings.num_workers - 1}")
+        with self._inside:
+            self._begin_call()
+            return self._together.broadcast(value, source=src, own=src == self.rank, limit_s=limit_s)
+
+    def barrier(self, *, limit_s: float = LIMIT_S) -> None:
+        """Returns when all workers have called it; see `all_reduce` for order, waiting and errors."""
+        with self._inside:
+            self._begin_call()
+            self._together.barrier(limit_s)
+
+    def _collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply | None:
+        return self._link.collect(request, limit_s)
+
+    def _begin_call(self) -> None:
+        """Checks that a call that all workers make may be made.
+
+        Raises:
+            RolledBack: steps are undone, and the script is to go back by itself.
+            UsageError: it has left, or finished.
+        """
+        if self._leaving or self._finishing:
+            raise UsageError(self._closed() or "")
+        self._announce()
+
+    def _has_no_others(self) -> bool:
+        """Whether a call that all workers make gives the own value."""
+        return not self._settings.servers or self.ended
+
     def _reentered(self, steps: dict[int, int]) -> None:
         """This worker was evicted and has joined again."""
         self.ended = self._link.ended
@@ -209,8 +300,28 @@ class WorkerState:
             self._link.capture.begin(optimizer.clocks)
             self._link.at_step_begin(self.step)
 
+    def _say_untrained(self, batches: int = 1) -> None:
+        """Says, once, that a script which has had so many batches has made no step of them on the servers."""
+        if self._untrained_said or self.ended or self.step or self._data.batches < batches:
+            return
+        self._untrained_said = True
+        if self._optimizers:
+            self._say(
+                f"WARNING: {self._data.batches} batches, and no step on the servers: call step() of what "
+                "worker.wrap(optimizer, model) gives, not of the optimizer that went in"
+            )
+        elif not self._tables:
+            self._say(
+                f"WARNING: {self._data.batches} batches, and no model on the servers: where this script "
+                "trains, each worker trains a model of its own. Call optimizer = "
+                "worker.wrap(optimizer, model) first"
+            )
+
     def _begin_batch(self) -> None:
+        if not self._optimizers and not self._tables:
+            self._say_untrained(MANY_BATCHES)
         behind = self._is_behind()
+        self._together.arrive()
         if not self._link.undone:  # else none counts before the script has heard of it
             self._renew()
         if behind:
@@ -225,6 +336,7 @@ class WorkerState:
 
     def _steps(self, step: int) -> None:
         """The pushes of a table's step are about to leave, which will be its `step`-th."""
+        self._together.arrive()
         self._data.take_step(max(step, self.step))
 
     def _stepped(self, step: int) -> None:
@@ -259,6 +371,7 @@ class WorkerState:
             waited_s=self._waited_s,
             metrics=dict(self._metrics),
             waits=self._waits.look(),
+            calls=self._together.reported,
         )
 
     def _counted(self) -> tuple[int, int]:
@@ -276,6 +389,7 @@ class WorkerState:
         positions = Positions.unpack(saved)
         if positions is not None:
             self._data.rewind(positions)
+            self._together.go_on_at(positions.calls)
 
     def _announce(self) -> bool:
         """Whether steps are undone that the script has not heard of; an error where it cannot go back.

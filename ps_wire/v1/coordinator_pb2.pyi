@@ -94,7 +94,7 @@ class Heartbeat(_message.Message):
     def __init__(self, heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "samples", "waited_s", "metrics", "waits", "passed_over")
+    __slots__ = ("step", "samples", "waited_s", "metrics", "waits", "passed_over", "calls")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -108,13 +108,15 @@ class Progress(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     step: int
     samples: int
     waited_s: float
     metrics: _containers.ScalarMap[str, float]
     waits: str
     passed_over: str
-    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ..., passed_over: _Optional[str] = ...) -> None: ...
+    calls: int
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ..., passed_over: _Optional[str] = ..., calls: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("progress",)
@@ -1002,6 +1004,44 @@ class StopRequest(_message.Message):
     incarnation: int
     reason: str
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CollectRequest(_message.Message):
+    __slots__ = ("job", "worker", "incarnation", "number", "form", "op", "source", "values", "blob", "begun")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker: int
+    incarnation: int
+    number: int
+    form: str
+    op: str
+    source: int
+    values: _containers.RepeatedScalarFieldContainer[float]
+    blob: bytes
+    begun: bool
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., form: _Optional[str] = ..., op: _Optional[str] = ..., source: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., blob: _Optional[bytes] = ..., begun: bool = ...) -> None: ...
+
+class CollectReply(_message.Message):
+    __slots__ = ("number", "done", "values", "blob", "missing")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    done: bool
+    values: _containers.RepeatedScalarFieldContainer[float]
+    blob: bytes
+    missing: str
+    def __init__(self, number: _Optional[int] = ..., done: bool = ..., values: _Optional[_Iterable[float]] = ..., blob: _Optional[bytes] = ..., missing: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -79,6 +79,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.FromString,
                 _registered_method=True)
+        self.Collect = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/Collect',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/ps_wire.v1.Coordinator/Status',
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
@@ -166,6 +171,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Collect(self, request, context):
+        """A call that all workers of a job make together: values of all reduced, one broadcast, or nothing but the wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -240,6 +252,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.StopJob,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.StopRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.SerializeToString,
+            ),
+            'Collect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Collect,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -505,6 +522,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/StopJob',
             ps__wire_dot_v1_dot_coordinator__pb2.StopRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.EpochReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Collect',
+            ps__wire_dot_v1_dot_coordinator__pb2.CollectRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.CollectReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -142,6 +143,8 @@ def main() -> None:
         zygote.close()
     shutil.rmtree(folder)
     say(f"{len(rounds)} rounds{' with networks of their own' * given.links} held")
+    counts = Counter(f"{event.act} {event.process.split()[0]}" for events in rounds for event in events)
+    say("faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
     if both:
         words = f"--seed {given.seed} --steps {given.steps} --minutes {minutes} --links"
         raise SystemExit(with_links(words.split()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from ps_wire.snapshot import MANIFEST
 from tests.integration.processes import LIMIT_S, Process
 from tests.integration.servers import until
 
+from . import limits
 from .controller import Faults, Stop
 from .links import Link
 from .middle import Fault, Middle
@@ -24,6 +26,12 @@ from .world import World
 ROUND_LIMIT_S = 100.0  # for its workers to end; what a fault waits for has 40 s
 TRIES = 3  # of shard 1 to reach shard 0, until it does again
 AGAIN = 75  # how a worker ends that is to be started again
+LIVENESS = limits.text(  # else a silent peer is noticed after 15 s, or after 25
+    ps_worker__liveness__SILENT_S=0.5,
+    ps_worker__liveness__ANSWER_LIMIT_S=2.0,
+    ps_wire__frame_socket__KEEPALIVE_S=(1, 1, 1),
+)
+NOTICED = "does not answer|broke; trying again"
 SNAPSHOTS = "snapshots"  # of a round's folder
 
 
@@ -54,9 +62,11 @@ class Chaos:
         self._over = folder / "over"  # is there when all has happened: workers train until then
         self._reach: dict[int, str] = {}
         self._workers: dict[int, Process] = {}
+        self._begun: list[Process] = []  # of all workers, also those whose place another has taken
         self._killed: list[Process] = []
         self._lock = threading.Lock()  # guards who is which worker
         self._pausing = [threading.Lock() for _ in range(plan.num_workers)]
+        self._linking = [threading.Lock() for _ in range(plan.num_workers)]
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
@@ -99,6 +109,7 @@ class Chaos:
 
     def _begin(self, worker: int) -> None:
         extra = {OVER: str(self._over)} | ({"ROLLBACKS": "1"} if self._plan.ends_servers else {})
+        extra |= {limits.LIMITS: LIVENESS}
         reach = self._reach.get(worker)
         if self._networks:
             extra |= self._networks[worker].environment
@@ -111,6 +122,7 @@ class Chaos:
             reach=reach,
             extra=extra,
         )
+        self._begun.append(self._workers[worker])
 
     def _carrier(self, worker: int) -> str:
         return "auto" if self._networks else self._plan.carriers[worker]
@@ -169,14 +181,35 @@ class Chaos:
             case Act.PAUSE | Act.SLEEP:
                 with self._pausing[worker]:  # else one that ends would end another, too
                     self._pause(worker, event.act, stop)
-            case Act.CUT | Act.BLINK:
-                self._networks[worker].cut()
+            case Act.CUT | Act.BLINK | Act.SILENCE | Act.LOSS:
                 stop.go()
-                try:
-                    if event.act is Act.CUT:
+                with self._linking[worker]:  # else one that ends would end another, too
+                    self._act_on_network(worker, process, event.act)
+
+    def _act_on_network(self, worker: int, process: Process, act: Act) -> None:
+        network = self._networks[worker]
+        with contextlib.ExitStack() as after:
+            match act:
+                case Act.CUT | Act.BLINK:
+                    after.callback(network.mend)
+                    network.cut()
+                    if act is Act.CUT:
                         self._wait_evicted(worker, process)
-                finally:
-                    self._networks[worker].mend()
+                case Act.SILENCE:
+                    before = len(re.findall(NOTICED, process.text))
+                    after.callback(network.speak)
+                    network.silence()
+                    until(
+                        lambda: (
+                            self._workers[worker] is not process
+                            or len(re.findall(NOTICED, process.text)) > before
+                        ),
+                        f"worker {worker} says that nothing comes",
+                    )
+                case Act.LOSS:
+                    after.callback(network.lose_no_more)
+                    network.lose()
+                    until(network.lost, f"packets to worker {worker} are lost")
 
     def _pause(self, worker: int, act: Act, stop: Stop) -> None:
         process = self._workers[worker]
@@ -200,8 +233,31 @@ class Chaos:
                     self._between.wait_tries(TRIES * (act is Act.CUT))
                 finally:
                     self._between.mend()
+            case Act.HANG | Act.PAUSE:
+                self._hang_server(shard, act, stop)
+            case Act.DOUBLE:
+                stop.go()
+                second = self._world.begin_server_twice(shard)
+                assert second.wait_end() == 69, second.text
             case Act.KILL | Act.STOP:
                 self._end_server(shard, act, stop)
+
+    def _hang_server(self, shard: int, act: Act, stop: Stop) -> None:
+        process = self._world.servers.processes[shard]
+        silence = f"shard {shard} at .* does not answer"
+        before = self._count(silence)
+        process.signal(signal.SIGSTOP)
+        stop.go()
+        try:
+            until(lambda: is_stopped(process), f"{process.name} is stopped")
+            if act is Act.HANG:
+                until(lambda: self._count(silence) > before, f"a worker says that shard {shard} hangs")
+        finally:
+            process.signal(signal.SIGCONT)
+
+    def _count(self, pattern: str) -> int:
+        """How often workers have said it, those of before too."""
+        return sum(len(re.findall(pattern, process.text)) for process in tuple(self._begun))
 
     def _end_server(self, shard: int, act: Act, stop: Stop) -> None:
         """And starts it again, at the same address; not before there is a snapshot to go back to."""

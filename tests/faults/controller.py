@@ -82,7 +82,7 @@ class Faults:
     def environment(self, process: str) -> dict[str, str]:
         """For a process of that name, "worker 2" or "server 0"; servers write the ledger, too."""
         made = {
-            "TESTS_INSTALL": "tests.faults.links,tests.faults.injector",
+            "TESTS_INSTALL": "tests.faults.links,tests.faults.limits,tests.faults.injector",
             SOCKET: self._path,
             NAME: process,
         }

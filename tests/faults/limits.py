@@ -14,8 +14,12 @@ LIMITS = "FAULTS_LIMITS"  # of the environment
 
 def environment(**limits: float | tuple[int, ...]) -> dict[str, str]:
     """For a process; names with "__" in the place of dots."""
-    named = {name.replace("__", "."): value for name, value in limits.items()}
-    return {"TESTS_INSTALL": __name__, LIMITS: json.dumps(named)}
+    return {"TESTS_INSTALL": __name__, LIMITS: text(**limits)}
+
+
+def text(**limits: float | tuple[int, ...]) -> str:
+    """What the environment has of them."""
+    return json.dumps({name.replace("__", "."): value for name, value in limits.items()})
 
 
 def install() -> None:

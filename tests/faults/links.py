@@ -1,13 +1,15 @@
 """Networks of their own for processes: a namespace each, with a link to where the servers are.
 
 It works inside a network namespace that was made for it (`unshare --user --net`), so nothing of the machine's
-own network is touched, and all of it is gone with the last process. A link can be cut, and made slow.
+own network is touched, and all of it is gone with the last process. A link can be cut, made slow, lose
+packets, and swallow all of them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Self
@@ -17,6 +19,7 @@ from tests.until import LIMIT_S
 ENTER = "FAULTS_NETWORK"  # of the environment: the namespace that a process enters
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net")
 CLONE_NEWNET = 0x40000000
+NOBODY = "02:00:00:00:00:01"  # no device has this address: what is sent to it vanishes
 
 
 def refusal() -> str | None:
@@ -48,6 +51,8 @@ class Link:
     def __init__(self, number: int) -> None:
         self.host = f"10.77.{number}.1"
         self._name = f"w{number}"
+        self._inside = f"10.77.{number}.2"
+        self._rate: str | None = None
         self._holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
             stdin=subprocess.PIPE,
@@ -60,11 +65,11 @@ class Link:
         ip("addr", "add", f"{self.host}/24", "dev", self._name)
         ip("link", "set", self._name, "up")
         for words in (
-            ("addr", "add", f"10.77.{number}.2/24", "dev", "eth0"),
+            ("addr", "add", f"{self._inside}/24", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
             ("link", "set", "lo", "up"),
         ):
-            subprocess.run(["nsenter", "--net", "--target", pid, "ip", *words], check=True)
+            self._enter("ip", *words)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -81,9 +86,43 @@ class Link:
 
     def slow(self, rate: str) -> None:
         """What comes to the inside takes its time: "8mbit"."""
+        self._rate = rate
+        self._queue(f"rate {rate} burst 32k latency 400ms")
+
+    def silence(self) -> None:
+        """Packets vanish both ways, and the link is up: whoever sends is told nothing."""
+        ip("neigh", "replace", self._inside, "lladdr", NOBODY, "dev", self._name, "nud", "permanent")
+        self._enter("ip", "neigh", "replace", self.host, "lladdr", NOBODY, "dev", "eth0", "nud", "permanent")
+
+    def speak(self) -> None:
+        """After `silence`, as before."""
+        ip("neigh", "del", self._inside, "dev", self._name)
+        self._enter("ip", "neigh", "del", self.host, "dev", "eth0")
+
+    def lose(self) -> None:
+        """What comes to the inside goes through so short a queue that packets are lost."""
+        self._queue("rate 20mbit burst 4k limit 4k")
+
+    def lost(self) -> int:
+        """Packets that were, since `lose`."""
+        words = subprocess.run(
+            ["tc", "-s", "qdisc", "show", "dev", self._name], check=True, capture_output=True, text=True
+        ).stdout
+        return sum(map(int, re.findall(r"\(dropped (\d+)", words)))
+
+    def lose_no_more(self) -> None:
+        """After `lose`, as before."""
+        subprocess.run(["tc", "qdisc", "del", "dev", self._name, "root"], check=True)
+        if self._rate is not None:
+            self.slow(self._rate)
+
+    def _queue(self, words: str) -> None:
         subprocess.run(
-            f"tc qdisc add dev {self._name} root tbf rate {rate} burst 32k latency 400ms".split(), check=True
+            ["tc", "qdisc", "replace", "dev", self._name, "root", "tbf", *words.split()], check=True
         )
+
+    def _enter(self, *words: str) -> None:
+        subprocess.run(["nsenter", "--net", "--target", str(self._holder.pid), *words], check=True)
 
     def __enter__(self) -> Self:
         return self

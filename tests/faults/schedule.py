@@ -44,6 +44,10 @@ class Act(StrEnum):
     SLEEP = "sleep"  # SIGSTOP, and SIGCONT when it was evicted
     CUT = "cut"  # a worker's network is gone until it was evicted; shard 1's way to shard 0, for some tries
     BLINK = "blink"  # it is gone and comes back
+    HANG = "hang"  # SIGSTOP of a shard, and SIGCONT when a worker has noticed
+    SILENCE = "silence"  # a worker's packets vanish both ways until it has noticed; nobody is told
+    LOSS = "loss"  # of what is sent to a worker some packets are lost, until some were
+    DOUBLE = "double"  # another process is started in a shard's place, and its port is in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,27 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
         for shard, step, act in of_servers
     ]
     frames = [] if links else rng.sample(FRAMES, 8)
+    more = random.Random(f"{seed}/{number}/more")  # of its own: what else happens stays as it was
+    early = range(spread.start, steps // 2)  # before a server ends
+    of_links = ((Act.SILENCE,), (Act.LOSS,)) if links else ()
+    events += [
+        Event(
+            process=f"worker {more.randrange(num_workers)}",
+            point=more.choice(POINTS),
+            step=more.choice(early),
+            act=more.choice(choice),
+        )
+        for choice in of_links
+    ]
+    events += [
+        Event(
+            process=f"server {more.randrange(2)}",
+            point=more.choice(SERVER_POINTS),
+            step=more.choice(early),
+            act=more.choice(choice),
+        )
+        for choice in ((Act.HANG, Act.PAUSE), (Act.DOUBLE,))
+    ]
     carriers = tuple(
         "tcp" if worker == 1 and frames else rng.choice(CARRIERS) for worker in range(num_workers)
     )

@@ -65,6 +65,10 @@ class World:
         self.servers.processes[shard] = self._spawn(*self._commands[shard], **environment)
         return dead
 
+    def begin_server_twice(self, shard: int) -> Process:
+        """Another process for a shard whose process lives; it is none of those that faults happen to."""
+        return self._spawn(*self._commands[shard])
+
     def close(self) -> None:
         """Stops the shards, which end in order."""
         assert self.servers.close() == [0, 0], "\n".join(process.text for process in self.servers.processes)

@@ -567,4 +567,13 @@ MUTANTS = (
         fault="            if it.clock < self.version and not it.late and not it.fenced\n",
         tests=(BACKUPS,),
     ),
+    Mutant(
+        name="hand-off: what a release before did not know is asked for",
+        file="ps_server/coordinator_state.py",
+        text='facts.get("ends", ())',
+        fault='facts["ends"]',
+        tests=(
+            "tests/unit/ps_server/test_coordinator_state.py::test_what_a_release_before_has_handed_off_is_taken_up",
+        ),
+    ),
 )

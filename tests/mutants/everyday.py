@@ -3,6 +3,8 @@
 from .mutant import Mutant
 
 SHARE = "tests/unit/ps_worker/test_share.py"
+SETTINGS = "tests/unit/ps_worker/test_settings.py"
+UNTRAINED = "tests/unit/ps_worker/test_untrained.py"
 ORDERS = "tests/unit/ps_server/test_orders.py"
 FOLLOWER = "tests/unit/ps_server/test_follower.py"
 AGREED = "tests/unit/ps_server/test_agreed.py"
@@ -62,5 +64,42 @@ MUTANTS = (
         text="        if not self.even or self.num_workers == 1:",
         fault="        if not self.even:",
         tests=(f"{SHARE}::test_one_worker_has_the_batches_of_torch_in_every_model",),
+    ),
+    Mutant(
+        name="everyday: torchrun without servers trains copies",
+        file="ps_worker/settings.py",
+        text='            _check_one_process(source.get("WORLD_SIZE", ""))\n',
+        fault="            pass\n",
+        tests=(f"{SETTINGS}::test_several_processes_do_not_each_train_alone_unless_they_are_told_to",),
+    ),
+    Mutant(
+        name="everyday: a script without wrap is told so only when it ends",
+        file="ps_worker/worker_state.py",
+        text="            self._say_untrained(MANY_BATCHES)\n",
+        fault="            pass\n",
+        tests=(f"{UNTRAINED}::test_a_script_that_trains_beside_the_servers_is_told_so_once",),
+    ),
+    Mutant(
+        name="everyday: a script that leaves without a step is told nothing",
+        file="ps_worker/worker.py",
+        text="        if not reason:\n            self._say_untrained()\n",
+        fault="",
+        tests=(f"{UNTRAINED}::test_a_script_that_trains_beside_the_servers_is_told_so_once",),
+    ),
+    Mutant(
+        name="everyday: a worker waits for a server without a word",
+        file="ps_worker/server_check.py",
+        text="            if until_s > time.monotonic():\n",
+        fault="            if False:\n",
+        tests=(f"{UNTRAINED}::test_who_waits_for_a_server_at_the_start_says_so_before_it_waits",),
+    ),
+    Mutant(
+        name="everyday: status of one job shows all",
+        file="ps_lab/status.py",
+        text="for job in self.jobs if job.name == name))\n",
+        fault="for job in self.jobs))\n",
+        tests=(
+            "tests/unit/ps_lab/test_report.py::test_what_is_asked_of_one_job_shows_no_other_and_all_servers",
+        ),
     ),
 )

@@ -27,8 +27,13 @@ MUTANTS = (
         file="ps_worker/connection.py",
         text="                        raise refusal(frame)\n                    yield frame\n",
         fault="                        pass\n                    yield frame\n",
-        tests=(
-            "tests/unit/ps_worker/test_connection.py::test_a_hello_that_is_refused_for_now_is_said_again",
-        ),
+        tests=(FOR_NOW,),
+    ),
+    Mutant(
+        name="silence: a carrier over which a HELLO is refused for now is taken for one that reaches nobody",
+        file="ps_worker/carrier_choice.py",
+        text="            if isinstance(error, (Evicted, ServerNotReady)):",
+        fault="            if isinstance(error, Evicted):",
+        tests=(FOR_NOW,),
     ),
 )

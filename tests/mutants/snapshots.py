@@ -379,6 +379,13 @@ MUTANTS = (
         tests=(f"{UNIT}test_state_store.py",),
     ),
     Mutant(
+        name="states: what is noted takes the room of what is needed",
+        file=STATES,
+        text=" and (_kind(name) == NOTED) == noted\n",
+        fault="\n",
+        tests=(f"{UNIT}test_state_store.py::test_what_workers_note_takes_no_room_from_what_is_needed",),
+    ),
+    Mutant(
         name="states: a worker puts what another one captured",
         file=STATES,
         text="        if kind == SAVED or (kind in (CAPTURED, NOTED) and number != str(worker)):\n",

@@ -6,6 +6,7 @@ STARTS = "tests/faults/test_starts.py"
 LONG_ORDERS = "tests/unit/ps_worker/test_long_orders.py"
 RESTARTS = "tests/faults/test_restarts.py"
 HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
+HAND_OFFS = "tests/unit/ps_server/test_hand_off.py"
 
 MUTANTS = (
     Mutant(
@@ -109,5 +110,14 @@ MUTANTS = (
         text="            alive = False\n",
         fault="            alive = True\n",
         tests=("tests/unit/ps_server/test_orders.py",),
+    ),
+    Mutant(
+        name="hand-off: what does not fit into memory is thrown away",
+        file="ps_server/hand_off.py",
+        text="    except MemoryLimitExceeded as error:  # the same file fits where there is more\n",
+        fault="    except AssertionError as error:\n",
+        tests=(
+            f"{HAND_OFFS}::test_what_does_not_fit_into_the_memory_limit_is_kept_for_a_start_with_a_larger_one",
+        ),
     ),
 )

@@ -92,6 +92,9 @@ def talks(job: str) -> dict[str, list[Message]]:
         "PutState": [pb.StateChunk(key=key, data=b"x" * 20), pb.StateChunk(data=b"y" * 20)],
         "GetState": [pb.GetStateRequest(key=key)],
         "Share": [pb.ShareRequest(job=job, worker=0, incarnation=1, samples=100, begins=True, mark=mark)],
+        "Collect": [
+            pb.CollectRequest(job=job, worker=0, incarnation=1, number=0, form="x", op="mean", values=[1.0])
+        ],
         "Snapshot": [pb.SnapshotRequest(job=job)],
         "Open": [shard_pb2.OpenRequest(job=job, worker=0, incarnation=1)],
         "Dump": [shard_pb2.DumpRequest(key=shard_pb2.TableKey(job=job, worker=0, incarnation=1, table=0))],

@@ -82,7 +82,6 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         (["bench", "roundtrip", "--wire-dtype", "fp8"], "valid are: fp32, bf16, fp16"),
         (["bench", "roundtrip", "--json", "no/such/folder/x.json"], "no/such/folder/x.json"),
         (["bench", "step", "--bucket-mb", "many"], "'many'"),
-        (["status"], "--servers"),
         (["status", "--servers", "nowhere"], "'nowhere' is not HOST:PORT"),
         (["certs", "FOLDER"], "ca.crt is there already: --force replaces it"),
         (["certs", "FOLDER", "--force", "--host", "a b"], "--host 'a b' is neither a name nor an address"),
@@ -103,6 +102,12 @@ def test_what_makes_no_sense_ends_with_64_and_says_why(
     assert done.returncode == 64
     assert said in done.stderr
     assert done.stdout == ""
+
+
+def test_status_looks_where_a_worker_does_when_nothing_is_said(ps_lab: PsLab) -> None:
+    done = ps_lab("status", "--help")
+    assert done.returncode == 0
+    assert "127.0.0.1:50051" in done.stdout
 
 
 def test_a_server_that_is_not_there_ends_with_69_and_is_named(ps_lab: PsLab) -> None:

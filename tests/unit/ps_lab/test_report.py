@@ -123,3 +123,10 @@ def test_what_peers_say_neither_breaks_lines_nor_talks_to_the_terminal() -> None
     assert "\x1b" not in shown
     assert "\nforged" not in shown
     assert shown.count(r"x\n\x1b[2Jforged") >= 5
+
+
+def test_what_is_asked_of_one_job_shows_no_other_and_all_servers() -> None:
+    status = made_status(made_job(name="mine"), made_job(name="theirs"))
+    assert [job.name for job in status.only("mine").jobs] == ["mine"]
+    assert status.only("none").jobs == ()
+    assert status.only("mine").shards == status.shards

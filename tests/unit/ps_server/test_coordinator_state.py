@@ -80,3 +80,30 @@ def test_a_job_its_members_and_what_they_have_not_heard_are_handed_on_through_js
         assert sorted(kept.all()) == sorted(states.all())
 
     asyncio.run(run())
+
+
+NEWER = {"ends": [], "collectives": [], "agreed": ["shares"], "last_epoch": ["plain"]}
+
+
+def test_what_a_release_before_has_handed_off_is_taken_up():
+    """Its format is the same; what it did not know is as at the start of a job. Else an upgrade is a kill."""
+    desk = Desk(2)
+    desk.start()
+    desk.job.shares = dealt()
+
+    async def run() -> None:
+        room, again = alone(desk.job), alone(Job("j", "bsp", 2))
+        facts, tensors = coordinator_state.capture({"j": room}, StateStore())
+        (known,) = facts["rooms"]
+        for name, path in NEWER.items():
+            place = known
+            for key in path:
+                place = place[key]
+            del place[name]
+        coordinator_state.restore(
+            json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=StateStore()
+        )
+        assert again.job.shares == desk.job.shares
+        assert again.job.roster.members == desk.job.roster.members
+
+    asyncio.run(run())

@@ -166,6 +166,18 @@ def test_that_a_hand_off_is_used_up_outlives_a_loss_of_power(tmp_path, monkeypat
     assert synced == [(tmp_path.stat().st_ino, False)]
 
 
+def test_what_does_not_fit_into_the_memory_limit_is_kept_for_a_start_with_a_larger_one(tmp_path):
+    """As after an upgrade to a release that has a limit where nobody says one: no job is lost by that."""
+    held = Held()
+    held.push(0, 0)
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    with pytest.raises(ConfigurationRefused, match=r"is kept, and does not fit here.*larger --memory-limit"):
+        hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=1000))
+    shard, inherited = successor(tmp_path)
+    assert inherited.boot == INHERITED.boot
+    assert [entry.name for entry in shard.jobs()] == ["j"]
+
+
 @pytest.mark.parametrize(("index", "num_shards"), [(1, 2), (0, 2)])
 def test_a_hand_off_is_for_one_shard_only(tmp_path, index, num_shards):
     hand_off.write(tmp_path, Held().shard, INHERITED)

@@ -56,6 +56,19 @@ def test_what_a_snapshot_had_of_workers_leaves_room_for_the_next_one(monkeypatch
         put(states, f"cut/{worker}", b"x", worker=worker)
 
 
+def test_what_workers_note_takes_no_room_from_what_is_needed(monkeypatch):
+    """Notes stay there as long as the job is known; snapshots and who joins have room all the same."""
+    monkeypatch.setattr(state_store, "MAX_JOB_BYTES", 100)
+    states = StateStore()
+    for worker in range(2):
+        put(states, f"note/{worker}", bytes(50), worker=worker)
+    with pytest.raises(MemoryLimitExceeded):
+        put(states, "note/2", b"x", worker=2)
+    for name in ("cut/0", "position", "final"):
+        put(states, name, bytes(100))
+        states.take("j", name)
+
+
 @pytest.mark.parametrize("name", ["snapshot/0", "cut/1"])
 def test_a_worker_puts_nothing_in_the_name_of_others(name):
     with pytest.raises(FrameMalformed, match="worker 0 may put no state"):

@@ -185,3 +185,15 @@ def test_a_number_of_workers_may_be_a_range(text: str, sizes: tuple[int, int]):
     """The job starts with the first number, and takes up to the second."""
     made = settings.read({"PS_SERVERS": "h:1", "PS_NUM_WORKERS": text})
     assert (made.min_workers, made.num_workers) == sizes
+
+
+def test_several_processes_do_not_each_train_alone_unless_they_are_told_to():
+    """As torchrun starts them, in a place where PS_SERVERS was forgotten."""
+    torchrun = {"RANK": "1", "WORLD_SIZE": "4"}
+    with pytest.raises(ps.UsageError, match=r"started 4 processes.*set PS_SERVERS and PS_NUM_WORKERS=4"):
+        settings.read(torchrun)
+    assert settings.read(torchrun | {"PS_SERVERS": "none"}).servers == ()
+    assert settings.read(torchrun, servers="none").servers == ()
+    assert settings.read(torchrun | {"PS_SERVERS": "a:1"}).servers == ("a:1",)
+    for alone in ("1", "", "many"):
+        assert settings.read({"WORLD_SIZE": alone}).servers == ()

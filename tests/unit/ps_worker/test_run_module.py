@@ -1,0 +1,64 @@
+"""`ps-worker -m pkg.mod` runs a module as `python -m` does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.until import LIMIT_S
+
+SAYS = "import sys; print(__name__, __package__, sys.argv[1:], sys.argv[0] == __file__, __spec__.name)\n"
+PS_WORKER = (sys.executable, "-c", "from ps_worker.cli import main; main()", "--servers", "none", "-m")
+PYTHON = (sys.executable, "-m")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "mod.py").write_text("from . import other\n" + SAYS)
+    (package / "other.py").write_text("")
+    (package / "__main__.py").write_text(SAYS)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text("import not_there_at_all\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "__init__.py").write_text("")
+    return tmp_path
+
+
+def run(command: tuple[str, ...], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+@pytest.mark.parametrize("name", ["pkg.mod", "pkg"])
+def test_a_module_is_run_as_python_runs_it(folder, name):
+    ours, pythons = (run(it, folder, name, "--lr", "3", "-m", "x") for it in (PS_WORKER, PYTHON))
+    assert ours.returncode == pythons.returncode == 0, ours.stderr
+    assert ours.stdout == pythons.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("pkg.nothing", "no module pkg.nothing here"),
+        ("nothing.mod", "no module nothing.mod here"),
+        ("empty", "no module empty.__main__ here"),
+    ],
+)
+def test_a_module_that_is_not_there_is_named(folder, name, says):
+    done = run(PS_WORKER, folder, name)
+    assert done.returncode == 64
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_the_package_itself_is_shown_as_it_is(folder):
+    done = run(PS_WORKER, folder, "broken.mod")
+    assert done.returncode == 1
+    assert "No module named 'not_there_at_all'" in done.stderr
