@@ -127,8 +127,11 @@ class Shards:
         `PROVE_LIMIT_S`, gives way to who comes.
 
         Raises:
+            ProtocolMismatch: another version.
+            ShardMismatch: a number or count that does not fit: then it holds nothing here.
             Fenced: naming the holder's host and pid.
         """
+        self._check_place(message)
         while True:
             entry = self._registered.get(message.shard)
             boot, generation = self.standings.known.get(message.shard, (message.boot, 0))
@@ -150,6 +153,14 @@ class Shards:
             if self._registered.get(message.shard) is entry:
                 return
 
+    def _check_place(self, message: pb.Register) -> None:
+        check_protocol(message.protocol)
+        if message.num_shards != self.num_shards or not 1 <= message.shard < self.num_shards:
+            raise ShardMismatch(
+                f"a server registers as shard {message.shard}/{message.num_shards}; "
+                f"the coordinator is shard 0/{self.num_shards}"
+            )
+
     def register(self, message: pb.Register) -> asyncio.Queue[pb.Order | None]:
         """A shard starts to follow; returns where its orders come out, None at the end.
 
@@ -158,12 +169,7 @@ class Shards:
             ShardMismatch: a number or count that does not fit.
             Fenced: a newer process has this number, or this coordinator is not the newest one.
         """
-        check_protocol(message.protocol)
-        if message.num_shards != self.num_shards or not 1 <= message.shard < self.num_shards:
-            raise ShardMismatch(
-                f"a server registers as shard {message.shard}/{message.num_shards}; "
-                f"the coordinator is shard 0/{self.num_shards}"
-            )
+        self._check_place(message)
         generation, lost = self.standings.register(message)
         granted = pb.Granted(generation=generation, coordinator=self.standings.generations.own)
         before = self._registered.pop(message.shard, None)

@@ -386,7 +386,8 @@ class Shard:
         return MemoryLimitExceeded(
             f"table {spec.number} of job {job.name} needs {need} bytes on shard {self.index} (weights, "
             f"optimizer state and one slice for each of {job.num_workers} workers), more than are free of "
-            f"--memory-limit {limit}; the job holds {held[job.name]}, the server's log says what others do",
+            f"--memory-limit {limit}; the job holds {held[job.name]}, the server's log says what others do. "
+            "Without the option it is 80 % of the memory that there is; `none` switches it off",
             needed=need,
             held=held[job.name],
             limit=limit,
