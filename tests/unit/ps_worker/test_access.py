@@ -206,6 +206,13 @@ OF_A_JOB: dict[str, Callable[[Calls, str], Any]] = {
     ),
     "GetState": lambda calls, job: calls(CoordinatorStub, "GetState", pb.GetStateRequest(key=state_key(job))),
     "Share": lambda calls, job: calls(CoordinatorStub, "Share", pb.ShareRequest(job=job, incarnation=1)),
+    "BeginEpoch": lambda calls, job: calls(
+        CoordinatorStub, "BeginEpoch", pb.EpochRequest(job=job, incarnation=1)
+    ),
+    "StopJob": lambda calls, job: calls(CoordinatorStub, "StopJob", pb.StopRequest(job=job, incarnation=1)),
+    "Collect": lambda calls, job: calls(
+        CoordinatorStub, "Collect", pb.CollectRequest(job=job, incarnation=1)
+    ),
     "Use": lambda calls, job: calls(CoordinatorStub, "Use", pb.UseRequest(job=job, incarnation=1)),
     "Snapshot": lambda calls, job: calls(CoordinatorStub, "Snapshot", pb.SnapshotRequest(job=job)),
     "NameSnapshot": lambda calls, job: calls(CoordinatorStub, "NameSnapshot", pb.SnapshotRequest(job=job)),
