@@ -10,6 +10,7 @@
     │   ├── StartLimitExceeded
     │   ├── CallLimitExceeded      (a call that all workers make together)
     │   ├── ConnectionLost
+    │   ├── RestoredTooOften
     │   └── CutAborted
     ├── ConfigurationRefused (78)      two parties that do not fit together
     │   ├── ProtocolMismatch

@@ -212,5 +212,5 @@ def test_a_killed_server_ends_its_workers_with_69(spawn: Start, forever: str) ->
         with pytest.raises(Unavailable, match=f"shard 1 at {servers.addresses[1]} is gone") as gone:
             step_on(table)
         assert gone.value.exit_code == 69
-    assert time.monotonic() - began_s < 8  # it leaves at once, too
+    assert time.monotonic() - began_s < 20  # it leaves at once, too: a retry limit of its own would be 30 s
     assert servers.close() == [0, -signal.SIGKILL]

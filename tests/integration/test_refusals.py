@@ -97,8 +97,8 @@ def server_of_protocol(protocol: int) -> Iterator[str]:
 def test_a_server_of_another_protocol_is_refused_with_both_versions() -> None:
     """The worker says which version the server speaks, and which one it speaks itself."""
     with (
-        server_of_protocol(2) as address,
-        pytest.raises(errors.ProtocolMismatch, match="speaks protocol 2, this one 1") as refused,
+        server_of_protocol(1) as address,
+        pytest.raises(errors.ProtocolMismatch, match="speaks protocol 1, this one 2") as refused,
     ):
         join(address, fresh_job())
     assert refused.value.exit_code == 78

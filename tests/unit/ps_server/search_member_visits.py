@@ -34,6 +34,13 @@ from .search_coordinators import LEASE_S, CoordinatorNode, Desk, Jobs, OnDisk, S
 from .search_shards import JOB, NUM_SHARDS, SPEC, Input, Output
 
 
+class NoTimers:
+    """The event loop of a search: what comes later there are lines of the log, which nothing follows from."""
+
+    def call_later(self, delay_s: float, callback: object, *arguments: object) -> None:
+        pass
+
+
 class MemberVisit:
     """One input to a coordinator, and what comes out of it."""
 
@@ -47,7 +54,7 @@ class MemberVisit:
         self.shards = Shards(
             Shard(index=0, num_shards=NUM_SHARDS, memory_limit_bytes=None),
             "shard0:1",
-            cast(asyncio.AbstractEventLoop, None),
+            cast(asyncio.AbstractEventLoop, NoTimers()),
             generations,
             cast(Executor, self),
         )

@@ -165,7 +165,7 @@ def test_a_stream_that_ends_inside_a_frame_is_lost(ends, cut):
     ("place", "value", "error"),
     [
         (0, b"x", FrameMalformed),
-        (4, b"\2", ProtocolMismatch),
+        (4, b"\1", ProtocolMismatch),
         (5, b"\77", FrameMalformed),
         (56, b"\1\0\x80\0", FrameTooLarge),
         (60, b"\xff\xff\xff\xff", FrameTooLarge),
