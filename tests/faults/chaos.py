@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.integration.processes import Process, Start, Zygote
@@ -86,6 +87,7 @@ def run(
     numbers: Iterable[int],
     until_s: float,
     steps: int,
+    without: Sequence[str] = (),
 ) -> list[list[Event]]:
     """Rounds until it is past `until_s` of the monotonic clock; returns what happened in each."""
     inside = INSIDE in os.environ
@@ -94,11 +96,13 @@ def run(
         if time.monotonic() > until_s:
             break
         plan = draw(seed, number, steps=steps, links=inside)
+        plan = replace(plan, events=tuple(it for it in plan.events if it.act.value not in without))
         place = folder / f"round-{number}"
         try:
             rounds.append(run_round(start, place, plan, networks=inside))
         except BaseException:
-            again = f"--seed {seed} --only {number} --steps {steps}" + " --links" * inside
+            left_out = "".join(f" --without {kind}" for kind in without)
+            again = f"--seed {seed} --only {number} --steps {steps}" + " --links" * inside + left_out
             say(
                 f"chaos with seed {seed} failed in round {number} ({again}); logs and ledger: {place}\n{plan}"
             )
@@ -119,6 +123,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="this round alone")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--links", action="store_true", help="rounds with networks alone")
+    parser.add_argument("--without", action="append", default=[], help="a kind of fault that is left out")
     given = parser.parse_args()
     both = not given.links and given.only is None
     if given.links and INSIDE not in os.environ:
@@ -138,6 +143,7 @@ def main() -> None:
             numbers=numbers,
             until_s=until_s,
             steps=given.steps,
+            without=given.without,
         )
     finally:
         zygote.close()
