@@ -67,9 +67,8 @@ class Shards:
         self._decisions = Decisions(own.num_shards)
         self._choices = Choices(own.num_shards)
         self._loop = loop
-        self._lanes = Lanes(
-            pool
-        )  # shard 0, too, carries a job's orders out in the order in which they are sent
+        # Shard 0, too, carries a job's orders out in the order in which they are sent.
+        self._lanes = Lanes(pool)
         own.on_norm = self._report_own
         own.on_attendance = self._attend_own
         self._drained = False

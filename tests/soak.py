@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import ps_lab
 from ps_lab.process_handle import ProcessHandle
+from tests.integration.processes import TETHER
 
-TETHER = str(Path(ps_lab.__file__).with_name("tether.py"))
 TETHERED = (sys.executable, "-I", "-S", TETHER)  # ends with us, however we end
 LOOP = "while True: pass"
 RUN_LIMIT_S = 2 * 60 * 60.0  # a run takes nine minutes on two idle cores
