@@ -61,13 +61,9 @@ class Process:
 
     def wait_end(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code, after its last line."""
-        with self._waiting:
-            if self._code is None:
-                assert self._handle.wait(limit_s), f"{self.name} does not end:\n{self.text}"
-                self._handle.close()
-                self._code = self._wait(limit_s)
-                self._reader.join(LIMIT_S)
-            return self._code
+        code = self._reap(limit_s)
+        self._reader.join(LIMIT_S)
+        return code
 
     @property
     def is_over(self) -> bool:
@@ -85,14 +81,22 @@ class Process:
         self._handle.send(number)
 
     def kill(self) -> None:
-        """Ends it at once, if it has not ended."""
+        """Ends it at once, if it has not ended; a child of it may live on, and hold its output open."""
         self._handle.send(signal.SIGKILL)
-        self.wait_end()
+        self._reap(LIMIT_S)
 
     @property
     def text(self) -> str:
         """All its output."""
         return "\n".join(self.lines)
+
+    def _reap(self, limit_s: float) -> int:
+        with self._waiting:
+            if self._code is None:
+                assert self._handle.wait(limit_s), f"{self.name} does not end:\n{self.text}"
+                self._handle.close()
+                self._code = self._wait(limit_s)
+            return self._code
 
     def _read(self, output: BinaryIO) -> None:
         with output:

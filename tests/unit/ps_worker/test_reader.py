@@ -12,6 +12,7 @@ import torch
 import ps_server.readers
 import ps_server.state_store
 import ps_worker as ps
+from ps_server.shard_job import ShardJob
 from ps_wire.errors import JobUnknown, TableMismatch
 from tests.until import LIMIT_S, until
 
@@ -229,6 +230,11 @@ def test_a_reader_that_vanishes_during_its_cut_holds_nobody_up(cluster: Cluster)
     run_workers(cluster, body, num_workers=2, job=job)
 
 
+def entries_of(cluster: Cluster, job: str) -> list[ShardJob]:
+    """What each shard holds of the job at this moment."""
+    return [entry for server in cluster.shards for entry in server.shard.jobs() if entry.name == job]
+
+
 def test_whoever_has_left_is_told_so(cluster: Cluster):
     job = fresh_name()
 
@@ -240,9 +246,8 @@ def test_whoever_has_left_is_told_so(cluster: Cluster):
         reader.leave()
         with pytest.raises(ps.UsageError, match="has left"):
             reader.read(Holder())
-        shards = [server.shard.jobs() for server in cluster.shards]
-        until(lambda: all(set(entry.known) == {0} for jobs in shards for entry in jobs if entry.name == job))
-        left = [entry for jobs in shards for entry in jobs if entry.name == job]
+        until(lambda: [set(entry.known) for entry in entries_of(cluster, job)] == [{0}] * 2)
+        left = entries_of(cluster, job)
         assert [(set(entry.sessions), {key[0] for key in entry.tokens}) for entry in left] == [({0}, {0})] * 2
 
     run_workers(cluster, body, job=job)
