@@ -39,6 +39,7 @@ from ps_wire.errors import (
     SnapshotMissing,
     SnapshotUnusable,
 )
+from ps_wire.frame import MAX_GENERATION
 from ps_wire.messages import table_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -287,8 +288,11 @@ def _check_same(room: Room | None, saved: SavedJob) -> None:
 
 
 def floor_of(generation: int) -> int:
-    """The last incarnation of workers that is over when shards have been restored as of this generation."""
-    return generation << 16
+    """The last incarnation of workers that is over when shards have been restored as of this generation.
+
+    Whoever restores may not know how often workers have joined: it is above all that could have been given.
+    """
+    return generation * (MAX_GENERATION + 1)
 
 
 def restoration(saved: SavedJob, generation: int) -> pb.Order:

@@ -285,7 +285,7 @@ def test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then
     settings = {"on_rollback": heard.append} if told else {}
     with connect(durable, job, **settings) as worker:
         script(worker, run, dies)
-        assert worker._link.incarnation > 1 << 16
+        assert worker._link.incarnation > 1 << 32
     same(run, undisturbed)
     assert len(heard) == told
     assert set(used(durable, job).values()) == {SAMPLES}
@@ -323,5 +323,5 @@ def test_a_loop_whose_batches_are_its_own_hears_of_a_rollback(durable, own):
                     heard.append(error.step)
                 optimizer.zero_grad()
         worker.finish()
-        assert worker._link.incarnation > 1 << 16
+        assert worker._link.incarnation > 1 << 32
     assert len(heard) == own
