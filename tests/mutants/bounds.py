@@ -1,9 +1,11 @@
-"""Faults in what is bounded: generations."""
+"""Faults in what is bounded: generations, memory for tables."""
 
 from tests.mutants.mutant import Mutant
 
 GENERATIONS = "tests/unit/ps_server/test_generations.py"
 ROLLED_BACK = "tests/unit/ps_server/test_rolled_back.py"
+SHARD = "tests/unit/ps_server/test_shard.py"
+GOING_BACK = "tests/unit/ps_worker/test_going_back.py"
 ROLLBACK = "tests/unit/ps_worker/test_rollback.py"
 PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
 
@@ -35,5 +37,33 @@ MUTANTS = (
         text="        of_before = resume.incarnation <= room.job.roster.floor  #",
         fault="        of_before = True  #",
         tests=(ROLLED_BACK,),
+    ),
+    Mutant(
+        name="memory: a slice per worker is counted where pushes are applied as they come",
+        file="ps_server/shard.py",
+        text="        staged = job.num_workers if gate.aggregates else 0  #",
+        fault="        staged = job.num_workers  #",
+        tests=(SHARD,),
+    ),
+    Mutant(
+        name="memory: what torch does not give is still counted",
+        file="ps_server/shard.py",
+        text="        except Exception as error:\n            with self._jobs.lock:\n",
+        fault="        except (OSError, MemoryError, OverflowError) as error:\n            with self._jobs.lock:\n",
+        tests=(SHARD,),
+    ),
+    Mutant(
+        name="recovery: a snapshot that does not fit counts as one that cannot be used",
+        file="ps_server/recovery.py",
+        text="            except MemoryLimitExceeded as error:  # nothing is wrong with the snapshot\n",
+        fault="            except AssertionError as error:\n",
+        tests=(GOING_BACK,),
+    ),
+    Mutant(
+        name="recovery: who comes again to a job that did not fit begins it anew",
+        file="ps_server/recovery.py",
+        text="            self._asleep.add(job)\n            raise too_large\n",
+        fault="            raise too_large\n",
+        tests=(GOING_BACK,),
     ),
 )
