@@ -59,8 +59,8 @@ def serve(
         typer.Option(
             envvar="PS_MEMORY_LIMIT",
             metavar="BYTES|none",
-            help="For the tables of all jobs (weights, optimizer state, a slice per worker): 8G, 500M, 123; "
-            "0 or none: no limit. Default: 80 % of the machine's memory, or of the cgroup's.",
+            help="For the tables of all jobs (weights, optimizer state, under bsp a slice per worker): 8G, "
+            "500M, 123; 0 or none: no limit. Default: 80 % of the machine's memory, or of the cgroup's.",
         ),
     ] = None,
     device: Annotated[

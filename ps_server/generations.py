@@ -15,11 +15,11 @@ import re
 from pathlib import Path
 
 from ps_wire.errors import ConfigurationRefused, Fenced
+from ps_wire.frame import MAX_GENERATION
 from ps_wire.snapshot_writing import sync_folder
 
 KEPT = 16  # files; older ones are removed
 _NAME = re.compile(r"generation-(\d{1,10})")
-MAX_GENERATION = (1 << 16) - 1  # the upper half of an incarnation
 
 
 class Generations:

@@ -201,7 +201,8 @@ class MemberStreams:
             )
         known = room.job.roster.members.get(resume.worker)
         unheard = known is not None and (known.worker, known.incarnation) not in room.mailboxes
-        if known is not None and known.state is MemberState.RETURNING and unheard:
+        of_before = resume.incarnation <= room.job.roster.floor  # as all that a coordinator has given
+        if known is not None and known.state is MemberState.RETURNING and unheard and of_before:
             # one of those that the coordinator before this one knew
             taken_back = room.take_back(known, resume)
             return room, known, taken_back, self._attached(taken_back)

@@ -32,6 +32,7 @@ from ps_wire.errors import (
     JobFull,
     JobMismatch,
     JobUnknown,
+    MemoryLimitExceeded,
     PsError,
     RestoredTooOften,
     ServerNotReady,
@@ -39,6 +40,7 @@ from ps_wire.errors import (
     SnapshotMissing,
     SnapshotUnusable,
 )
+from ps_wire.frame import MAX_GENERATION
 from ps_wire.messages import table_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -73,6 +75,7 @@ class Recovery:
         self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
         self.takings: Takings | None = None  # of what a job is that is about to go back none is taken
         self._went_to: dict[str, str] = {}  # job -> snapshot
+        self._too_large: dict[str, MemoryLimitExceeded] = {}  # jobs whose snapshot did not fit; nobody knows
         self._lost: set[int] = set()
         self._pending: set[str] = set()
         self._current = ""  # the job that goes back now
@@ -89,7 +92,8 @@ class Recovery:
     def absent(self) -> dict[str, str]:
         """Jobs that have snapshots and are not held by the servers yet: name -> what becomes of it."""
         going_back = self._pending | ({self._current} if self._current else set())
-        states = dict.fromkeys(self._asleep, "asleep") | dict.fromkeys(going_back, "going back")
+        asleep = self._asleep | self._too_large.keys()
+        states = dict.fromkeys(asleep, "asleep") | dict.fromkeys(going_back, "going back")
         return {name: states[name] for name in sorted(states.keys() - self._rooms.keys())}
 
     def check(self, job: str) -> None:
@@ -98,7 +102,12 @@ class Recovery:
         Raises:
             ServerNotReady: come again.
             JobFull: there are too many jobs for another one.
+            MemoryLimitExceeded: its snapshot did not fit into the servers; it is tried again for the next
+                one who comes.
         """
+        if (too_large := self._too_large.pop(job, None)) is not None:
+            self._asleep.add(job)
+            raise too_large
         if job in self._asleep:
             if len(self._rooms) >= MAX_JOBS:
                 raise JobFull(f"this service has {MAX_JOBS} jobs already")
@@ -134,6 +143,8 @@ class Recovery:
         for room in self._rooms.values():
             room.loses(shard)
         self._pending |= self._rooms.keys()
+        self._asleep |= self._too_large.keys()  # the shard may have come back with more memory
+        self._too_large.clear()
         if self._current:
             self._pending.add(self._current)
         self._start()
@@ -153,6 +164,7 @@ class Recovery:
             SnapshotMissing: this is not the newest one that can be used; nothing happens.
             SnapshotUnusable: a shard cannot use it.
             RestoredTooOften: the job has done so `RESTORES` times in a short time.
+            MemoryLimitExceeded: it does not fit into a shard; it is kept, and nobody trains the job.
         """
         if self._snapshots is None:
             raise ConfigurationRefused("jobs cannot go back: start the servers with --snapshot-dir")
@@ -170,8 +182,11 @@ class Recovery:
         self._restores.take(job, self._clock())
         self._went_to.pop(job, None)
         self._asleep.discard(job)
+        self._too_large.pop(job, None)
         self._pending.add(job)
         await asyncio.wait([self._start()])
+        if (too_large := self._too_large.get(job)) is not None:
+            raise too_large
         if self._went_to.get(job) != snapshot:
             raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
         return saved.step
@@ -235,6 +250,17 @@ class Recovery:
                 self._pending.add(name)
                 await asyncio.sleep(AGAIN_S)
                 return
+            except MemoryLimitExceeded as error:  # nothing is wrong with the snapshot
+                too_large = MemoryLimitExceeded(
+                    f"job {name} goes on from its snapshot {saved.snapshot}, which is kept, once it fits: "
+                    f"{error.message}. Start the job again when other jobs have ended, or servers with a "
+                    "larger --memory-limit",
+                    **error.facts,
+                )
+                logger.error("%s", too_large.message)
+                self._too_large[name] = too_large
+                await self._give_up(name, too_large)
+                return
             except PsError as error:
                 logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)
                 continue
@@ -264,25 +290,28 @@ class Recovery:
         room.roll_back(saved, floor=floor)
         self.on_restored()
 
-    async def _give_up(self, name: str) -> None:
+    async def _give_up(self, name: str, why: PsError | None = None) -> None:
+        """Members of a job hear why it ends, by default that it is lost; shards forget it."""
         room = self._rooms.get(name)
         if room is None:  # nobody is there; some shards may have read their parts
             with suppress(PsError):
                 await self._shards.order(pb.Order(drop_job=pb.DropJob(job=name)))
             return
-        job = room.job
+        error = why or self._is_lost(room.job.name)
+        room.thaw([*room.job.tell_all(error), *room.job.drop()])
+
+    def _is_lost(self, job: str) -> JobUnknown:
         shards = ", ".join(map(str, sorted(self._lost)))
         why = (
             "nothing is kept of it (--durability none)"
             if self._snapshots is None
             else "it has no snapshot that can be read"
         )
-        error = JobUnknown(
-            f"shard {shards} was started again without its state: its part of job {job.name} is lost, for "
+        return JobUnknown(
+            f"shard {shards} was started again without its state: its part of job {job} is lost, for "
             f"{why}; start the job again, and servers with --snapshot-dir and --snapshot-every",
             shard=min(self._lost, default=0),
         )
-        room.thaw([*job.tell_all(error), *job.drop()])
 
 
 def _check_same(room: Room | None, saved: SavedJob) -> None:
@@ -301,8 +330,11 @@ def _check_same(room: Room | None, saved: SavedJob) -> None:
 
 
 def floor_of(generation: int) -> int:
-    """The last incarnation of workers that is over when shards have been restored as of this generation."""
-    return generation << 16
+    """The last incarnation of workers that is over when shards have been restored as of this generation.
+
+    Whoever restores may not know how often workers have joined: it is above all that could have been given.
+    """
+    return generation * (MAX_GENERATION + 1)
 
 
 def restoration(saved: SavedJob, generation: int) -> pb.Order:

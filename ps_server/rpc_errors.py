@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
@@ -60,8 +60,9 @@ def _parsing(deserialize: _Parse, method: str) -> _Parse:
 
 def _each(parse: _Parse) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
     async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for data in messages:
-            yield parse(data)
+        with suppress(grpc.aio.BaseError):  # the call is over, or the server has stopped: nothing more comes
+            async for data in messages:
+                yield parse(data)
 
     return parsed
 

@@ -145,16 +145,18 @@ class Shard:
                 attend=self._attend,
                 submit=self._submit,
             )
-        except (OSError, MemoryError, OverflowError) as error:
+            for worker, (incarnation, clocks) in members.items():
+                table.join(worker, incarnation, clocks.get(spec.number, 0))
+        except Exception as error:
             with self._jobs.lock:
                 entry.memory_bytes -= need
+            if not _is_out_of_memory(error):
+                raise
             raise MemoryLimitExceeded(
                 f"table {spec.number} of job {job} needs {need} bytes on shard {self.index}, which the "
                 f"system does not give: {error}",
                 needed=need,
             ) from None
-        for worker, (incarnation, clocks) in members.items():
-            table.join(worker, incarnation, clocks.get(spec.number, 0))
         with self._jobs.lock:
             entry.tables[spec.number] = table
         logger.info("job %s: table %d opened, %d bytes", job, spec.number, need)
@@ -384,23 +386,39 @@ class Shard:
             ", ".join(f"{name} {size}" for name, size in held.items() if size),
         )
         return MemoryLimitExceeded(
-            f"table {spec.number} of job {job.name} needs {need} bytes on shard {self.index} (weights, "
-            f"optimizer state and one slice for each of {job.num_workers} workers), more than are free of "
-            f"--memory-limit {limit}; the job holds {held[job.name]}, the server's log says what others do. "
-            "Without the option it is 80 % of the memory that there is; `none` switches it off",
+            f"table {spec.number} of job {job.name} needs {need} bytes on shard {self.index} "
+            f"({_counted(job)}), more than are free of --memory-limit {limit}; the job holds "
+            f"{held[job.name]}, the server's log says what others do. Without the option it is 80 % of the "
+            "memory that there is; `none` switches it off",
             needed=need,
             held=held[job.name],
             limit=limit,
         )
 
     def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
-        kept = min(gate_of(job.consistency).backup, job.num_workers)  # weights that late workers work on
+        gate = gate_of(job.consistency)
+        kept = min(gate.backup, job.num_workers)  # weights that late workers work on
+        staged = job.num_workers if gate.aggregates else 0  # gradients that wait for their step
         total = CELL_BYTES * plan.count_of_shard(self.index)
         for bucket in plan.buckets:
             start, end = bucket.slice_bounds(self.index)
             slots = optimizers.state_slots(spec.optimizer, bucket.group)
-            total += (end - start) * bucket.item_bytes * (1 + slots + job.num_workers + kept)
+            total += (end - start) * bucket.item_bytes * (1 + slots + staged + kept)
         return total
+
+
+def _counted(job: ShardJob) -> str:
+    """What `_needed_bytes` counts, for people."""
+    if gate_of(job.consistency).aggregates:
+        return f"weights, optimizer state and one slice for each of {job.num_workers} workers"
+    return "weights and optimizer state"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is the system that has no more; torch's allocators say it by RuntimeError."""
+    if isinstance(error, RuntimeError):
+        return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, (OSError, MemoryError, OverflowError))
 
 
 def check_partitions(spec: TableSpec, plan: Plan, shard: int) -> None:

@@ -24,9 +24,10 @@ PULLS = 4  # flag of a PUSH: its worker has all weights of before; by later ones
 LENT = 64  # flag of an ACK: the push is accounted for, and its memory still read, until FREE or weights
 SHARED = 128  # flag: the payload lies in shared memory. Of a HELLO: the connection shares memory
 FIRST_READER = 1 << 31  # readers' numbers begin here, workers' end below
+MAX_GENERATION = (1 << 32) - 1  # the field's; it is also the upper half of an incarnation
 META_ALIGNMENT = 16  # the payload behind it stays aligned for every dtype
 
-_HEADER = struct.Struct("<IBBBBIHHQQIIIIIfII")
+_HEADER = struct.Struct("<IBBBBIHHQQIIQIfII")
 assert _HEADER.size == HEADER_BYTES
 
 
@@ -64,9 +65,8 @@ class Frame:
         step: the sender's clock on the partition.
         version: PUSH: the version that the gradient was computed on. PULLED: the version sent.
         worker: number of the worker in its job.
-        incarnation: of that worker; grows at each join.
         generation: of the shard.
-        epoch: of the job's membership, as far as the sender knows; information only.
+        incarnation: of that worker; grows at each join.
         hyper: number of the hyper-parameters that a PUSH takes, or a HYPER sets.
         weight: of the push in a BSP mean.
         meta: by kind: a bitmap, a list, a message.
@@ -83,9 +83,8 @@ class Frame:
     step: int = 0
     version: int = 0
     worker: int = 0
-    incarnation: int = 0
     generation: int = 0
-    epoch: int = 0
+    incarnation: int = 0
     hyper: int = 0
     weight: float = 1.0
     meta: bytes | memoryview = _NONE
@@ -107,9 +106,8 @@ def header(frame: Frame, payload_bytes: int) -> bytes:
         frame.step,
         frame.version,
         frame.worker,
-        frame.incarnation,
         frame.generation,
-        frame.epoch,
+        frame.incarnation,
         frame.hyper,
         frame.weight,
         payload_bytes,
@@ -146,8 +144,8 @@ class Header:
         """Reads the 64 bytes of `data` from `start` on. Raises what `decode` raises of them."""
         self._fields = _HEADER.unpack_from(data, start)
         self.kind = _check(self._fields)
-        self.payload_bytes: int = self._fields[16]
-        self.meta_bytes: int = self._fields[17]
+        self.payload_bytes: int = self._fields[15]
+        self.meta_bytes: int = self._fields[16]
         self.padded_meta_bytes = self.meta_bytes + -self.meta_bytes % META_ALIGNMENT
 
     def frame(
@@ -168,11 +166,10 @@ class Header:
             step=fields[8],
             version=fields[9],
             worker=fields[10],
-            incarnation=fields[11],
-            generation=fields[12],
-            epoch=fields[13],
-            hyper=fields[14],
-            weight=fields[15],
+            generation=fields[11],
+            incarnation=fields[12],
+            hyper=fields[13],
+            weight=fields[14],
             meta=meta,
             payload=payload,
             descriptors=descriptors,
@@ -204,7 +201,7 @@ def decode(message: bytes) -> Frame:
 
 def _check(fields: tuple[int, ...]) -> Kind:
     magic, protocol, kind_number = fields[0], fields[1], fields[2]
-    payload_bytes, meta_bytes = fields[16], fields[17]
+    payload_bytes, meta_bytes = fields[15], fields[16]
     if magic != MAGIC:
         raise FrameMalformed(f"not a frame: magic {magic:#010x}, expected {MAGIC:#010x}")
     check_protocol(protocol)

@@ -27,6 +27,7 @@ from google.protobuf import json_format
 
 from ps_wire.address import MAX_SERVERS
 from ps_wire.errors import PsError, SnapshotCorrupt, SnapshotFormatUnsupported
+from ps_wire.frame import MAX_GENERATION
 from ps_wire.job_spec import MAX_LEASE_S, check_spec
 from ps_wire.json_fields import MAX_SAMPLES, Field, FieldInvalid, Json, read, shown
 from ps_wire.messages import table_from_proto, table_to_proto
@@ -40,7 +41,6 @@ MAX_MANIFEST_BYTES = (
     16 << 20
 )  # some 70,000 parameters; JSON takes up to twenty times its size while it is read
 MAX_SAVED_WORKERS = 4096  # that train at a cut
-MAX_GENERATION = (1 << 32) - 1
 MAX_INCARNATION = (1 << 64) - 1
 MAX_NUMBER = 99_999_999
 MAX_FILE_BYTES = 1 << 50

@@ -8,6 +8,8 @@ from ps_wire.errors import STATUS, PsError, ServerUnreachable, facts_to_json, fr
 
 ERROR_KEY = "ps-error"
 FACTS_KEY = "ps-facts"
+# The last: of a call that reached a server which was about to stop.
+UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 def code_of(error: PsError) -> grpc.StatusCode:
@@ -32,6 +34,6 @@ def error_of(error: grpc.RpcError, address: str) -> PsError:
     metadata = dict(error.trailing_metadata() or ())
     if ERROR_KEY in metadata:
         return from_wire(metadata[ERROR_KEY], details, metadata.get(FACTS_KEY, ""))
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+    if code in UNREACHABLE:
         return ServerUnreachable(f"server {address} cannot be reached: {details}", address=address)
     return PsError(f"server {address}: {code.name}: {details}", address=address)

@@ -67,6 +67,7 @@ class Chaos:
         self._lock = threading.Lock()  # guards who is which worker
         self._pausing = [threading.Lock() for _ in range(plan.num_workers)]
         self._linking = [threading.Lock() for _ in range(plan.num_workers)]
+        self._serving = [threading.Lock() for _ in world.servers.processes]  # one fault at a time each
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
@@ -234,13 +235,16 @@ class Chaos:
                 finally:
                     self._between.mend()
             case Act.HANG | Act.PAUSE:
-                self._hang_server(shard, act, stop)
+                with self._serving[shard]:
+                    self._hang_server(shard, act, stop)
             case Act.DOUBLE:
-                stop.go()
-                second = self._world.begin_server_twice(shard)
-                assert second.wait_end() == 69, second.text
+                with self._serving[shard]:  # else the port may be free, of one that is about to end
+                    stop.go()
+                    second = self._world.begin_server_twice(shard)
+                    assert second.wait_end() == 69, second.text
             case Act.KILL | Act.STOP:
-                self._end_server(shard, act, stop)
+                with self._serving[shard]:
+                    self._end_server(shard, act, stop)
 
     def _hang_server(self, shard: int, act: Act, stop: Stop) -> None:
         process = self._world.servers.processes[shard]
@@ -265,11 +269,13 @@ class Chaos:
             stop.go()
             return
         process = self._world.servers.processes[shard]
-        process.signal(signal.SIGKILL if act is Act.KILL else signal.SIGTERM)
-        if act is Act.STOP:
+        if act is Act.KILL:
+            process.kill()  # and its port is free
+        else:
+            process.signal(signal.SIGTERM)
             stop.go()
             assert process.wait_end() == 0, process.text
-        self._killed.append(self._world.begin_server_again(shard))
+        self._world.begin_server_again(shard)
 
     def _wait_evicted(self, worker: int, process: Process) -> None:
         """Or has another process by now.

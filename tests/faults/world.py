@@ -58,12 +58,10 @@ class World:
         self._commands.append((command[0], *reach, "--data-port", str(self.data_ports[shard])))
         return self._spawn(*self._commands[shard], **self._faults.environment(f"server {shard}"))
 
-    def begin_server_again(self, shard: int) -> Process:
-        """Another process for a shard whose process is dead; returns that one."""
-        dead = self.servers.processes[shard]
+    def begin_server_again(self, shard: int) -> None:
+        """Another process for a shard whose process has ended."""
         environment = self._faults.environment(f"server {shard}")
         self.servers.processes[shard] = self._spawn(*self._commands[shard], **environment)
-        return dead
 
     def begin_server_twice(self, shard: int) -> Process:
         """Another process for a shard whose process lives; it is none of those that faults happen to."""

@@ -8,6 +8,7 @@ ALL_LEFT = f"{RESUME}::test_who_comes_to_a_job_that_all_have_left_goes_on_where_
 JOINS = f"{RESUME}::test_who_joins_in_mid_run_begins_at_the_jobs_epoch_with_its_schedules"
 EVICTED = f"{RESUME}::test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_with_its_schedules"
 GOES_BACK = f"{RESUME}::test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then"
+END = "tests/unit/ps_server/test_membership_end.py"
 STOP = f"{UNIT}test_stop_job.py"
 DATA = "ps_worker/script_data.py"
 REJOINING = "ps_worker/rejoining.py"
@@ -61,7 +62,7 @@ MUTANTS = (
         file=REJOINING,
         text="        if self._again is not None and self.arrived():\n",
         fault="        if self._again is not None:\n",
-        tests=(GOES_BACK, EVICTED),
+        tests=(f"{RESUME}::test_who_was_evicted_has_the_schedules_where_it_was_sent_and_not_before",),
     ),
     Mutant(
         name="resume: nothing is noted when an epoch begins",
@@ -138,7 +139,9 @@ MUTANTS = (
         file="ps_server/job_life.py",
         text="        self._newest_epoch = max(self._newest_epoch, epoch)\n",
         fault="        self._newest_epoch = epoch\n",
-        tests=(f"{STOP}::test_all_end_after_the_newest_epoch_that_one_of_them_had_begun",),
+        tests=(
+            f"{END}::test_a_job_that_is_stopped_ends_after_the_newest_epoch_though_another_began_an_older_one_since",
+        ),
     ),
     Mutant(
         name="stop: loops of their own go on",

@@ -10,6 +10,7 @@ CONNECTS_AGAIN = (
 )
 
 FOR_NOW = "tests/unit/ps_worker/test_connection.py::test_a_hello_that_is_refused_for_now_is_said_again"
+STOPPED = "tests/unit/ps_server/test_rpc_errors.py::test_a_stream_of_a_server_that_has_stopped_is_at_its_end"
 
 MUTANTS = (
     Mutant(
@@ -35,5 +36,21 @@ MUTANTS = (
         text="            if isinstance(error, (Evicted, ServerNotReady)):",
         fault="            if isinstance(error, Evicted):",
         tests=(FOR_NOW,),
+    ),
+    Mutant(
+        name="silence: a call that a server cancels as it stops ends its worker",
+        file="ps_wire/status.py",
+        text="grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)",
+        fault="grpc.StatusCode.DEADLINE_EXCEEDED)",
+        tests=(
+            "tests/unit/ps_wire/test_errors.py::test_a_server_that_is_gone_or_about_to_stop_cannot_be_reached",
+        ),
+    ),
+    Mutant(
+        name="silence: a stream that is read when the server has stopped is logged as a bug",
+        file="ps_server/rpc_errors.py",
+        text="        with suppress(grpc.aio.BaseError):",
+        fault="        with suppress(grpc.aio.UsageError):",
+        tests=(STOPPED,),
     ),
 )

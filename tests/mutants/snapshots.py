@@ -228,17 +228,14 @@ MUTANTS = (
         text="        await self._shards.order(pb.Order(save_cut=save))\n        for worker",
         fault="        saving = asyncio.ensure_future(self._shards.order(pb.Order(save_cut=save)))\n"
         "        saving.add_done_callback(lambda it: it.exception())\n        for worker",
-        tests=(
-            SNAPSHOTS,
-            LAW_15,
-        ),
+        tests=(f"{SNAPSHOTS}::test_workers_go_on_when_all_shards_know_the_cut",),
     ),
     Mutant(
         name="snapshot: one that was given up leaves its files",
         file=TAKING,
         text="                await asyncio.to_thread(self._store.delete, self._job.name, self._name)\n",
         fault="                pass\n",
-        tests=(SNAPSHOTS, f"{WORKER}test_cut_limits.py"),
+        tests=(f"{SNAPSHOTS}::test_a_full_disk_costs_the_snapshot_and_nothing_else",),
     ),
     Mutant(
         name="snapshot: what workers answered to a cut of before counts",

@@ -76,7 +76,6 @@ class Tree:
             "PYTHONPATH": str(self.path),
             "TMPDIR": str(self.temporary),
             "HYPOTHESIS_PROFILE": "mutants",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         }
 
     def _write(self, file: Path, text: str) -> None:

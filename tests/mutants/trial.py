@@ -51,6 +51,7 @@ WARM = (
     "_hypothesis_pytestplugin",
     "hypothesis.stateful",
 )
+NO_OTHER_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
 
 
@@ -150,6 +151,10 @@ class Recorder:
         self._result = result
         self._all = all_of_them
 
+    def pytest_configure(self) -> None:
+        """Our plugins are chosen: a pytest that a test starts has its own."""
+        os.environ.pop(NO_OTHER_PLUGINS, None)
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         _note(self._result, "begun", test=nodeid)
 
@@ -211,7 +216,7 @@ def _pytest(tree: Tree, tests: Sequence[str], *, all_of_them: bool) -> None:
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.closerange(3, 256)
         os.environ.clear()
-        os.environ.update(tree.environment())
+        os.environ.update(tree.environment() | {NO_OTHER_PLUGINS: "1"})
         os.chdir(tree.path)
         tempfile.tempdir = None  # it is looked up once, and was by what is imported
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:

@@ -331,7 +331,9 @@ MUTANTS = (
         file=WEIGHTS,
         text="        if versions != self._versions:\n",
         fault="        if len(versions) != len(self._versions):\n",
-        tests=(f"{UNIT}test_wrap_parameters.py",),
+        tests=(
+            f"{UNIT}test_mapped_weights.py::test_weights_that_arrive_are_seen_on_pages_that_were_written_to",
+        ),
     ),
     Mutant(
         name="weights: a window is that of the step before",

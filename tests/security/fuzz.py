@@ -26,7 +26,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ MINE = "mine"
 VICTIM = "beside"
 STEPS = 10  # of the job beside
 PORTION = 1000  # frames and messages: a finding is run again in seconds
+PORTIONS_OF_SERVER = 30  # then another one is started: jobs that have ended count among its 1024
 AT_ONCE = 128  # calls: most of the time of one that is taken, it waits for its limit
 LEFT_BYTES = 64 << 20  # an allocator keeps what it had at its peak: more than this is a trace
 JOB_BYTES = 96 << 10  # of a job that has ended, whose weights may still be asked for
@@ -179,6 +182,24 @@ class Attack:
         return answers
 
 
+@dataclass(slots=True)
+class Found:
+    """What became of all that was sent, to all servers."""
+
+    servers: int = 0
+    total: int = 0
+    jobs: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+
+
+def batched(numbers: Iterable[int], size: int) -> Iterator[Iterator[int]]:
+    """One after the other, `size` at a time; each is to be used up before the next."""
+    rest = iter(numbers)
+    for first in rest:
+        yield chain((first,), islice(rest, size - 1))
+
+
 def memory_bytes(server: Process) -> int:
     """That a process has now."""
     pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
@@ -199,7 +220,7 @@ def check_memory(server: Process, before_bytes: int, jobs: int, say: Callable[[s
     """It is as before, but for jobs that have ended; what is under way may end first."""
     most = before_bytes + LEFT_BYTES + JOB_BYTES * jobs
     until(lambda: memory_bytes(server) < most, f"memory is as before, {before_bytes >> 20} MiB")
-    say(f"memory: {before_bytes >> 20} MiB before, {memory_bytes(server) >> 20} MiB after")
+    say(f"memory: {before_bytes >> 20} MiB before, {memory_bytes(server) >> 20} MiB after {jobs} jobs")
 
 
 def fuzz(
@@ -215,7 +236,7 @@ def fuzz(
     """Runs portions one after the other; raises what it finds.
 
     Args:
-        folder: for the token, snapshots and the server's log.
+        folder: for the token, snapshots and the log of the last server.
         seed: of all that is drawn.
         portions: their numbers; each is drawn from the seed and its own.
         size: of a portion.
@@ -224,7 +245,36 @@ def fuzz(
         say: takes a line for people.
     """
     (folder / "token").write_text(SERVICE)
-    place = ("--token-file", str(folder / "token"), "--snapshot-dir", str(folder / "snapshots"))
+    found = Found()
+    for batch in batched(portions, PORTIONS_OF_SERVER):
+        if time.monotonic() > until_s:
+            break
+        _one_server(folder, seed, batch, size=size, until_s=until_s, sent=sent, say=say, found=found)
+    say(f"seed {seed}: {found.total} control messages and frames")
+    say(f"servers that stood them, one after the other: {found.servers}")
+    say(f"calls ended: {_listed(found.calls)}")
+    say(f"frames were answered: {_listed(found.answers)}")
+    say(f"jobs beside were trained {found.jobs} times, with the bytes that they have alone")
+
+
+def _one_server(
+    folder: Path,
+    seed: int,
+    portions: Iterable[int],
+    *,
+    size: int,
+    until_s: float,
+    sent: Sent,
+    say: Callable[[str], None],
+    found: Found,
+) -> None:
+    """As many portions as one server is for."""
+    place = (
+        "--token-file",
+        str(folder / "token"),
+        "--snapshot-dir",
+        str(folder / f"snapshots-{found.servers}"),
+    )
     servers = Servers(start, 1, "--memory-limit", "256M", *place)
     (server,) = servers.processes
     number: int | str = "warm"
@@ -242,10 +292,11 @@ def fuzz(
                 total += size
                 beside.check()
                 check_log(server.text, total)
-        say(f"seed {seed}: {total} control messages and frames")
-        say(f"calls ended: {_listed(attack.calls)}")
-        say(f"frames were answered: {_listed(attack.answers)}")
-        say(f"the job beside was trained {beside.times} times, with the bytes that it has alone")
+        found.servers += 1
+        found.total += total
+        found.jobs += beside.times
+        found.calls += attack.calls
+        found.answers += attack.answers
         check_memory(server, before_bytes, beside.times + total // size * len(Carrier), say)
         codes = servers.close()
         assert codes == [0], server.end

@@ -175,7 +175,7 @@ class Mutation:
             step=draw.choice(UNSIGNED),
             version=draw.choice((0, 1, 1 << 31)),
             worker=worker if own else draw.choice((0, 1, 1 << 31, (1 << 32) - 1)),
-            incarnation=incarnation if own else draw.choice((0, 1, (1 << 32) - 1)),
+            incarnation=incarnation if own else draw.choice((0, 1, (1 << 64) - 1)),
             weight=draw.choice(NUMBERS[:7]),
             codec=draw.choice((0, 0, 1, 2, 255)),
             flags=draw.choice((0, 0, 0, *(1 << bit for bit in range(8)))) if draw.random() < 0.5 else 0,

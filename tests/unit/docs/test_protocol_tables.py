@@ -58,9 +58,8 @@ def test_the_byte_table_is_the_frame():
         "step": 0x1112131415161718,
         "version": 0x2122232425262728,
         "worker": 0x31323334,
-        "incarnation": 0x41424344,
         "generation": 0x51525354,
-        "epoch": 0x61626364,
+        "incarnation": 0x4142434461626364,
         "hyper": 0x71727374,
         "weight": 0.375,
     }

@@ -18,6 +18,8 @@ from tests.until import LIMIT_S
 
 FORKS = "import os, signal\npid = os.fork()\nif pid == 0: signal.pause()\nprint(pid, flush=True)\n"
 
+TOO_EARLY_S = 0.2  # in which a close comes back that waits for nobody
+
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -156,6 +158,7 @@ def test_a_close_waits_for_a_signal_that_is_being_sent(start: Start, monkeypatch
     assert sending.wait(LIMIT_S)
     closer = threading.Thread(target=lambda: (handle.close(), order.append("closed")))
     closer.start()
+    closer.join(TOO_EARLY_S)
     go_on.set()
     sender.join(LIMIT_S)
     closer.join(LIMIT_S)

@@ -7,7 +7,9 @@ import os
 import pytest
 
 from ps_server.generations import KEPT, Generations
+from ps_server.recovery import floor_of
 from ps_wire.errors import ConfigurationRefused, Fenced
+from ps_wire.frame import MAX_GENERATION
 
 
 def test_generations_grow_over_restarts(tmp_path):
@@ -58,6 +60,19 @@ def test_old_files_are_removed(tmp_path):
         generations.next()
     assert len(list(tmp_path.iterdir())) <= KEPT + 1
     assert Generations(tmp_path).own == 3 * KEPT + 2
+
+
+def test_numbers_go_on_past_16_bits_and_end_with_those_of_a_frame(tmp_path):
+    """32 bits: where they end, the remedy is named, and no incarnation is outside of a frame's 64 bits."""
+    (tmp_path / "generation-65535").write_text("65535")
+    generations = Generations(tmp_path)
+    assert [generations.own, generations.next()] == [65_536, 65_537]
+    (tmp_path / f"generation-{MAX_GENERATION - 1}").write_text(str(generations.own))
+    last = generations.next()
+    assert last == MAX_GENERATION
+    assert floor_of(last - 1) + MAX_GENERATION < floor_of(last) <= floor_of(last) + MAX_GENERATION < 1 << 64
+    with pytest.raises(ConfigurationRefused, match="empty it once all servers are stopped"):
+        generations.next()
 
 
 def test_without_a_directory_numbers_do_not_last():

@@ -12,6 +12,7 @@ import torch
 from ps_server import hand_off
 from ps_server.hand_off import Inherited
 from ps_server.membership import Job
+from ps_server.recovery import floor_of
 from ps_server.restoring import restore
 from ps_server.shard import Shard
 from ps_wire import frame as wire
@@ -207,7 +208,7 @@ def test_a_snapshot_that_cannot_be_read_leaves_what_there_is(tmp_path):
             tables=[SPEC],
             snapshot="s",
             generation=9,
-            incarnation=9 << 16,
+            incarnation=floor_of(9),
             step=3,
         )
     assert held.shard.generation == generation

@@ -322,3 +322,15 @@ def test_a_worker_that_vanishes_while_the_first_table_starts_is_not_waited_for()
 
 
 # -- notices -------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_stopped_ends_after_the_newest_epoch_though_another_began_an_older_one_since():
+    desk = Desk(2)
+    first, second = desk.start()
+    assert desk.job.begin_epoch(2)
+    assert desk.job.begin_epoch(1)
+    (told,) = desk.job.stop(second, "enough")
+    assert (told.worker, told.incarnation) == (first.worker, first.incarnation)
+    assert desk.job.last_epoch == 2
+    assert desk.job.begin_epoch(2)
+    assert not desk.job.begin_epoch(3)

@@ -16,6 +16,7 @@ from ps_server.member_streams import MemberStreams
 from ps_server.membership import Job
 from ps_server.orders import Shards
 from ps_server.readers import Readers
+from ps_server.recovery import floor_of
 from ps_server.room import Room
 from ps_server.saved_job import SavedJob
 from ps_server.shard import Shard
@@ -28,7 +29,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 from .desk import Desk, table
 
-FLOOR = 5 << 16
+FLOOR = floor_of(5)
 LEASE_S = 60.0
 
 
@@ -159,6 +160,10 @@ def test_one_whom_a_new_coordinator_does_not_know_is_told_to_come_back():
     assert told.value.step == 7
     with pytest.raises(JobUnknown):
         streams._resume(pb.Resume(job="j", worker=2, incarnation=FLOOR + 1))
+    kept = desk.job.roster.members[0].incarnation
+    with pytest.raises(JobUnknown):  # its own number, but an incarnation that nobody has given
+        streams._resume(pb.Resume(job="j", worker=0, incarnation=(1 << 64) - 1))
+    assert desk.job.roster.members[0].incarnation == kept
 
 
 def test_every_incarnation_of_before_is_told_to_come_back_whoever_has_its_number_by_now():

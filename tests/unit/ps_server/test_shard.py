@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+import torch
 
 from ps_server.shard import CELL_BYTES, MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES, Shard
 from ps_wire import frame as wire
@@ -28,18 +29,20 @@ def spec_of(numel=5000, optimizer="Adam", number=0, **hyper):
     return table_spec(optimizer, group(lr=0.1, **hyper), shapes=((numel,),), number=number)
 
 
-def shard_with(limit=None, *, num_shards=1, jobs=("j",), num_workers=2):
+def shard_with(limit=None, *, num_shards=1, jobs=("j",), num_workers=2, consistency="bsp"):
     shard = Shard(index=0, num_shards=num_shards, memory_limit_bytes=limit)
     for job in jobs:
         for worker in range(num_workers):
-            admit(shard, worker, job=job, num_workers=num_workers)
+            admit(shard, worker, job=job, num_workers=num_workers, consistency=consistency)
     return shard
 
 
-def admit(shard, worker, incarnation=1, *, job="j", num_workers=2, clocks=None, reader=False):
+def admit(
+    shard, worker, incarnation=1, *, job="j", num_workers=2, clocks=None, reader=False, consistency="bsp"
+):
     shard.members.admit(
         job=job,
-        consistency_text="bsp",
+        consistency_text=consistency,
         num_workers=num_workers,
         worker=worker,
         incarnation=incarnation,
@@ -48,10 +51,10 @@ def admit(shard, worker, incarnation=1, *, job="j", num_workers=2, clocks=None, 
     )
 
 
-def need_of(spec):
-    """Of a job of two workers, with Adam, on the only shard."""
+def need_of(spec, staged=2):
+    """With Adam, on the only shard; gradients of two workers wait for their step under bsp."""
     plan = Plan(spec, 1)
-    return plan.slice_bytes(0) * (1 + 2 + 2) + CELL_BYTES * plan.count_of_shard(0)
+    return plan.slice_bytes(0) * (1 + 2 + staged) + CELL_BYTES * plan.count_of_shard(0)
 
 
 class Connection:
@@ -123,6 +126,17 @@ def test_a_table_takes_weights_state_and_a_slice_per_worker(num_shards, optimize
     assert held(shard) == {"j": plan.slice_bytes(0) * (1 + slots + 4) + CELL_BYTES * plan.count_of_shard(0)}
 
 
+@pytest.mark.parametrize("consistency", ["asp", "ssp:3"])
+def test_where_pushes_are_applied_as_they_come_no_slice_per_worker_is_counted(consistency):
+    """None is kept: with 64 workers a table takes what it takes with one, and a refusal says so."""
+    need = need_of(spec_of(), staged=0)
+    shard = shard_with(need, num_workers=64, consistency=consistency)
+    shard.open_table("j", spec_of())
+    assert held(shard) == {"j": need}
+    with pytest.raises(MemoryLimitExceeded, match=r"\(weights and optimizer state\)"):
+        shard.open_table("j", spec_of(number=1))
+
+
 def test_a_table_that_fits_exactly_is_taken_and_one_byte_less_refuses_it():
     """The refusal names what is needed and what the job holds; nothing is allocated."""
     spec = spec_of()
@@ -184,6 +198,27 @@ def test_what_the_system_does_not_give_is_given_back(monkeypatch):
 
     monkeypatch.setattr("ps_server.shard.ShardTable", exhausted)
     with pytest.raises(MemoryLimitExceeded, match="Cannot allocate memory"):
+        shard.open_table("j", spec_of())
+    assert held(shard) == {"j": 0}
+
+
+def test_what_torch_does_not_give_is_given_back(monkeypatch):
+    """Its allocator says it by a RuntimeError; another one is a bug, and holds nothing either."""
+    shard = shard_with()
+
+    def exhausted(**_):
+        torch.empty(1 << 60)
+
+    monkeypatch.setattr("ps_server.shard.ShardTable", exhausted)
+    with pytest.raises(MemoryLimitExceeded, match="does not give"):
+        shard.open_table("j", spec_of())
+    assert held(shard) == {"j": 0}
+
+    def bug(**_):
+        raise RuntimeError("sizes do not match")
+
+    monkeypatch.setattr("ps_server.shard.ShardTable", bug)
+    with pytest.raises(RuntimeError, match="sizes do not match"):
         shard.open_table("j", spec_of())
     assert held(shard) == {"j": 0}
 

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_wire import errors
-from ps_wire.errors import BY_NAME, STATUS, PsError, TlsRefused, Unavailable, facts_to_json, from_wire
+from ps_wire.errors import (
+    BY_NAME,
+    STATUS,
+    PsError,
+    ServerUnreachable,
+    TlsRefused,
+    Unavailable,
+    facts_to_json,
+    from_wire,
+)
+from ps_wire.status import error_of
 from ps_wire.text import one_line
 
 FACTS = st.dictionaries(
@@ -114,3 +124,28 @@ def test_facts_are_bounded(total, kept):
     """At most 4 KiB of facts travel; larger ones are left behind."""
     facts = {"a": "x" * (total - len('{"a": ""}'))}
     assert json.loads(facts_to_json(PsError("x", **facts))) == (facts if kept else {})
+
+
+class Failed(grpc.RpcError):
+    """A call that no server of ours has ended with an error."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "so it is"
+
+    def trailing_metadata(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"])
+def test_a_server_that_is_gone_or_about_to_stop_cannot_be_reached(code: str) -> None:
+    """A call that comes as the server stops is cancelled: whoever made it tries again, as for the others."""
+    error = error_of(Failed(grpc.StatusCode[code]), "shard:1")
+    assert isinstance(error, ServerUnreachable)
+    assert error.facts == {"address": "shard:1"}
+    assert type(error_of(Failed(grpc.StatusCode.INTERNAL), "shard:1")) is PsError

@@ -173,6 +173,10 @@ class Cluster:
 
         self._loop.start(evict()).result(LIMIT_S)
 
+    def go_back(self, job: str, snapshot: str) -> None:
+        """As if a person had asked for it; returns once it has."""
+        self._loop.start(self.coordinator._recovery.go_back(job, snapshot)).result(LIMIT_S)
+
     def stop(self, index: int) -> None:
         if not self._runs[index].done():
             stopped = self.shards[index].stopped

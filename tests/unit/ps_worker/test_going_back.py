@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ps_server.generations import Generations
 from ps_server.snapshot_taking import Taking
 from ps_server.state_store import CAPTURED
 from ps_wire.access import OPEN
-from ps_wire.errors import Fenced, JobFull, PsError, SnapshotFailed
+from ps_wire.errors import Fenced, JobFull, MemoryLimitExceeded, PsError, SnapshotFailed
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.until import until
@@ -145,6 +146,52 @@ def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(dura
         step(table, 0)
         assert table.step == 1
         assert list(coordinator._rooms) == [job]
+
+
+def test_a_snapshot_that_does_not_fit_into_the_memory_limit_is_kept_and_its_job_refused_by_name(durable):
+    """Each time that somebody comes: nobody begins the job anew, and with more memory it goes on."""
+    job = fresh_name()
+    assert take_while_training(durable, job) is None
+    store = durable.shards[0].shard.snapshots.store
+    (name,) = store.names(job)
+    durable.kill(0)
+    durable._options["memory_limit_bytes"] = 1000
+    durable.start_again(0)
+    for _ in "twice":
+        with pytest.raises(MemoryLimitExceeded, match=f"{name}, which is kept.*larger --memory-limit"):
+            ps.connect(servers=durable.servers, job=job, num_workers=1)
+        assert durable.coordinator._recovery.absent == {job: "asleep"}
+    assert durable.shards[0].shard.jobs() == ()
+    durable.kill(0)
+    durable._options["memory_limit_bytes"] = None
+    durable.start_again(0)
+    assert store.names(job) == [name]
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        assert table.step > 1
+
+
+def test_a_job_that_is_told_to_go_back_to_what_does_not_fit_ends_with_the_reason(durable):
+    """Its worker and the person hear it; no older snapshot is gone back to, and the job can go on later."""
+    job = fresh_name()
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        shard = durable.shards[0].shard
+        for _ in "12":
+            step(table, 0)
+            thread, errors = begin_to_take(durable, job)
+            while thread.is_alive():
+                step(table, 0)
+                thread.join(0.01)
+            assert not errors
+        names = shard.snapshots.store.names(job)
+        shard.memory_limit_bytes = 1000
+        with pytest.raises(MemoryLimitExceeded, match=f"{max(names)}, which is kept"):
+            durable.go_back(job, max(names))
+        with pytest.raises(MemoryLimitExceeded, match="which is kept"):
+            deque(iter(lambda: step(table, 0), None), maxlen=0)  # until it hears of it
+    assert shard.snapshots.store.names(job) == names
 
 
 def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):

@@ -78,7 +78,35 @@ def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp
     for (expected, _, _), (values, seen, incarnation) in zip(whole, found, strict=True):
         assert seen == [(saved_at, saved_at)]
         assert torch.equal(values, expected)
-        assert incarnation > 1 << 16
+        assert incarnation > 1 << 32
+
+
+@pytest.fixture
+def aged(tmp_path: Path) -> None:
+    """The state directory of shard 0 has seen almost as many starts and rollbacks as 16 bits count."""
+    (tmp_path / "state-0").mkdir()
+    (tmp_path / "state-0" / "generation-65533").write_text("65533")
+
+
+def test_a_service_goes_on_past_65535_generations(aged, durable, tmp_path):
+    """Servers start, a job goes back twice and goes on; incarnations only grow, on workers and in frames."""
+    job, incarnations = fresh_name(), []
+    with ps.connect(servers=durable.servers, job=job, num_workers=1, worker=0) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        for lost in (1, 0):
+            incarnations.append(worker._link.incarnation)
+            durable.kill(lost)
+            durable.start_again(lost)
+            with pytest.raises(ps.RolledBack):
+                step(table, 0)
+            assert table.step == 1
+        step(table, 0)
+        incarnations.append(worker._link.incarnation)
+        worker.finish()
+    assert incarnations[0] == 1
+    assert 65_535 << 32 < incarnations[1] < incarnations[2]
 
 
 PATIENT_AFTER = 25  # steps: then a busy machine gets time to write the snapshot before the run is over
@@ -133,7 +161,7 @@ def train(worker: ps.Worker, faults: Faults | None) -> list[torch.Tensor]:
             optimizer.zero_grad()
             scheduler.step()
     worker.finish()
-    assert (worker._link.incarnation > 1 << 16) == (faults is not None)
+    assert (worker._link.incarnation > 1 << 32) == (faults is not None)
     assert scheduler.last_epoch == worker.step == EPOCHS * SAMPLES // 8
     return [it.detach().clone() for it in model.parameters()]
 

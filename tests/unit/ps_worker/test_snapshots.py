@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -201,11 +202,19 @@ def test_a_full_disk_costs_the_snapshot_and_nothing_else(alone, monkeypatch, cap
     job = fresh_name()
     store = alone.shards[0].shard.snapshots.store
     refused = threading.Event()
+    new_name, begun = SnapshotStore.new_name, [""]
+    given_up: list[str] = []
+
+    def named(of: SnapshotStore, whose: str) -> str:
+        begun.append(new_name(of, whose))
+        return begun[-1]
 
     def full(_file: object, _part: object) -> None:
+        given_up.append(begun[-1])
         refused.set()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(SnapshotStore, "new_name", named)
     write_all = snapshot_writing._write_all
     failed_at: list[int] = []
 
@@ -214,6 +223,7 @@ def test_a_full_disk_costs_the_snapshot_and_nothing_else(alone, monkeypatch, cap
             monkeypatch.setattr(snapshot_writing, "_write_all", full)
             failed_at.append(step)
         if refused.is_set() and "NO SNAPSHOT" in caplog.text:
+            assert not Path(store.where(job, given_up[0])).exists()
             monkeypatch.setattr(snapshot_writing, "_write_all", write_all)
             return True
         return False
@@ -304,6 +314,44 @@ def test_the_manifest_comes_when_all_workers_states_are_there(cluster, monkeypat
     manifest = store.verify(job, store.names(job)[-1])
     assert set(manifest.workers) == {0, 1}
     assert {"worker-0.safetensors", "worker-1.safetensors"} <= {record.name for record in manifest.files}
+
+
+def test_workers_go_on_when_all_shards_know_the_cut(cluster, monkeypatch):
+    """Else a push from beyond the cut may reach a shard before the cut does."""
+    job, told, begun = fresh_name(), threading.Event(), threading.Barrier(3)
+    last = cluster.shards[-1].shard.snapshots
+    save, store = last.save, cluster.shards[0].shard.snapshots.store
+    too_early: list[bool] = []
+
+    def learning(*cut: object) -> None:
+        too_early.append(told.wait(TOO_EARLY_S))
+        save(*cut)
+
+    monkeypatch.setattr(last, "save", learning)
+
+    def one(rank: int) -> None:
+        with ps.connect(servers=cluster.servers, job=job, worker=rank, num_workers=2) as worker:
+            arm = worker._link.capture.arm
+
+            def armed(number: int, steps: dict[int, int]) -> None:
+                told.set()
+                arm(number, steps)
+
+            worker._link.capture.arm = armed
+
+            def over(step: int) -> bool:
+                if step == 2:
+                    begun.wait(WAIT_S)
+                return bool(store.names(job))
+
+            trained(worker, over)
+
+    def watch() -> None:
+        begun.wait(WAIT_S)
+        take(cluster, job)
+
+    together([lambda: one(0), lambda: one(1), watch])
+    assert too_early == [False]
 
 
 def stuck(cluster: Cluster, job: str, act: Callable[[threading.Event], None], **settings: str) -> Manifest:

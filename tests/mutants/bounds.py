@@ -1,0 +1,69 @@
+"""Faults in what is bounded: generations, memory for tables."""
+
+from tests.mutants.mutant import Mutant
+
+GENERATIONS = "tests/unit/ps_server/test_generations.py"
+ROLLED_BACK = "tests/unit/ps_server/test_rolled_back.py"
+SHARD = "tests/unit/ps_server/test_shard.py"
+GOING_BACK = "tests/unit/ps_worker/test_going_back.py"
+ROLLBACK = "tests/unit/ps_worker/test_rollback.py"
+PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
+
+MUTANTS = (
+    Mutant(
+        name="generations: they end with 16 bits",
+        file="ps_wire/frame.py",
+        text="MAX_GENERATION = (1 << 32) - 1  #",
+        fault="MAX_GENERATION = (1 << 16) - 1  #",
+        tests=(GENERATIONS, PAST_16_BITS),
+    ),
+    Mutant(
+        name="generations: incarnations of a rollback begin as after the one before",
+        file="ps_server/recovery.py",
+        text="    return generation * (MAX_GENERATION + 1)\n",
+        fault="    return 1 << 48\n",
+        tests=(GENERATIONS, PAST_16_BITS),
+    ),
+    Mutant(
+        name="frame: the upper half of an incarnation is lost",
+        file="ps_wire/frame.py",
+        text="        frame.generation,\n        frame.incarnation,\n",
+        fault="        frame.generation,\n        frame.incarnation & 0xFFFFFFFF,\n",
+        tests=("tests/unit/ps_wire/test_frame.py",),
+    ),
+    Mutant(
+        name="resume: an incarnation that nobody has given is taken",
+        file="ps_server/member_streams.py",
+        text="        of_before = resume.incarnation <= room.job.roster.floor  #",
+        fault="        of_before = True  #",
+        tests=(ROLLED_BACK,),
+    ),
+    Mutant(
+        name="memory: a slice per worker is counted where pushes are applied as they come",
+        file="ps_server/shard.py",
+        text="        staged = job.num_workers if gate.aggregates else 0  #",
+        fault="        staged = job.num_workers  #",
+        tests=(SHARD,),
+    ),
+    Mutant(
+        name="memory: what torch does not give is still counted",
+        file="ps_server/shard.py",
+        text="        except Exception as error:\n            with self._jobs.lock:\n",
+        fault="        except (OSError, MemoryError, OverflowError) as error:\n            with self._jobs.lock:\n",
+        tests=(SHARD,),
+    ),
+    Mutant(
+        name="recovery: a snapshot that does not fit counts as one that cannot be used",
+        file="ps_server/recovery.py",
+        text="            except MemoryLimitExceeded as error:  # nothing is wrong with the snapshot\n",
+        fault="            except AssertionError as error:\n",
+        tests=(GOING_BACK,),
+    ),
+    Mutant(
+        name="recovery: who comes again to a job that did not fit begins it anew",
+        file="ps_server/recovery.py",
+        text="            self._asleep.add(job)\n            raise too_large\n",
+        fault="            raise too_large\n",
+        tests=(GOING_BACK,),
+    ),
+)
