@@ -3,6 +3,7 @@
 from .mutant import Mutant
 
 DROPPED = "tests/unit/ps_worker/test_dropped_jobs.py"
+WAITING = "tests/unit/ps_worker/test_waiting_readers.py"
 
 MUTANTS = (
     Mutant(
@@ -81,5 +82,26 @@ MUTANTS = (
         text="        if self.state is not JobState.ENDED:\n            return error\n",
         fault="        return error\n",
         tests=(f"{DROPPED}::test_who_comes_to_an_ended_job_otherwise_is_told_the_ways_out",),
+    ),
+    Mutant(
+        name="front: a reader that waits is content with a job that has not started",
+        file="ps_worker/reader.py",
+        text="                if wait_s:\n                    self._ask(",
+        fault="                if False:\n                    self._ask(",
+        tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),
+    ),
+    Mutant(
+        name="front: a reader does not wait",
+        file="ps_worker/reader.py",
+        text="                if left_s <= 0:\n",
+        fault="                if True:\n",
+        tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),
+    ),
+    Mutant(
+        name="front: a cut does not say that the job has ended",
+        file="ps_server/readers.py",
+        text="        cut.ended = room.job.state is JobState.ENDED",
+        fault="        cut.ended = False",
+        tests=(f"{WAITING}::test_a_cut_says_that_the_job_has_ended",),
     ),
 )
