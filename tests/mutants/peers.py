@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         name="a refusal over memory names what others hold",
         file="ps_server/shard.py",
-        text="the job holds {held[job.name]}, the server's",
-        fault="jobs hold {held}, the server's",
+        text="{held[job.name]}, the server's",
+        fault="{held}, the server's",
         tests=("tests/unit/ps_server/test_shard.py",),
     ),
     Mutant(
