@@ -52,7 +52,7 @@ endif
 
 # Deliberate faults, one after the other; what no test sees is said.
 mutants: $(VENV)/installed-test
-	$(PY) -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') --jobs $(or $(JOBS),1)
+	$(PY) -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(RESULTS),--results '$(RESULTS)') --jobs $(or $(JOBS),1)
 
 # All tests, again and again beside busy loops: what fails now and then.
 soak: $(VENV)/installed-test

@@ -237,6 +237,9 @@ class Reader:
         joined = False
         try:
             for reply in replies:
+                if reply.number == 0 and reply.HasField("refused"):  # whatever was asked: nothing comes after
+                    self._inbox.put(refused_from_proto(reply.refused))
+                    return
                 self._inbox.put(reply)
                 joined = True
             why, error = f"the coordinator at {self._service.addresses[0]} ended the stream", None
@@ -262,10 +265,10 @@ class Reader:
         return item
 
     def _reply(self, until_s: float) -> pb.ReadReply:
-        """The next reply to the latest request; one that was refused before it was read has no number."""
+        """The next reply to the latest request."""
         while True:
             reply = self._next(until_s)
-            if isinstance(reply, pb.ReadReply) and reply.number in (self._number, 0):
+            if isinstance(reply, pb.ReadReply) and reply.number == self._number:
                 if reply.HasField("refused"):
                     raise refused_from_proto(reply.refused)
                 return reply

@@ -729,6 +729,30 @@ class RestoreRequest(_message.Message):
     snapshot: str
     def __init__(self, job: _Optional[str] = ..., snapshot: _Optional[str] = ...) -> None: ...
 
+class DropRequest(_message.Message):
+    __slots__ = ("job", "force")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    force: bool
+    def __init__(self, job: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class DropReply(_message.Message):
+    __slots__ = ("state", "workers", "readers", "tables", "snapshots", "where")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    readers: int
+    tables: int
+    snapshots: int
+    where: str
+    def __init__(self, state: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., readers: _Optional[int] = ..., tables: _Optional[int] = ..., snapshots: _Optional[int] = ..., where: _Optional[str] = ...) -> None: ...
+
 class SnapshotProgress(_message.Message):
     __slots__ = ("phase", "bytes", "total_bytes", "snapshot", "step")
     PHASE_FIELD_NUMBER: _ClassVar[int]

@@ -1,43 +1,81 @@
 """Puts one fault after the other into the code and looks whether the tests that concern it see it.
 
-First all these tests run without a fault: a row whose tests do not pass then, or are skipped, is void. A
-fault is killed when one of its row's tests fails, crashes, or does not end within a limit; it survives when
-all pass.
+A fault is killed when one of its row's tests fails, crashes, or does not end within a limit; it survives when
+all pass. The test that has killed it runs once without a fault, and its row is void where it does not pass.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
+import resource
 import select
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from .mutant import Mutant
 from .table import areas, problems, rows
 from .tree import CannotBuild, Tree
 from .trial import Outcome, Trial, warm_up
 
-FLOOR_S = 30.0  # of a limit: a machine may be busy with other things
-MARGIN = 10.0  # of a limit, over what the tests took without a fault
-UNMUTATED_LIMIT_S = 900.0  # for the tests of one file
+LIMIT_S = 60.0  # for each part of a test: a machine may be busy with other things
+MARGIN = 10.0  # of a limit, over what the test took without a fault
+UNMUTATED_LIMIT_S = 300.0
 POLL_S = 0.2
 
 KILLED, SURVIVED, EXPLAINED, UNTRUE, VOID = "killed", "survived", "explained", "explained, yet killed", "void"
 COLORS = {KILLED: "green", SURVIVED: "red", EXPLAINED: "yellow", UNTRUE: "red", VOID: "red"}
-T = TypeVar("T")
+GOOD = {KILLED, EXPLAINED}
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """To do: a row's tests with its fault.
+
+    Attributes:
+        row: that row.
+        limit_s: for each part of a test.
+    """
+
+    row: Mutant
+    limit_s: float = LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Faultless:
+    """To do: a test that has killed a fault, without it."""
+
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A row that a test has killed, if that test passes without its fault.
+
+    Attributes:
+        row: that row.
+        why: how it ended.
+        seconds: that it took.
+        hung_s: the limit that it did not end within; 0: it failed.
+    """
+
+    row: Mutant
+    why: str
+    seconds: float
+    hung_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,142 +88,132 @@ class Verdict:
     seconds: float
 
 
-class Jobs(Generic[T]):
-    """Several trees, and what runs in each."""
+class Trials:
+    """What is to be done, and the trees in which it is."""
 
-    def __init__(self, trees: Sequence[Tree], tick: Callable[[], None]) -> None:
+    def __init__(self, trees: Sequence[Tree], work: Sequence[Faulty | Faultless]) -> None:
         self._free = list(trees)
-        self._tick = tick
-        self._busy: dict[int, tuple[Trial, Tree, ExitStack, T, float]] = {}
+        self._work = deque(work)
+        self._busy: dict[int, tuple[Trial, Tree, ExitStack, Faulty | Faultless, float]] = {}
+
+    def next(self, item: Faulty | Faultless) -> None:
+        """Has something done before all else."""
+        self._work.appendleft(item)
 
     def run(
-        self, work: Sequence[T], begin: Callable[[T, Tree, ExitStack], Trial]
-    ) -> Iterator[tuple[T, Outcome | CannotBuild, float, Tree]]:
-        """Yields what came of each piece of work, and how long it took."""
-        waiting = list(reversed(work))
+        self, tick: Callable[[], None]
+    ) -> Iterator[tuple[Faulty | Faultless, Outcome | CannotBuild, float]]:
+        """Yields what came of each piece of work, and how long it took; `tick` is called now and then."""
         try:
-            while waiting or self._busy:
-                while waiting and self._free:
-                    item, tree, stack = waiting.pop(), self._free.pop(), ExitStack()
-                    began_s = time.monotonic()
+            while self._work or self._busy:
+                while self._work and self._free:
+                    item, tree, stack = self._work.popleft(), self._free.pop(), ExitStack()
                     try:
-                        trial = begin(item, tree, stack)
+                        trial = _begin(item, tree, stack)
                     except CannotBuild as error:
                         stack.close()
                         self._free.append(tree)
-                        yield item, error, 0.0, tree
+                        yield item, error, 0.0
                     else:
-                        self._busy[trial.pidfd] = trial, tree, stack, item, began_s
+                        self._busy[trial.pidfd] = trial, tree, stack, item, time.monotonic()
                 ready, _, _ = select.select(list(self._busy), [], [], POLL_S)
                 for pidfd in ready:
                     trial, tree, stack, item, began_s = self._busy.pop(pidfd)
                     outcome = trial.outcome()
                     stack.close()
-                    yield item, outcome, time.monotonic() - began_s, tree
                     self._free.append(tree)
-                self._tick()
+                    yield item, outcome, time.monotonic() - began_s
+                tick()
         finally:
             for trial, _, stack, _, _ in self._busy.values():
                 trial.stop()
                 stack.close()
 
 
-def unmutated(tests: Sequence[str], trees: Sequence[Tree], bar: Progress) -> dict[str, float]:
-    """Seconds of each test function that passes in an unchanged tree, by `file::name`."""
-    files: dict[str, list[str]] = {}
-    for test in tests:
-        files.setdefault(test.partition("::")[0], []).append(test)
-    passed: dict[str, float] = {}
-    bad: set[str] = set()
-    task = bar.add_task("without a fault", total=len(files))
-    jobs: Jobs[list[str]] = Jobs(trees, bar.refresh)
-    for wanted, outcome, _, tree in jobs.run(
-        list(files.values()), lambda wanted, tree, _: Trial(tree, wanted, UNMUTATED_LIMIT_S, all_of_them=True)
-    ):
-        assert isinstance(outcome, Outcome)
-        for node, seconds in outcome.passed.items():
-            name = node.partition("[")[0]
-            passed[name] = passed.get(name, 0.0) + seconds
-        if outcome.end != "passed":
-            bad.update({outcome.failed.partition("[")[0], outcome.at.partition("[")[0]} - {""})
-            bar.console.print(f"[red]without a fault, {wanted[0]} ...: {outcome.end} {outcome.failed}[/red]")
-            bar.console.print(tree.log.read_text()[-2000:], markup=False, highlight=False)
-        bar.advance(task)
-    bar.remove_task(task)
-    return {name: seconds for name, seconds in passed.items() if name not in bad}
+def _begin(item: Faulty | Faultless, tree: Tree, stack: ExitStack) -> Trial:
+    """Raises CannotBuild, as `Tree.fault`."""
+    if isinstance(item, Faultless):
+        return Trial(tree, [item.test], UNMUTATED_LIMIT_S)
+    stack.enter_context(tree.fault(item.row))
+    return Trial(tree, item.row.tests, item.limit_s)
 
 
-def seconds_of(test: str, passed: dict[str, float]) -> float | None:
-    """Of a file or function, instances and all; None: it did not pass."""
-    own = test.partition("[")[0]
-    found = [seconds for name, seconds in passed.items() if name == own or name.startswith(f"{own}::")]
-    return sum(found) if found else None
+def verdict(item: Faulty, outcome: Outcome | CannotBuild, seconds: float) -> Verdict | tuple[str, Killed]:
+    """What a run says of a row; or the test that has killed it, which has to pass without the fault."""
+    row = item.row
+    if void := _void(row, outcome):
+        return Verdict(row, VOID, void, seconds)
+    assert isinstance(outcome, Outcome)
+    if outcome.end == "passed":
+        word, why = (EXPLAINED, row.survives) if row.survives else (SURVIVED, "no test fails")
+        return Verdict(row, word, why, seconds)
+    if outcome.end == "failed":
+        return outcome.failed, Killed(row, outcome.failed, seconds, 0.0)
+    hung_s = item.limit_s if outcome.end == "hung" else 0.0
+    return outcome.at, Killed(row, f"{outcome.end} in {outcome.at}", seconds, hung_s)
 
 
-def verdict(row: Mutant, outcome: Outcome | CannotBuild, seconds: float) -> Verdict:
-    """What a run says of a row."""
+def _void(row: Mutant, outcome: Outcome | CannotBuild) -> str:
+    """Why a run says nothing of a row, or an empty text."""
     if isinstance(outcome, CannotBuild):
-        return Verdict(row, VOID, f"does not compile: {outcome}", seconds)
-    python = row.file.endswith(".py")
-    match outcome.end:
-        case "not collected" | "lost":
-            return Verdict(row, VOID, f"its tests cannot be run: {outcome.end}", seconds)
-        case "passed" if python and not outcome.loaded:
-            return Verdict(row, VOID, "its tests never import the file", seconds)
-        case "passed" if row.survives:
-            return Verdict(row, EXPLAINED, row.survives, seconds)
-        case "passed":
-            return Verdict(row, SURVIVED, "no test fails", seconds)
-        case "failed":
-            why = outcome.failed
-        case end:
-            why = f"{end} in {outcome.at}"
-    return Verdict(row, UNTRUE if row.survives else KILLED, why, seconds)
+        return f"does not compile: {outcome}"
+    if outcome.end in ("not collected", "lost") or (outcome.end != "passed" and not outcome.at):
+        return f"its tests cannot be run: {outcome.end}"
+    if outcome.end == "passed" and not outcome.passed:
+        return "its tests are skipped"
+    if outcome.end == "passed" and row.file.endswith(".py") and not outcome.loaded:
+        return "its tests never import the file"
+    return ""
 
 
-def judge(table: Sequence[Mutant], num_jobs: int, console: Console) -> list[Verdict]:
+def judge(table: Sequence[Mutant], num_jobs: int, tick: Callable[[], None]) -> Iterator[Verdict]:
     """Runs all rows."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     folder = Path(tempfile.mkdtemp(prefix="mut-"))
-    bar = Progress(*columns, console=console, auto_refresh=False, transient=True)  # no thread: we fork
     try:
         trees = [Tree(folder / str(number)) for number in range(num_jobs)]
-        with bar:
-            tests = list(dict.fromkeys(test for row in table for test in row.tests))
-            passed = unmutated(tests, trees, bar)
-            return list(_mutated(table, passed, trees, bar))
+        yield from _judge(Trials(trees, [Faulty(row) for row in table]), tick)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _mutated(
-    table: Sequence[Mutant], passed: dict[str, float], trees: Sequence[Tree], bar: Progress
-) -> Iterator[Verdict]:
-    task = bar.add_task("faults", total=len(table))
-    took = {test: seconds_of(test, passed) for row in table for test in row.tests}
-    good = [row for row in table if all(took[test] is not None for test in row.tests)]
+def _judge(trials: Trials, tick: Callable[[], None]) -> Iterator[Verdict]:
+    faultless: dict[str, float | None] = {}  # seconds that a test takes; None: it does not pass
+    pending: dict[str, list[Killed]] = {}
+    for item, outcome, seconds in trials.run(tick):
+        if isinstance(item, Faultless):
+            test = item.test
+            assert isinstance(outcome, Outcome)
+            passes = outcome.end == "passed" and outcome.passed
+            faultless[test] = sum(outcome.passed.values()) if passes else None
+        else:
+            found = verdict(item, outcome, seconds)
+            if isinstance(found, Verdict):
+                yield found
+                continue
+            test, killed = found
+            if test not in faultless and test not in pending:
+                trials.next(Faultless(test))
+            pending.setdefault(test, []).append(killed)
+        if test in faultless:
+            for killed in pending.pop(test):
+                took_s = faultless[test]
+                if took_s is None:
+                    yield Verdict(killed.row, VOID, f"fails without it, too: {test}", killed.seconds)
+                elif 0.0 < killed.hung_s < MARGIN * took_s:
+                    trials.next(Faulty(killed.row, MARGIN * took_s))
+                else:
+                    word = UNTRUE if killed.row.survives else KILLED
+                    yield Verdict(killed.row, word, killed.why, killed.seconds)
 
-    def begin(row: Mutant, tree: Tree, stack: ExitStack) -> Trial:
-        stack.enter_context(tree.fault(row))
-        quickest = sorted(row.tests, key=lambda test: took[test] or 0.0)
-        limit_s = FLOOR_S + MARGIN * sum(took[test] or 0.0 for test in row.tests)
-        return Trial(tree, quickest, limit_s, all_of_them=False)
 
-    def said(found: Verdict) -> Verdict:
+def say(verdicts: Iterable[Verdict], bar: Progress, task: TaskID) -> Iterator[Verdict]:
+    """Passes them on, each with its line."""
+    for found in verdicts:
         color = COLORS[found.word]
-        head = f"[{color}]{found.word:9}[/{color}] {found.seconds:5.1f} s  "
-        bar.console.print(head, end="")
+        bar.console.print(f"[{color}]{found.word:9}[/{color}] {found.seconds:5.1f} s  ", end="")
         bar.console.print(f"{found.row.name}  ({found.why})", markup=False, highlight=False, soft_wrap=True)
         bar.advance(task)
-        return found
-
-    for row in table:
-        if row not in good:
-            failed = next(test for test in row.tests if took[test] is None)
-            yield said(Verdict(row, VOID, f"does not pass, or is skipped, without it: {failed}", 0.0))
-    jobs: Jobs[Mutant] = Jobs(trees, bar.refresh)
-    for row, outcome, seconds, _ in jobs.run(good, begin):
-        yield said(verdict(row, outcome, seconds))
+        yield found
 
 
 def chosen(word: str, path: str) -> list[Mutant]:
@@ -198,6 +226,40 @@ def chosen(word: str, path: str) -> list[Mutant]:
     ]
 
 
+class Results:
+    """A file of what rows came to, so that a run which was interrupted goes on where it was.
+
+    It knows a row by all that stands in it, and not what has become of the code since.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        lines = file.read_text().splitlines() if file.exists() else []
+        self._good = {entry["row"] for entry in map(json.loads, lines) if entry["word"] in GOOD}
+
+    def left(self, table: Sequence[Mutant]) -> list[Mutant]:
+        """Rows that are neither killed nor explained in it."""
+        return [row for row in table if _key(row) not in self._good]
+
+    def note(self, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+        """Passes them on, each when it is in the file."""
+        for found in verdicts:
+            entry = {"row": _key(found.row), "name": found.row.name, "word": found.word, "why": found.why}
+            with self._file.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+            yield found
+
+
+def _key(row: Mutant) -> str:
+    return hashlib.sha256(repr(row).encode()).hexdigest()
+
+
+def processor_s() -> float:
+    """Of this process, and of all that have run for it."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(it.ru_utime + it.ru_stime for it in used)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
@@ -206,6 +268,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="say the rows, run nothing")
     parser.add_argument("--check", action="store_true", help="look at the table, run nothing")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at a time")
+    parser.add_argument(
+        "--results", metavar="FILE", type=Path, help="rows killed or explained there are left out; adds to it"
+    )
     options = parser.parse_args(words)
     console = Console()
     table = rows()
@@ -218,21 +283,31 @@ def main(words: Sequence[str] | None = None) -> int:
             console.print(f"{row.file}: {row.name}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"{len(table)} rows, nothing wrong with them")
         return 0
+    results = Results(options.results) if options.results else None
+    if results is not None:
+        table = results.left(table)
     began_s = time.monotonic()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without
     warm_up()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    bar = Progress(*columns, console=console, auto_refresh=False, transient=True)  # no thread: we fork
+    verdicts: list[Verdict] = []
     try:
-        verdicts = judge(table, max(options.jobs, 1), console)
+        with bar:
+            judged = judge(table, max(options.jobs, 1), bar.refresh)
+            noted = judged if results is None else results.note(judged)
+            verdicts.extend(say(noted, bar, bar.add_task("faults", total=len(table))))
     except KeyboardInterrupt:
         console.print("stopped; nothing of it is left")
         return 130
-    counts = Counter(found.word for found in verdicts)
+    counts = Counter(it.word for it in verdicts)
     parts = ", ".join(f"{counts[word]} {word}" for word in COLORS if counts[word])
-    console.print(f"{len(verdicts)} faults in {time.monotonic() - began_s:.0f} s: {parts}")
-    for found in verdicts:
-        if found.word not in {KILLED, EXPLAINED}:
-            console.print(f"  {found.word}: {found.row.file}: {found.row.name}", markup=False, soft_wrap=True)
-    return 0 if counts.keys() <= {KILLED, EXPLAINED} else 1
+    took = f"{time.monotonic() - began_s:.0f} s, {processor_s():.0f} s of processor time"
+    console.print(f"{len(verdicts)} faults in {took}: {parts}", soft_wrap=True)
+    for bad in verdicts:
+        if bad.word not in GOOD:
+            console.print(f"  {bad.word}: {bad.row.file}: {bad.row.name}", markup=False, soft_wrap=True)
+    return 0 if counts.keys() <= GOOD else 1
 
 
 if __name__ == "__main__":

@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         name="store: the oldest comes first",
         file=STORE,
-        text="        for name in reversed(self.names(job)):\n",
-        fault="        for name in self.names(job):\n",
+        text="in reversed(self.lasting(job) if lasting else self.names(job)):",
+        fault="in self.lasting(job) if lasting else self.names(job):",
         tests=(STORES,),
     ),
     Mutant(

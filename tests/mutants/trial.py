@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import Any
 from .tree import Tree
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+LOOK_S = 1.0  # between two looks at how far a run is
 # All that tests and packages import, else each run would: 4 s.
 WARM = (
     "torch",
@@ -92,8 +94,8 @@ class Trial:
         pidfd: readable when it is over.
     """
 
-    def __init__(self, tree: Tree, tests: Sequence[str], limit_s: float, *, all_of_them: bool) -> None:
-        """Begins it; without `all_of_them` the first failure ends it."""
+    def __init__(self, tree: Tree, tests: Sequence[str], limit_s: float) -> None:
+        """Begins it; `limit_s` is for the way to the first test, and for each part of one."""
         self._tree = tree
         shutil.rmtree(tree.temporary, ignore_errors=True)
         tree.temporary.mkdir()
@@ -102,7 +104,7 @@ class Trial:
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._life)
-            _warden(tree, tests, limit_s, ours, all_of_them=all_of_them)
+            _warden(tree, tests, limit_s, ours)
         os.close(ours)
         self.pidfd = os.pidfd_open(self._pid)
 
@@ -147,9 +149,8 @@ class Trial:
 class Recorder:
     """Pytest's plugin that writes down what becomes of each test."""
 
-    def __init__(self, result: Path, *, all_of_them: bool) -> None:
+    def __init__(self, result: Path) -> None:
         self._result = result
-        self._all = all_of_them
 
     def pytest_configure(self) -> None:
         """Our plugins are chosen: a pytest that a test starts has its own."""
@@ -160,7 +161,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         _note(self._result, report.outcome, test=report.nodeid, seconds=report.duration)
-        if report.failed and not self._all:
+        if report.failed:
             print(report.longreprtext, flush=True)
             os._exit(1)
 
@@ -170,7 +171,7 @@ def _note(result: Path, what: str, **more: Any) -> None:
         file.write(json.dumps({"is": what, **more}) + "\n")
 
 
-def _warden(tree: Tree, tests: Sequence[str], limit_s: float, life: int, *, all_of_them: bool) -> None:
+def _warden(tree: Tree, tests: Sequence[str], limit_s: float, life: int) -> None:
     """Never returns."""
     try:
         os.setsid()  # Ctrl-C is for who asked, and ends us through `life`
@@ -178,9 +179,14 @@ def _warden(tree: Tree, tests: Sequence[str], limit_s: float, life: int, *, all_
         pid = os.fork()
         if pid == 0:
             os.close(life)
-            _pytest(tree, tests, all_of_them=all_of_them)
+            _pytest(tree, tests)
         ended = os.pidfd_open(pid)
-        ready, _, _ = select.select([ended, life], [], [], limit_s)
+        ready: list[int] = []
+        size, until_s = -1, 0.0
+        while not ready and (size != tree.result.stat().st_size or time.monotonic() < until_s):
+            if size != tree.result.stat().st_size:
+                size, until_s = tree.result.stat().st_size, time.monotonic() + limit_s
+            ready, _, _ = select.select([ended, life], [], [], LOOK_S)
         if ended in ready:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             names = {0: "passed", 1: "failed"}
@@ -203,7 +209,7 @@ def _end_all() -> None:
             os.waitpid(pid, 0)
 
 
-def _pytest(tree: Tree, tests: Sequence[str], *, all_of_them: bool) -> None:
+def _pytest(tree: Tree, tests: Sequence[str]) -> None:
     """Never returns."""
     code = 3
     try:
@@ -225,7 +231,7 @@ def _pytest(tree: Tree, tests: Sequence[str], *, all_of_them: bool) -> None:
         import pytest  # noqa: PLC0415
 
         options = ["-p", "no:cacheprovider", "--timeout=0", "--tb=short", *tests]
-        recorder = Recorder(tree.result, all_of_them=all_of_them)
+        recorder = Recorder(tree.result)
         code = pytest.main(options, plugins=[*(sys.modules[name] for name in PLUGINS), recorder])
         print("exit code", code, flush=True)
     except BaseException:  # noqa: BLE001 - it is in the log, and no test was run

@@ -56,6 +56,9 @@ class Connection:
             if kind == PING and not flags & ACK:
                 with contextlib.suppress(OSError):
                     self._socket.sendall(_frame(PING, ACK, 0, body or b""))
+            if kind == SETTINGS and not flags & ACK:  # else gRPC itself ends the connection after a minute
+                with contextlib.suppress(OSError):
+                    self._socket.sendall(_frame(SETTINGS, ACK, 0, b""))
             yield kind, flags, stream
 
     def ended(self, streams: set[int]) -> None:

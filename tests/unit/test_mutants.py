@@ -1,11 +1,18 @@
-"""The table of mutants keeps to the code: each row's text stands where it says, and its tests are there."""
+"""The table of mutants keeps to the code: each row's text stands where it says, and its tests are there.
+
+And what a run of a row's tests says of it; the runs themselves are `make mutants`.
+"""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.mutants.__main__ import Faulty, Killed, Results, Verdict, verdict
 from tests.mutants.mutant import Mutant
 from tests.mutants.table import problems, rows
+from tests.mutants.tree import CannotBuild
+from tests.mutants.trial import Outcome
 
 ROW = Mutant(
     name="one",
@@ -45,3 +52,51 @@ def test_what_is_wrong_with_a_row_is_said(changes, word):
 def test_a_name_is_given_once():
     """What a report says of a name is said of one fault."""
     assert problems([ROW, ROW]) == ["one: two rows have this name"]
+
+
+TEST = f"{ROW.tests[0]}::test_it"
+RAN = Outcome(end="passed", failed="", passed={TEST: 0.5}, skipped=frozenset(), at=TEST, loaded=True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word", "why"),
+    [
+        (RAN, "survived", "no test fails"),
+        (replace(RAN, loaded=False), "void", "never import"),
+        (replace(RAN, passed={}, skipped=frozenset({TEST})), "void", "skipped"),
+        (replace(RAN, end="not collected"), "void", "cannot be run"),
+        (replace(RAN, end="killed by 9", at=""), "void", "cannot be run"),
+        (CannotBuild("no C"), "void", "no C"),
+    ],
+)
+def test_no_row_is_killed_where_no_test_has_failed(outcome, word, why):
+    found = verdict(Faulty(ROW), outcome, 1.0)
+    assert isinstance(found, Verdict)
+    assert found.word == word
+    assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("outcome", "hung_s"),
+    [
+        (replace(RAN, end="failed", failed=TEST), 0.0),
+        (replace(RAN, end="killed by 11"), 0.0),
+        (replace(RAN, end="hung"), 60.0),
+    ],
+)
+def test_a_test_that_fails_with_a_fault_is_looked_at_without_it(outcome, hung_s):
+    """Before it counts; one that came to a limit also says to which."""
+    test, killed = verdict(Faulty(ROW, 60.0), outcome, 1.0)
+    assert test == TEST
+    assert isinstance(killed, Killed)
+    assert killed.hung_s == hung_s
+
+
+def test_a_run_that_was_interrupted_goes_on_with_the_rows_that_are_not_killed(tmp_path: Path):
+    """And with those that stand otherwise in the table by now."""
+    killed, survived, changed = (replace(ROW, name=name) for name in ("killed", "survived", "changed"))
+    words = [(killed, "killed"), (survived, "survived"), (changed, "killed")]
+    found = [Verdict(row, word, "so it is", 1.0) for row, word in words]
+    assert list(Results(tmp_path / "results").note(found)) == found
+    table = [killed, survived, replace(changed, fault="return True\n")]
+    assert Results(tmp_path / "results").left(table) == table[1:]

@@ -72,7 +72,7 @@ def test_commands_have_the_options_that_are_used(where, words):
         assert rest == [".venv/bin/activate"], where
     else:
         command = rest.pop(0) if program == "ps-lab" else None
-        if command == "bench":
+        if command in ("bench", "job", "snapshot"):
             command += f" {rest.pop(0)}"
         known = options(program, command)
         scripts = [place for place, word in enumerate(rest) if word.endswith(".py")]
