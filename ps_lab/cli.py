@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ps_lab import snapshot_cli
+from ps_lab import job_cli, snapshot_cli
 from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
 from ps_wire import carrier as carriers
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app)
 app.add_typer(snapshot_cli.app)
+app.add_typer(job_cli.app)
 
 
 TokenFile: TypeAlias = Annotated[

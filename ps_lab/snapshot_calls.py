@@ -31,7 +31,7 @@ def take(coordinator: str, job: str, access: Access) -> Iterator[pb.SnapshotProg
     Raises:
         PsError: it was not taken; the message says why.
     """
-    with _calls(coordinator, access) as channel:
+    with calling(coordinator, access) as channel:
         yield from CoordinatorStub(channel).Snapshot(
             pb.SnapshotRequest(job=job), timeout=LIMIT_S, metadata=access.metadata
         )
@@ -49,7 +49,7 @@ def restore(
         PsError: the servers refuse; the message says why.
     """
     manifest = store.verify(job, snapshot)
-    with _calls(servers[0], access) as channel:
+    with calling(servers[0], access) as channel:
         name = CoordinatorStub(channel).NameSnapshot(
             pb.SnapshotRequest(job=job), timeout=ANSWER_LIMIT_S, metadata=access.metadata
         )
@@ -59,7 +59,7 @@ def restore(
         record.bytes for shard in range(len(servers)) for record in files_for(manifest, shard, len(servers))
     )
     for shard, address in enumerate(servers):
-        with _calls(address, access) as channel:
+        with calling(address, access) as channel:
             stub = ShardStub(channel)
             place = shard_pb.SnapshotFile(job=job, snapshot=name.snapshot)
             have = set(stub.LookSnapshot(place, timeout=ANSWER_LIMIT_S, metadata=access.metadata).names)
@@ -71,11 +71,11 @@ def restore(
                 yield progress
     text = manifest.text().encode()
     for address in servers:
-        with _calls(address, access) as channel:
+        with calling(address, access) as channel:
             _put(ShardStub(channel), place, MANIFEST, sha256(text).hexdigest(), [text], access)
     progress.phase = "restoring"
     yield progress
-    with _calls(servers[0], access) as channel:
+    with calling(servers[0], access) as channel:
         yield CoordinatorStub(channel).Restore(
             pb.RestoreRequest(job=job, snapshot=name.snapshot), timeout=LIMIT_S, metadata=access.metadata
         )
@@ -110,7 +110,8 @@ def _put(
 
 
 @contextmanager
-def _calls(address: str, access: Access) -> Iterator[grpc.Channel]:
+def calling(address: str, access: Access) -> Iterator[grpc.Channel]:
+    """A channel to a server, on which calls fail by the names of the project's errors."""
     with dial(address, access) as channel:
         try:
             yield channel

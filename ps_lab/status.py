@@ -184,6 +184,11 @@ class Job:
         """Optimizer steps taken on the servers: the newest version, summed over tables."""
         return sum(table.max_version for table in self.tables)
 
+    @property
+    def has_live_workers(self) -> bool:
+        """Whether anybody is in it who has neither left nor was lost."""
+        return any(worker.state not in {"left", "lost"} for worker in self.workers)
+
     def metric(self, name: str) -> float | None:
         """The mean of a metric over the workers that logged it; None if nobody did."""
         values = [worker.metrics[name] for worker in self.workers if name in worker.metrics]

@@ -9,7 +9,7 @@ from ps_server.log import logger
 from ps_server.report_messages import choice_from_proto
 from ps_server.restoring import restore
 from ps_server.shard import Shard
-from ps_wire.errors import InternalError, PsError
+from ps_wire.errors import ConfigurationRefused, InternalError, PsError
 from ps_wire.messages import refused_to_proto, table_from_proto
 from ps_wire.nonfinite import parse as parse_nonfinite
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -21,8 +21,8 @@ def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
     """Carries one order out and says how it went. Blocks while memory is allocated."""
     done = pb.OrderDone(number=order.number)
     try:
-        kind = order.WhichOneof("kind")
-        found = _ORDERS[kind or ""](shard, getattr(order, str(kind)), order.number)
+        kind = _kind_of(order)
+        found = _ORDERS[kind](shard, getattr(order, kind), order.number)
     except PsError as error:
         done.refused.CopyFrom(refused_to_proto(error))
     except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it, not wait for ever
@@ -37,9 +37,26 @@ def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
     return done
 
 
+def _kind_of(order: pb.Order) -> str:
+    """Raises `ConfigurationRefused` for one that this release does not know."""
+    kind = order.WhichOneof("kind")
+    if kind is None or kind not in _ORDERS:
+        raise ConfigurationRefused(
+            f"order {order.number} ({kind or 'of another release'}) is none that this shard carries out: "
+            "install the same version on all servers"
+        )
+    return str(kind)
+
+
 def job_of(order: pb.Order) -> str:
-    """The job that an order is about: those of one job are carried out in the order in which they come."""
-    job = getattr(order, order.WhichOneof("kind") or "").job
+    """The job that an order is about: those of one job are carried out in the order in which they come.
+
+    Empty for one that this release does not know, which is only to be refused.
+    """
+    kind = order.WhichOneof("kind")
+    if kind is None:
+        return ""
+    job = getattr(order, kind).job
     return job if isinstance(job, str) else str(job.name)
 
 
@@ -116,7 +133,9 @@ def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
 
 
 def _drop_job(shard: Shard, order: pb.DropJob, _number: int) -> Figures:
-    shard.end(order.job)
+    before = shard.end(order.job)
+    for session in before.connections() if before is not None else ():
+        session.cut()  # what it holds of the job is free, also where its worker hangs
     return {}
 
 

@@ -16,6 +16,7 @@ import torch
 
 from ps_server import coordinator_state
 from ps_server.coordinator_service import CoordinatorService
+from ps_server.drops import Drops
 from ps_server.events import Event
 from ps_server.generations import Generations
 from ps_server.log import logger
@@ -84,6 +85,15 @@ class Coordinator:
         self._readers.on_join = self._recovery.check
         self._recovery.on_restored = self._members.look
         shards.on_lost_state = self._recovery.lost
+        self._drops = self._members.drops = Drops(
+            shards,
+            self._rooms,
+            self._states,
+            store=store,
+            readers=self._readers,
+            recovery=self._recovery,
+            takings=self._takings,
+        )
         self.service = CoordinatorService(
             shards,
             self._rooms,
@@ -92,6 +102,7 @@ class Coordinator:
             readers=self._readers,
             recovery=self._recovery,
             takings=self._takings,
+            drops=self._drops,
             on_fenced=on_fenced,
         )
 
@@ -136,6 +147,7 @@ class Coordinator:
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_LIMIT_S):
+                await self._drops.settle()
                 for room in self._rooms.values():
                     await room.settle()
         idle = all(room.idle for room in self._rooms.values())
@@ -177,6 +189,7 @@ class Coordinator:
         if room is None:
             if len(self._rooms) >= MAX_JOBS:
                 raise JobFull(f"this service has {MAX_JOBS} jobs already")
+            job.roster.floor = self._drops.last_incarnation(name)
             room = self._rooms[name] = Room(job, self._shards, self._forget)
         elif room.job.forgotten:
             if not room.idle:  # the shards still carry out what ends the job that had this name

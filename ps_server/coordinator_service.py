@@ -16,6 +16,7 @@ import grpc.aio
 from ps_server import gatekeeper, share_messages
 from ps_server import member as members
 from ps_server.collectives import Part
+from ps_server.drops import Drops
 from ps_server.log import logger
 from ps_server.member_streams import MemberStreams, worker_status
 from ps_server.orders import Shards
@@ -38,6 +39,7 @@ MAX_ABSENT_SHOWN = 1024  # jobs that have snapshots, and nobody has come to
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
 MAX_REASON = 200  # characters, of who stops a job
+MAX_TOLD = 1024  # workers of a job that was dropped, by name
 COLLECT_S = 2.0  # that a call waits for other workers; then its worker looks after itself, and asks again
 
 
@@ -54,6 +56,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         readers: Readers,
         recovery: Recovery,
         takings: Takings,
+        drops: Drops,
         on_fenced: Callable[[Fenced], None],
     ) -> None:
         """Takes the coordinator's parts; `on_fenced` hears of a newer coordinator."""
@@ -64,6 +67,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._readers = readers
         self._recovery = recovery
         self._takings = takings
+        self._drops = drops
         self._on_fenced = on_fenced
 
     # -- streams ---------------------------------------------------------------------------------------
@@ -182,6 +186,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
         gatekeeper.check_job(job)
+        if (gone := self._drops.over(job, incarnation)) is not None:
+            raise gone
         room = self._rooms.get(job)
         if room is None:
             self._recovery.check(job)
@@ -297,6 +303,19 @@ class CoordinatorService(rpc.CoordinatorServicer):
         gatekeeper.check_job(request.job)
         step = await self._recovery.go_back(check_job_name(request.job), request.snapshot)
         return pb.SnapshotProgress(phase="done", snapshot=request.snapshot, step=step)
+
+    async def Drop(self, request: pb.DropRequest, context: grpc.aio.ServicerContext) -> pb.DropReply:
+        """A job is forgotten: its name begins anew."""
+        gatekeeper.check_job(request.job)
+        dropped = await self._drops.drop(check_job_name(request.job), force=request.force)
+        return pb.DropReply(
+            state=dropped.state,
+            workers=dropped.workers[:MAX_TOLD],
+            readers=dropped.readers,
+            tables=dropped.tables,
+            snapshots=dropped.snapshots,
+            where=dropped.where,
+        )
 
     # -- status ----------------------------------------------------------------------------------------
 

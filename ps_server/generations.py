@@ -98,8 +98,7 @@ class Generations:
                     file.write(str(self.own or number))
                     file.flush()
                     os.fsync(file.fileno())
-                for changed in (folder, folder.parent):  # else power is lost, and the number comes again
-                    sync_folder(changed)
+                sync_folder(folder, above=1)  # else power is lost, and the number comes again
                 self._remove(folder, number - KEPT)
                 return number
         except OSError as error:

@@ -120,20 +120,28 @@ class Found:
         """Sets the file aside, durable on return: nobody takes up again what changes from now on.
 
         Raises:
-            ConfigurationRefused: it has gone, or cannot be set aside: this process is not to serve.
+            ConfigurationRefused: it has gone, or cannot be set aside: this process is not to serve. Where its
+                other name cannot be made durable it gets its own back, for the next start.
         """
+        used = self.path.with_name(self.path.name + ".used")
         try:
             self._check()
-            self.path.rename(self.path.with_name(self.path.name + ".used"))
-            sync_folder(self.path.parent)
+            self.path.rename(used)
+            try:
+                sync_folder(self.path.parent)
+            except OSError:
+                used.rename(self.path)
+                raise
         except FileNotFoundError:
             raise ConfigurationRefused(
                 f"another process has taken the hand-off {self.path} meanwhile: it is this shard; start one "
                 "process of a shard on a --state-dir"
             ) from None
         except OSError as error:
+            remedy = "" if self.path.exists() else f": rename {used} to it"
             raise ConfigurationRefused(
-                f"--state-dir: the hand-off {self.path} cannot be set aside: {error.strerror}"
+                f"--state-dir: the hand-off {self.path} cannot be set aside: {error.strerror}; it is kept, "
+                f"for the next start{remedy}"
             ) from None
 
 

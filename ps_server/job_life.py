@@ -246,6 +246,14 @@ class JobLife:
         self._broken = self._broken or error
         return [refusal(member, error) for member in self.roster.present()]
 
+    def dismiss(self, error: PsError) -> list[Action]:
+        """A person drops the job: all are told, and are out, however long they take to go."""
+        told = self.tell_all(error)
+        for member in self.roster.present():
+            member.state = MemberState.LOST
+        self.drop()  # the order is sent beside others, and until all shards have carried it out
+        return told
+
     def drop(self) -> list[Action]:
         """The job's state is given up: it is as if it had never been."""
         self.state = JobState.WAITING

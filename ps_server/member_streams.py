@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import grpc.aio
 
 from ps_server import gatekeeper
+from ps_server.drops import Drops
 from ps_server.entrances import Entrances
 from ps_server.events import Event
 from ps_server.log import logger
@@ -68,6 +69,7 @@ class MemberStreams:
         self._looking: asyncio.Task[None] | None = None
         self.entrances = Entrances()
         self.recovery: Recovery | None = None
+        self.drops: Drops | None = None
         self._closed = False
 
     def close(self) -> None:
@@ -188,6 +190,8 @@ class MemberStreams:
 
     def _resume(self, resume: pb.Resume) -> tuple[Room, Member, Mailbox, Stream]:
         gatekeeper.check_job(resume.job)
+        if self.drops is not None and (gone := self.drops.over(resume.job, resume.incarnation)) is not None:
+            raise gone
         room = self._rooms.get(resume.job)
         if room is None:
             self._check_recovered(resume.job)
@@ -223,6 +227,8 @@ class MemberStreams:
     def _check_recovered(self, job: str) -> None:
         if self.recovery is not None:
             self.recovery.check(job)
+        if self.drops is not None:
+            self.drops.check(job)
 
     # -- what workers say ------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from ps_server.member import (
 )
 from ps_server.refusals import rolled_back
 from ps_server.saved_job import SavedJob
-from ps_wire.errors import ConfigurationRefused, PsError, ServerNotReady
+from ps_wire.errors import ConfigurationRefused, JobMismatch, PsError, ServerNotReady
 from ps_wire.messages import table_to_proto
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -66,7 +66,10 @@ class Job(JobLife):
             WorkerNumberTaken: the number is held; its holder is named.
             JobFull: there is no free number.
         """
-        check_job(self.spec, wanted)
+        try:
+            check_job(self.spec, wanted)
+        except JobMismatch as error:
+            raise self._spent(error) from None
         number = self.roster.number(worker, before)
         if self._broken is not None and self.roster.present():  # those who are here were told to go
             raise self._broken
@@ -96,7 +99,10 @@ class Job(JobLife):
             TableMismatch: the table differs from the one that another worker has made.
         """
         number = spec.number
-        self._tables.check(member, spec, fixed=self.state is JobState.ENDED)
+        try:
+            self._tables.check(member, spec, fixed=self.state is JobState.ENDED)
+        except ConfigurationRefused as error:
+            raise self._spent(error) from None
         member.num_tables += 1
         if number == len(self._tables):
             self._tables.records.append(TableRecord(spec))
@@ -107,6 +113,16 @@ class Job(JobLife):
         if not self._tables.records[number].opened:
             return self._tell_waiting()
         return self._made(member, number)
+
+    def _spent(self, error: ConfigurationRefused) -> ConfigurationRefused:
+        """The same; where the job has ended, with the way out: its name is spent by one run."""
+        if self.state is not JobState.ENDED:
+            return error
+        return type(error)(
+            f"{error.message}; job {self.name} has ended: to train again, take another --job, or drop this "
+            f"one: ps-lab job drop {self.name}",
+            **error.facts,
+        )
 
     def uploaded(self, member: Member, number: int) -> list[Action]:
         """The starter's weights of a table are on all shards."""

@@ -21,7 +21,7 @@ from ps_server.cut import clocks_of_cut
 from ps_server.gate import gate_of
 from ps_server.live_state import LiveState
 from ps_server.log import logger
-from ps_server.member import Member
+from ps_server.member import JobState, Member
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.state_store import StateStore
@@ -47,7 +47,7 @@ class Readers:
         self._rooms = rooms
         self.live = LiveState(states)
         self._numbers = itertools.count(FIRST_READER)
-        self._talking: set[asyncio.Task[None]] = set()
+        self._talking: dict[asyncio.Task[None], _Reader] = {}
         self._cuts: WeakKeyDictionary[Room, asyncio.Lock] = WeakKeyDictionary()
         self.on_join: Callable[[str], None] = lambda _: None  # to a job that is not here
 
@@ -63,6 +63,13 @@ class Readers:
         """See `LiveState.gone`."""
         self.live.gone(job, member)
 
+    def dismiss(self, job: str, why: PsError) -> int:
+        """The job is no more: its readers hear why, as their last word; returns how many there are."""
+        its = [reader for reader in self._talking.values() if reader.reads(job)]
+        for reader in its:
+            reader.dismiss(why)
+        return len(its)
+
     async def serve(self, messages: AsyncIterator[pb.ReadRequest]) -> AsyncGenerator[pb.ReadReply]:
         """A reader's stream, to its end."""
         if len(self._talking) >= MAX_READERS:
@@ -74,8 +81,8 @@ class Readers:
         talking = watched.task(
             "serving a reader", reader.talk(messages), log=logger, failed=lambda _: reader.give_up()
         )
-        self._talking.add(talking)
-        talking.add_done_callback(self._talking.discard)
+        self._talking[talking] = reader
+        talking.add_done_callback(self._talking.pop)
         try:
             while (reply := await reader.replies.get()) is not None:
                 yield reply
@@ -108,6 +115,7 @@ class _Reader:
         self._job = ""
         self._request = 0
         self._over = False
+        self._dismissed: PsError | None = None
         self._inbox: asyncio.Queue[pb.ReadRequest | None] = asyncio.Queue(MAX_REQUESTS)
 
     async def talk(self, messages: AsyncIterator[pb.ReadRequest]) -> None:
@@ -124,9 +132,14 @@ class _Reader:
                 except FrameMalformed:
                     raise
                 except PsError as error:  # it may ask something else
-                    await self._reply(refused=refused_to_proto(error))
+                    if self._dismissed is None:
+                        await self._reply(refused=refused_to_proto(error))
+            if self._dismissed is not None:
+                self._request = 0  # whatever it has asked
+                await self._reply(refused=refused_to_proto(self._dismissed))
         except PsError as error:
-            self._shards.own.complaints.say(logging.WARNING, "a reader", "refused: %s", error)
+            level = logging.DEBUG if error.retryable or isinstance(error, JobUnknown) else logging.WARNING
+            self._shards.own.complaints.say(level, "a reader", "refused: %s", error)
             await self._reply(refused=refused_to_proto(error))
         except Exception as error:  # noqa: BLE001 - our bug: the reader must hear of it, not wait for ever
             logger.exception("bug while serving a reader")
@@ -154,6 +167,15 @@ class _Reader:
         self._end_inbox()
         if not self.replies.empty():
             self.replies.get_nowait()  # for who waits to put one
+
+    def reads(self, job: str) -> bool:
+        """Whether it has joined that job, or is about to."""
+        return self._job == job
+
+    def dismiss(self, why: PsError) -> None:
+        """The job is no more: nothing more is asked, and `why` is the last word."""
+        self._dismissed = why
+        self._end_inbox()
 
     def give_up(self) -> None:
         """Nobody serves it any more: its stream ends."""
@@ -215,6 +237,7 @@ class _Reader:
     async def _cut(self, cut: pb.Cut) -> bool:
         """One cut; whether every partition has been sent."""
         room = self._room(cut.job)
+        cut.ended = room.job.state is JobState.ENDED  # before the cut: so it has all pushes
         lock = self._cuts.setdefault(room, asyncio.Lock())
         try:
             async with asyncio.timeout(CUT_LIMIT_S):

@@ -117,6 +117,20 @@ class Recovery:
         if not self._listed or job in self._pending or job == self._current:
             raise ServerNotReady(f"servers have come back, and job {job} is going back to its snapshot")
 
+    def sleeps(self, job: str) -> bool:
+        """Whether the job has a snapshot that nobody has come to.
+
+        Raises:
+            ServerNotReady: it goes back to a snapshot now, or may be about to.
+        """
+        if not self._listed or job in {*self._pending, self._current}:
+            raise ServerNotReady(f"job {job} is going back to its snapshot: drop it when it has")
+        return job in self._asleep
+
+    def dismiss(self, job: str) -> None:
+        """The job was dropped: it is not woken any more."""
+        self._asleep.discard(job)
+
     def begin(self) -> None:
         """The coordinator has started: jobs go on from their snapshots when somebody comes to them."""
         if self._snapshots is not None:

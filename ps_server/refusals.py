@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_wire.errors import Evicted, RolledBack
+from ps_wire.errors import Evicted, JobDropped, RolledBack
 
 
 def evicted(job: str, worker: int, incarnation: int) -> Evicted:
@@ -18,3 +18,12 @@ def evicted(job: str, worker: int, incarnation: int) -> Evicted:
 def rolled_back(job: str, step: int, why: str = "a server has lost what it held") -> RolledBack:
     """What every incarnation gets whose steps are no more."""
     return RolledBack(f"job {job} goes on from its snapshot of step {step}: {why}", step=step)
+
+
+def dropped(job: str) -> JobDropped:
+    """What everybody gets who was in a job that a person has dropped."""
+    return JobDropped(
+        f"job {job} was dropped (ps-lab job drop): the servers have nothing of it any more, and its name "
+        "begins anew",
+        job=job,
+    )

@@ -92,6 +92,11 @@ class Roster:
             raise JobUnknown(f"worker {worker}, incarnation {incarnation}, is not in job {self.job}")
         return member
 
+    @property
+    def newest_incarnation(self) -> int:
+        """The largest that a worker has had."""
+        return max([self.floor, *(member.incarnation for member in self.members.values())])
+
     def present(self) -> list[Member]:
         """Those who are connected, as far as they have said."""
         return [member for member in self.members.values() if member.present]

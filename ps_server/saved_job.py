@@ -45,9 +45,9 @@ class Snapshots(Protocol):
     """Where snapshots are. Blocks."""
 
     def jobs(self) -> Iterable[str]:
-        """Names of jobs that have snapshots."""
+        """Names of jobs that have snapshots to go on from: newer ones than when they were dropped."""
         ...
 
     def saved(self, job: str) -> Iterable[SavedJob]:
-        """The valid ones of a job, the newest first."""
+        """The valid ones of these, the newest first."""
         ...

@@ -40,14 +40,15 @@ class SavedJobs:
 
     def jobs(self) -> list[str]:
         """See `Snapshots.jobs`."""
-        return self._store.jobs()
+        dropped = set(self._store.dropped_jobs())
+        return [job for job in self._store.jobs() if job not in dropped or self._store.lasting(job)]
 
     def saved(self, job: str) -> Iterator[SavedJob]:
         """See `Snapshots.saved`; what cannot be used is said, and passed over.
 
         Files of shards are looked at by those who read them, for they may lie elsewhere.
         """
-        for name, manifest in self._store.newest_first(job):
+        for name, manifest in self._store.newest_first(job, lasting=True):
             try:
                 if isinstance(manifest, SnapshotUnusable):
                     raise manifest

@@ -64,6 +64,7 @@ class Takings:
         self._tables: dict[str, int] = {}  # job -> tables that had started at its last one
         self._errors: dict[str, PsError] = {}
         self._training: set[str] = set()  # jobs that somebody has joined, and whose end was not seen
+        self._barred: set[str] = set()  # jobs that are being dropped
         self._periodic: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -107,6 +108,23 @@ class Takings:
         self._tables.pop(job, None)
         if job in self._takings:
             self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
+
+    async def bar(self, job: str) -> None:
+        """The job is being dropped: none is taken until `unbar`; returns once none is under way."""
+        self._barred.add(job)
+        if job in self._takings:
+            self._takings[job].disturb(SnapshotFailed(f"job {job} is being dropped"))
+        await self.over(job)
+
+    def unbar(self, job: str) -> None:
+        """What there is of the job from now on is new, or was not dropped after all."""
+        self._barred.discard(job)
+
+    def forget(self, job: str) -> None:
+        """The job was dropped: nothing that was known of it holds for another one of its name."""
+        self._last.pop(job, None)
+        self._tables.pop(job, None)
+        self._training.discard(job)
 
     async def over(self, job: str) -> None:
         """Returns once none is under way: one that was given up is gone, and its manifest with it."""
@@ -152,6 +170,8 @@ class Takings:
     def _start(self, room: Room) -> Taking:
         """The one that is being taken, else another one."""
         name = room.job.name
+        if name in self._barred:
+            raise SnapshotFailed(f"job {name} is being dropped")
         if name not in self._takings:
             taking = self._takings[name] = self._make(room)
             self._errors.pop(name, None)
@@ -234,7 +254,8 @@ class Takings:
 
     def _may_be_due(self, room: Room) -> bool:
         known = self._rooms.get(room.job.name) is room
-        return known and room.job.name not in self._takings and room.job.state in LASTING
+        busy = room.job.name in self._takings or room.job.name in self._barred
+        return known and not busy and room.job.state in LASTING
 
     def _is_due(self, room: Room, step: int) -> bool:
         name = room.job.name

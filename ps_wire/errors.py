@@ -22,6 +22,7 @@
     │   ├── ModelUnsupported
     │   ├── WorkerNumberTaken
     │   ├── JobFull
+    │   ├── JobInUse               (a job that has live workers is not dropped)
     │   ├── MemoryLimitExceeded
     │   ├── Fenced
     │   ├── SnapshotMismatch       (a snapshot of another model, job or way of training)
@@ -40,6 +41,7 @@
     │   └── SnapshotFormatUnsupported  written by an older or newer release
     ├── SnapshotFailed (1)             one could not be written; the job goes on
     ├── JobUnknown (1)                 the servers do not know this job, table or worker
+    │   └── JobDropped                 a person has dropped the job
     ├── Evicted (75)                   a worker that was silent for longer than its lease
     │   └── RolledBack                 a job that went back to a snapshot
     ├── GradientChanged (1)            a gradient was touched after it had left
@@ -175,6 +177,10 @@ class JobFull(ConfigurationRefused):
     """More workers than the job was made for, or a job that has already started."""
 
 
+class JobInUse(ConfigurationRefused):
+    """A job that is to be dropped has live workers; they are named."""
+
+
 class MemoryLimitExceeded(ConfigurationRefused):
     """The job does not fit into the server's memory limit."""
 
@@ -251,6 +257,10 @@ class JobUnknown(PsError):
     """The servers do not know this job, table or worker."""
 
 
+class JobDropped(JobUnknown):
+    """A person has dropped the job (`ps-lab job drop`); its name begins anew."""
+
+
 class Evicted(PsError):
     """This incarnation of a worker was silent for longer than its lease; the others went on without it."""
 
@@ -315,6 +325,7 @@ CODES: dict[str, tuple[type[PsError], ...]] = {
         ParameterUnsupported,
         ModelUnsupported,
         JobFull,
+        JobInUse,
         Fenced,
         SnapshotMismatch,
         SnapshotFormatUnsupported,
@@ -329,7 +340,7 @@ CODES: dict[str, tuple[type[PsError], ...]] = {
     "ABORTED": (PushOutOfOrder, StaleIncarnation, SnapshotFailed, Evicted, RolledBack),
     "PERMISSION_DENIED": (StrangerRefused,),
     "DATA_LOSS": (SnapshotUnusable, SnapshotCorrupt),
-    "NOT_FOUND": (SnapshotMissing, JobUnknown),
+    "NOT_FOUND": (SnapshotMissing, JobUnknown, JobDropped),
     "INTERNAL": (InternalError,),
     "UNKNOWN": (PsError,),
 }

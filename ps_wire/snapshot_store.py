@@ -10,6 +10,7 @@ It must not know what the files hold. Everything blocks; nothing here needs torc
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,13 @@ from ps_wire.snapshot_writing import UNFINISHED, Writing, why
 KEPT_FREE = 0.1  # of a disk, that peers cannot fill
 MAX_SNAPSHOTS = 1024  # of a job, to which peers can add
 READ_BYTES = 4 << 20  # at once; also what one message carries
+DROPPED, MARK = ".dropped", "mark"  # DROPPED/JOB/MARK says of a dropped job which snapshot was its last
+NUMBER = re.compile(rb"[0-9]{1,8}\n")
+
+
+def number_of(name: str) -> int:
+    """The number that a snapshot's name begins with; it grows."""
+    return int(name[:8])
 
 
 class SnapshotStore:
@@ -55,7 +63,7 @@ class SnapshotStore:
     # -- what there is ---------------------------------------------------------------------------------
 
     def jobs(self) -> list[str]:
-        """Jobs that have a folder."""
+        """Jobs that have a folder, dropped ones too."""
         return sorted(name for name in self._folders(self._root) if not name.startswith("."))
 
     def names(self, job: str) -> list[str]:
@@ -79,12 +87,54 @@ class SnapshotStore:
 
     def new_name(self, job: str) -> str:
         """A name that no snapshot has, behind all that are there."""
-        numbers = [int(name[:8]) for name in self._all(job)]
-        return f"{max(numbers, default=0) + 1:08d}-{secrets.token_hex(4)}"
+        return f"{max(self._newest(job), self.dropped(job)) + 1:08d}-{secrets.token_hex(4)}"
+
+    def _newest(self, job: str) -> int:
+        return max((number_of(name) for name in self._all(job)), default=0)
 
     def where(self, job: str, name: str, file: str = "") -> str:
         """A place, as people write it."""
         return "/".join(part for part in (self.url, job, name, file) if part)
+
+    # -- jobs that were dropped ------------------------------------------------------------------------
+
+    def drop(self, job: str) -> None:
+        """Marks all snapshots that a job has by now: they stay, and it does not go on from them by itself.
+
+        Raises:
+            SnapshotFailed: the mark cannot be written, or a former one cannot be read.
+        """
+        number = max(self._newest(job), self.dropped(job))
+        self.write(DROPPED, job, MARK, [f"{number}\n".encode()])
+
+    def dropped_jobs(self) -> list[str]:
+        """Jobs that were dropped once, and had snapshots."""
+        return self._folders(self._path(DROPPED))
+
+    def dropped(self, job: str) -> int:
+        """The number of the last snapshot that the job had when it was dropped; 0: it never was.
+
+        Raises:
+            SnapshotFailed: that is not known: the mark cannot be read.
+        """
+        where = self.where(DROPPED, job, MARK)
+        try:
+            text = self._files.cat_file(self._path(DROPPED, job, MARK))
+        except FileNotFoundError:
+            return 0
+        except Exception as error:
+            raise SnapshotFailed(f"cannot read {where}: {why(error)}") from error
+        if not NUMBER.fullmatch(text):
+            raise SnapshotFailed(
+                f"{where} is not the number of a snapshot: write there that of the last one that job {job} "
+                "is not to go on from"
+            )
+        return int(text)
+
+    def lasting(self, job: str) -> list[str]:
+        """As `names`, without those that the job had when it was dropped."""
+        dropped = self.dropped(job)
+        return [name for name in self.names(job) if number_of(name) > dropped]
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -207,9 +257,14 @@ class SnapshotStore:
             raise SnapshotFailed(f"cannot read {where}: {why(error)}") from error
         return parse(text, where, job)
 
-    def newest_first(self, job: str) -> Iterator[tuple[str, Manifest | SnapshotUnusable]]:
-        """Snapshots of a job by name, each with its manifest, or why it has none that can be used."""
-        for name in reversed(self.names(job)):
+    def newest_first(
+        self, job: str, *, lasting: bool = False
+    ) -> Iterator[tuple[str, Manifest | SnapshotUnusable]]:
+        """Snapshots of a job by name, each with its manifest, or why it has none that can be used.
+
+        With `lasting` those are left out that the job had when it was dropped.
+        """
+        for name in reversed(self.lasting(job) if lasting else self.names(job)):
             try:
                 yield name, self.manifest(job, name)
             except SnapshotUnusable as error:

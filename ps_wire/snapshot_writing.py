@@ -61,8 +61,7 @@ class Writing:
                 os.fsync(self._file.fileno())
                 self._file.close()
                 self._unfinished.rename(self._target)
-                for folder in list(self._target.parents)[:3]:  # the snapshot's, the job's, and that of all
-                    sync_folder(folder)
+                sync_folder(self._target.parent, above=2)  # the snapshot's; the job's, and that of all
         return FileRecord(name=self._name, bytes=self._bytes, sha256=self.sha256)
 
     def abandon(self) -> None:
@@ -88,8 +87,18 @@ def _write_all(file: Any, part: bytes | memoryview) -> None:
         left = left[file.write(left) :]
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes names durable that files of this folder have got, or lost."""
+def sync_folder(folder: Path, *, above: int = 0) -> None:
+    """Makes names durable that files of this folder have got, or lost; and folders' names, so many above it.
+
+    A folder above that may not be opened, only passed through, is left: somebody else made what is in it.
+    """
+    _sync(folder)
+    for higher in list(folder.parents)[:above]:
+        with suppress(PermissionError):
+            _sync(higher)
+
+
+def _sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

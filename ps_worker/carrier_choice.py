@@ -11,7 +11,14 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ps_wire.carrier import AUTO, MEMORY, VALID, Carrier
-from ps_wire.errors import ConfigurationRefused, ConnectionLost, Evicted, PsError, ServerNotReady
+from ps_wire.errors import (
+    ConfigurationRefused,
+    ConnectionLost,
+    Evicted,
+    PsError,
+    ServerNotReady,
+    StrangerRefused,
+)
 from ps_wire.service import DataStream, FramesOut, Landing, Service
 from ps_wire.v1 import shard_pb2
 
@@ -66,13 +73,19 @@ class CarrierChoice:
             if place:
                 _, frames = introduce()  # a token is good for one HELLO, and that one may have arrived
             try:
-                stream = self._service.stream(shard, frames, offer, landing=landing, limit_s=GREET_LIMIT_S)
+                try:
+                    stream = self._reach(shard, offer, frames, landing)
+                except StrangerRefused:  # the shard may have been started again since it gave the token out
+                    stream = self._reach(shard, offer, introduce()[1], landing)
             except PsError as error:
                 failed.append((offer.name, error))
                 continue
             self._chosen(shard, offer.name, failed)
             return stream
         raise self._failure(shard, failed)
+
+    def _reach(self, shard: int, offer: shard_pb2.Carrier, frames: FramesOut, landing: Landing) -> DataStream:
+        return self._service.stream(shard, frames, offer, landing=landing, limit_s=GREET_LIMIT_S)
 
     def passed_over(self) -> str:
         """Why connections go over no better carrier, for people; empty: none is better."""

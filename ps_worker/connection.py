@@ -24,13 +24,21 @@ from typing import Protocol
 from ps_wire import frame as wire
 from ps_wire import watched
 from ps_wire.carrier import MEMORY
-from ps_wire.errors import ConnectionLost, FrameRefused, InternalError, JobUnknown, PsError, ServerNotReady
+from ps_wire.errors import (
+    ConnectionLost,
+    FrameRefused,
+    InternalError,
+    JobUnknown,
+    PsError,
+    ServerNotReady,
+    StrangerRefused,
+)
 from ps_wire.frame_socket import close_all
 from ps_wire.messages import parse_message, refused_from_proto
 from ps_wire.service import DataStream, FramesOut, Service
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.carrier_choice import CarrierChoice
-from ps_worker.liveness import Liveness
+from ps_worker.liveness import Liveness, is_silent
 from ps_worker.outbox import Outbox
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -102,7 +110,7 @@ class Connection:
         self._call: DataStream | None = None
         self._closing = threading.Event()
         self._lived = False
-        self._liveness = Liveness(self._ask)
+        self._liveness = Liveness(self._ask, lambda: is_silent(self._address))
         self._hung = False  # the connection was cut, for the shard did not answer
         self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
         self._watcher = watched.endless_thread(
@@ -259,7 +267,7 @@ class Connection:
                         greeted = True
                         self._go_live(outbox)
                     elif frame.kind is wire.Kind.REFUSE and not greeted:  # it may be for now only
-                        raise refusal(frame)
+                        raise _for_now(refusal(frame))
                     yield frame
         finally:
             outbox.close()
@@ -290,6 +298,11 @@ class Connection:
             if self._closing.is_set():  # close() came first and found no outbox to end
                 outbox.close()
             self._outbox = outbox
+
+
+def _for_now(error: PsError) -> PsError:
+    """What a shard says to HELLO: it may have been started again since it gave the token out."""
+    return ConnectionLost(error.message) if isinstance(error, StrangerRefused) else error
 
 
 def refusal(frame: wire.Frame) -> PsError:

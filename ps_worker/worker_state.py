@@ -72,7 +72,7 @@ class WorkerState:
     def _ended_text(self) -> str:
         return (
             f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
-            "start another --job to train again"
+            f"to train again, take another --job, or drop this one: ps-lab job drop {self._settings.job}"
         )
 
     def register_state(self, name: str, kept: Any) -> None:

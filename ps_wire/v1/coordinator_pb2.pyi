@@ -648,7 +648,7 @@ class DropJob(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Cut(_message.Message):
-    __slots__ = ("job", "table", "reader", "number", "clocks")
+    __slots__ = ("job", "table", "reader", "number", "clocks", "ended")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -661,12 +661,14 @@ class Cut(_message.Message):
     READER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     job: str
     table: int
     reader: int
     number: int
     clocks: _containers.ScalarMap[int, int]
-    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    ended: bool
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ..., ended: bool = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("job", "snapshot", "number", "tables", "manifest", "keep")
@@ -728,6 +730,30 @@ class RestoreRequest(_message.Message):
     job: str
     snapshot: str
     def __init__(self, job: _Optional[str] = ..., snapshot: _Optional[str] = ...) -> None: ...
+
+class DropRequest(_message.Message):
+    __slots__ = ("job", "force")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    force: bool
+    def __init__(self, job: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class DropReply(_message.Message):
+    __slots__ = ("state", "workers", "readers", "tables", "snapshots", "where")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    readers: int
+    tables: int
+    snapshots: int
+    where: str
+    def __init__(self, state: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., readers: _Optional[int] = ..., tables: _Optional[int] = ..., snapshots: _Optional[int] = ..., where: _Optional[str] = ...) -> None: ...
 
 class SnapshotProgress(_message.Message):
     __slots__ = ("phase", "bytes", "total_bytes", "snapshot", "step")

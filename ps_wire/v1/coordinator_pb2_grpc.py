@@ -104,6 +104,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
                 _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/Drop',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.DropRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.DropReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -205,6 +210,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drop(self, request, context):
+        """A job is forgotten: its name begins anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -277,6 +289,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.RestoreRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.SerializeToString,
+            ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.DropRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.DropReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -657,6 +674,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/Restore',
             ps__wire_dot_v1_dot_coordinator__pb2.RestoreRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.SnapshotProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Drop',
+            ps__wire_dot_v1_dot_coordinator__pb2.DropRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.DropReply.FromString,
             options,
             channel_credentials,
             insecure,

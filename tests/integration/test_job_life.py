@@ -179,13 +179,13 @@ def test_an_ended_job_gives_its_final_weights_and_exit_code_0(
     second = spawn(*command)
     assert ended(second) == (0, "steps 0"), second.text
     assert f"job {job} has ended" in second.text
-    assert "start another --job to train again" in second.text
+    assert f"take another --job, or drop this one: ps-lab job drop {job}" in second.text
     assert out.read_bytes() == weights
     with join(cluster, job) as late:
         model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
         optimizer = late.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
         assert late.ended
-        with pytest.raises(errors.UsageError, match="start another --job"):
+        with pytest.raises(errors.UsageError, match="take another --job"):
             optimizer.step()
 
 

@@ -41,10 +41,7 @@ def child(request: dict[str, Any], output: int) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
         for name in names.split(","):
             importlib.import_module(name).install()
-    from ps_server.cli import main as ps_server  # noqa: PLC0415
-    from ps_worker.cli import main as ps_worker  # noqa: PLC0415
-
-    {"ps-server": ps_server, "ps-worker": ps_worker}[sys.argv[0]]()
+    importlib.import_module(f"{sys.argv[0].replace('-', '_')}.cli").main()
 
 
 def run_child(request: dict[str, Any], output: int) -> None:

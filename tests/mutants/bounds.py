@@ -1,4 +1,4 @@
-"""Faults in what is bounded: generations, memory for tables."""
+"""Faults in what is bounded, and at the edges of starts: generations, memory, hand-offs, tokens, orders."""
 
 from tests.mutants.mutant import Mutant
 
@@ -6,6 +6,8 @@ GENERATIONS = "tests/unit/ps_server/test_generations.py"
 ROLLED_BACK = "tests/unit/ps_server/test_rolled_back.py"
 SHARD = "tests/unit/ps_server/test_shard.py"
 GOING_BACK = "tests/unit/ps_worker/test_going_back.py"
+HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
+CONNECTING = "tests/unit/ps_worker/test_connecting.py"
 ROLLBACK = "tests/unit/ps_worker/test_rollback.py"
 PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
 
@@ -65,5 +67,40 @@ MUTANTS = (
         text="            self._asleep.add(job)\n            raise too_large\n",
         fault="            raise too_large\n",
         tests=(GOING_BACK,),
+    ),
+    Mutant(
+        name="sync: a folder above that may not be opened is an error",
+        file="ps_wire/snapshot_writing.py",
+        text="        with suppress(PermissionError):\n",
+        fault="        with suppress(KeyError):\n",
+        tests=(GENERATIONS, HAND_OFF),
+    ),
+    Mutant(
+        name="hand-off: it is gone though the process that could not set it aside never served",
+        file="ps_server/hand_off.py",
+        text="                used.rename(self.path)\n",
+        fault="",
+        tests=(HAND_OFF,),
+    ),
+    Mutant(
+        name="connection: a token of the process before is final over gRPC",
+        file="ps_worker/connection.py",
+        text="raise _for_now(refusal(frame))",
+        fault="raise refusal(frame)",
+        tests=(CONNECTING,),
+    ),
+    Mutant(
+        name="connection: a token of the process before is final over a socket",
+        file="ps_worker/carrier_choice.py",
+        text="                except StrangerRefused:  #",
+        fault="                except KeyError:  #",
+        tests=(CONNECTING,),
+    ),
+    Mutant(
+        name="follower: an order that is not known ends its stream",
+        file="ps_server/carry_out.py",
+        text='    if kind is None:\n        return ""\n',
+        fault="",
+        tests=("tests/unit/ps_server/test_follower.py",),
     ),
 )

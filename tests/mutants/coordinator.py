@@ -423,8 +423,8 @@ MUTANTS = (
     Mutant(
         name="generations: the name of a number is not durable",
         file=GENERATIONS,
-        text="                    sync_folder(changed)\n",
-        fault="                    pass\n",
+        text="                sync_folder(folder, above=1)  #",
+        fault="                # sync_folder(folder, above=1)  #",
         tests=(f"{UNIT}test_generations.py",),
     ),
     Mutant(

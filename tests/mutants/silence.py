@@ -26,7 +26,7 @@ MUTANTS = (
     Mutant(
         name="silence: a HELLO that is refused for now only ends its worker",
         file="ps_worker/connection.py",
-        text="                        raise refusal(frame)\n                    yield frame\n",
+        text="                        raise _for_now(refusal(frame))\n                    yield frame\n",
         fault="                        pass\n                    yield frame\n",
         tests=(FOR_NOW,),
     ),

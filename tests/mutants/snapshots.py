@@ -300,8 +300,8 @@ MUTANTS = (
     Mutant(
         name="writing: the name of a file is not durable",
         file=WRITING,
-        text="                    sync_folder(folder)\n",
-        fault="                    pass\n",
+        text="                sync_folder(self._target.parent, above=2)  # the snapshot's; the job's, and that of all\n",
+        fault="                pass\n",
         tests=(STORES,),
     ),
     Mutant(
@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         name="store: the oldest comes first",
         file=STORE,
-        text="        for name in reversed(self.names(job)):\n",
-        fault="        for name in self.names(job):\n",
+        text="in reversed(self.lasting(job) if lasting else self.names(job)):",
+        fault="in self.lasting(job) if lasting else self.names(job):",
         tests=(STORES,),
     ),
     Mutant(

@@ -37,16 +37,9 @@ MUTANTS = (
     Mutant(
         name="the rename of a hand-off is not synced",
         file="ps_server/hand_off.py",
-        text="            sync_folder(self.path.parent)\n",
-        fault="",
+        text="                sync_folder(self.path.parent)\n",
+        fault="                pass\n",
         tests=(HAND_OFF,),
-    ),
-    Mutant(
-        name="the folder of a generation is not synced",
-        file="ps_server/generations.py",
-        text="                    sync_folder(changed)\n",
-        fault="                    pass\n",
-        tests=("tests/unit/ps_server/test_generations.py",),
     ),
     Mutant(
         name="a param-group is added to what servers clip by one norm",

@@ -62,16 +62,25 @@ MUTANTS = (
     Mutant(
         name="a refusal is taken for silence",
         file="ps_worker/liveness.py",
-        text="hangs = isinstance(error, Unavailable) and",
-        fault="hangs = bool(error) and",
+        text="        except ServerUnreachable:\n",
+        fault="        except PsError:\n",
         tests=(f"{LIVENESS}::test_a_refusal_is_an_answer",),
     ),
     Mutant(
         name="a frame that comes while a shard is asked is no sign of life",
         file="ps_worker/liveness.py",
-        text=" and self._heard_s == before_s",
-        fault="",
+        text="hangs = self._heard_s == before_s and self._silent()",
+        fault="hangs = self._silent()",
         tests=(f"{LIVENESS}::test_a_frame_that_comes_meanwhile_is_an_answer",),
+    ),
+    Mutant(
+        name="a port that refuses, or a host that has none left, is taken for silence",
+        file="ps_worker/liveness.py",
+        text="    except OSError:  # refused, or this host cannot make one\n        return False\n",
+        fault="    except OSError:\n        return True\n",
+        tests=(
+            f"{LIVENESS}::test_a_connection_that_is_taken_or_not_answered_is_silence_and_what_fails_is_none",
+        ),
     ),
     Mutant(
         name="frames are not heard",

@@ -81,6 +81,7 @@ STARTS = {"Thread", "Timer", "create_task", "ensure_future", "run_in_executor", 
 # Who starts a thread or a task otherwise than by `ps_wire.watched`, and who sees how it ends.
 SEEN = {
     ("ps_server/data_stream.py", "create_task"): "the stream awaits its writing",
+    ("ps_server/drops.py", "create_task"): "watched.outcome",
     ("ps_server/follower.py", "run_in_executor"): "watched.outcome",
     ("ps_server/health.py", "ensure_future"): "the call awaits what it reads, or cancels it",
     ("ps_server/local.py", "run_coroutine_threadsafe"): "whoever calls, or iterates over replies, gets it",

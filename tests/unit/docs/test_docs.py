@@ -72,7 +72,7 @@ def test_commands_have_the_options_that_are_used(where, words):
         assert rest == [".venv/bin/activate"], where
     else:
         command = rest.pop(0) if program == "ps-lab" else None
-        if command == "bench":
+        if command in ("bench", "job", "snapshot"):
             command += f" {rest.pop(0)}"
         known = options(program, command)
         scripts = [place for place, word in enumerate(rest) if word.endswith(".py")]
@@ -124,6 +124,7 @@ def test_the_readme_names_the_settings_without_an_option():
         "PS_CONNECT_LIMIT": f"{settings.CONNECT_LIMIT_S:g}",
         "PS_START_LIMIT": f"{settings.START_LIMIT_S:g}",
         "PS_RETRY_LIMIT": f"{settings.RETRY_LIMIT_S:g}",
+        "PS_WAIT": f"{settings.WAIT_S:g}",
     }
 
 

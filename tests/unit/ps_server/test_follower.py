@@ -84,6 +84,24 @@ def test_an_order_that_comes_again_is_answered_and_not_carried_out_again():
     assert [entry.name for entry in it._shard.jobs()] == ["j"]
 
 
+def test_an_order_that_this_release_does_not_know_is_refused_by_name_and_the_shard_follows_on():
+    """A newer coordinator sends it: the shard says what to do, and takes the next one."""
+
+    async def take() -> list[pb.OrderDone]:
+        it, answers = follower(), asyncio.Queue()
+        unknown = pb.Order(number=7)
+        unknown.MergeFromString(b"\x82\xfa\x01\x00")  # field 4000, empty
+        await it._take(unknown, answers)
+        await it._take(pb.Order(number=8, drop_job=pb.DropJob(job="j")), answers)
+        return sorted([(await answers.get()).done for _ in "12"], key=lambda done: done.number)
+
+    refused, done = asyncio.run(take())
+    assert (refused.number, refused.refused.error) == (7, "ConfigurationRefused")
+    assert "order 7 (of another release)" in refused.refused.message
+    assert "install the same version on all servers" in refused.refused.message
+    assert (done.number, done.HasField("refused")) == (8, False)
+
+
 def test_an_older_coordinator_than_was_followed_is_not_followed():
     """It does not know of the newer one, which has given the shard what it holds."""
     it = follower(coordinator=7)

@@ -44,6 +44,19 @@ def test_a_number_outlives_a_loss_of_power(tmp_path, monkeypatch):
         generations.next()
 
 
+def test_a_folder_above_that_may_not_be_opened_fails_no_start(tmp_path, monkeypatch):
+    """As /var/lib of another user: it can be passed through, and what is in it was made by somebody else."""
+    opened = os.open
+
+    def guarded(path, *rest):
+        if path == tmp_path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", guarded)
+    assert Generations(tmp_path / "state").own == 1
+
+
 def test_of_two_that_take_a_number_at_once_one_gets_it(tmp_path, monkeypatch):
     """Both have seen the same files: the number is who makes the file's, and the other takes the next."""
     older = Generations(tmp_path)

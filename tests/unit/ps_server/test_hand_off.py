@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,6 +166,55 @@ def test_that_a_hand_off_is_used_up_outlives_a_loss_of_power(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", lambda it: synced.append((os.fstat(it).st_ino, file.exists())))
     hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None)).use_up()
     assert synced == [(tmp_path.stat().st_ino, False)]
+
+
+def test_a_hand_off_that_cannot_be_set_aside_durably_is_there_for_the_next_start(tmp_path, monkeypatch):
+    """This process does not serve, so what was handed off is still what the shard is."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    found = hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None))
+
+    def failing(_):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(ConfigurationRefused, match=r"Input/output error; .* for the next start$"):
+            found.use_up()
+    assert successor(tmp_path)[1] is not None
+
+
+def test_where_its_name_cannot_be_given_back_the_remedy_is_named(tmp_path, monkeypatch):
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    found = hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None))
+    rename, renamed = Path.rename, []
+
+    def once(self, target):
+        if renamed:
+            raise OSError(30, "Read-only file system")
+        renamed.append(target)
+        return rename(self, target)
+
+    def failing(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", once)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(ConfigurationRefused, match=r"Read-only file system.*: rename .*\.used to it"):
+        found.use_up()
+
+
+def test_a_hand_off_is_written_where_folders_above_may_not_be_opened(tmp_path, monkeypatch):
+    """Else all that the shard holds would be lost for the sake of a name that others have made."""
+    opened = os.open
+
+    def guarded(path, *rest):
+        if path == tmp_path.parent:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", guarded)
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    assert successor(tmp_path)[1] is not None
 
 
 def test_what_does_not_fit_into_the_memory_limit_is_kept_for_a_start_with_a_larger_one(tmp_path):

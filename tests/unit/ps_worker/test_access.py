@@ -217,6 +217,7 @@ OF_A_JOB: dict[str, Callable[[Calls, str], Any]] = {
     "Snapshot": lambda calls, job: calls(CoordinatorStub, "Snapshot", pb.SnapshotRequest(job=job)),
     "NameSnapshot": lambda calls, job: calls(CoordinatorStub, "NameSnapshot", pb.SnapshotRequest(job=job)),
     "Restore": lambda calls, job: calls(CoordinatorStub, "Restore", pb.RestoreRequest(job=job, snapshot="s")),
+    "Drop": lambda calls, job: calls(CoordinatorStub, "Drop", pb.DropRequest(job=job, force=True)),
     "PutSnapshot": lambda calls, job: calls(
         ShardStub, "PutSnapshot", iter([shard_pb2.SnapshotChunk(file=shard_pb2.SnapshotFile(job=job))])
     ),

@@ -8,12 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import ps_worker as ps
+from ps_server.shard import TOKEN_BYTES
 from ps_wire import frame as wire
 from ps_wire.carrier import MEMORY
 from ps_wire.errors import ConnectionLost, PsError
 from ps_wire.v1 import shard_pb2
 from ps_worker.connection import Connection
+
+from .service import Cluster, run_workers
 
 LIMIT_S = 20.0
 
@@ -106,3 +111,26 @@ def test_a_process_whose_place_another_has_taken_is_not_connected_to():
     assert peer.frames == []
     assert isinstance(peer.error, ConnectionLost)
     assert "generation 4; the live one is of 5" in peer.error.message
+
+
+@pytest.mark.parametrize("carrier", ["shm", "tcp", "grpc"])
+def test_a_shard_that_is_started_again_after_it_gave_a_token_out_is_asked_for_another(
+    one_shard: Cluster, carrier: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The process that HELLO reaches, with what was handed off, did not give the token."""
+    shard, made = one_shard.shards[0].shard, []
+    make_token = shard.make_token
+
+    def of_the_process_before(*whose: Any) -> bytes:
+        made.append(make_token(*whose))
+        return bytes(TOKEN_BYTES) if len(made) == 1 else made[-1]
+
+    monkeypatch.setattr(shard, "make_token", of_the_process_before)
+
+    def body(worker: ps.Worker) -> float:
+        table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
+        table.push({"w": -torch.ones(30)})
+        return float(table.pull().result(LIMIT_S).values["w"][0])
+
+    assert run_workers(one_shard, body, carrier=carrier) == [1.0]
+    assert len(made) > 1

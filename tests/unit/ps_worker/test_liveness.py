@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +12,9 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.errors import ServerUnreachable, TokenRefused
+from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable, TlsRefused, TokenRefused
 from ps_worker import liveness
-from ps_worker.liveness import ANSWER_LIMIT_S, SILENT_S, Liveness
+from ps_worker.liveness import ANSWER_LIMIT_S, SILENT_S, Liveness, is_silent
 from tests.until import LIMIT_S
 
 from .service import Cluster, run_workers
@@ -25,6 +27,7 @@ class Shard:
         self.now_s = 100.0
         self.answers: Callable[[], None] = lambda: None
         self.asked = 0
+        self.silent = True
 
     def ask(self, limit_s: float) -> None:
         assert limit_s == ANSWER_LIMIT_S
@@ -44,7 +47,7 @@ def shard() -> Shard:
 
 @pytest.fixture
 def watched(shard: Shard) -> Liveness:
-    return Liveness(shard.ask, lambda: shard.now_s)
+    return Liveness(shard.ask, lambda: shard.silent, lambda: shard.now_s)
 
 
 def test_a_shard_is_asked_when_nothing_has_come_for_a_while(shard: Shard, watched: Liveness):
@@ -83,13 +86,46 @@ def test_a_frame_that_comes_meanwhile_is_an_answer(shard: Shard, watched: Livene
     assert not watched.hangs()
 
 
-def test_a_refusal_is_an_answer(shard: Shard, watched: Liveness):
+@pytest.mark.parametrize("error", [TokenRefused("no"), TlsRefused("expired"), ServerNotReady("it stops")])
+def test_a_refusal_is_an_answer(shard: Shard, watched: Liveness, error: PsError):
     def refuse() -> None:
-        raise TokenRefused("no")
+        raise error
 
     shard.answers = refuse
     assert not watched.hangs()
     assert watched.due_s == SILENT_S
+
+
+def test_where_something_says_why_nobody_answers_it_does_not_hang(shard: Shard, watched: Liveness):
+    """The data connection, which lives or ends by itself, is left alone."""
+    shard.answers = shard.hang
+    shard.silent = False
+    assert not watched.hangs()
+    assert watched.due_s == SILENT_S
+
+
+def test_a_connection_that_is_taken_or_not_answered_is_silence_and_what_fails_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A kernel takes connections for a process that hangs; a port that refuses has nobody who could."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert is_silent(address)
+    assert not is_silent(address)
+
+    def failing(error: OSError) -> Callable[..., None]:
+        def fail(*_: object) -> None:
+            raise error
+
+        return fail
+
+    for error, silent in (
+        (OSError(errno.EADDRNOTAVAIL, "no port is left"), False),
+        (OSError(errno.EMFILE, "no descriptor is left"), False),
+        (TimeoutError(), True),
+    ):
+        monkeypatch.setattr(socket, "create_connection", failing(error))
+        assert is_silent(address) is silent
 
 
 @pytest.mark.parametrize("carrier", ["shm", "tcp", "grpc"])

@@ -1,0 +1,107 @@
+"""Faults of what people type: jobs that are dropped, readers that wait, status, the script's own lines."""
+
+from .mutant import Mutant
+
+DROPPED = "tests/unit/ps_worker/test_dropped_jobs.py"
+WAITING = "tests/unit/ps_worker/test_waiting_readers.py"
+
+MUTANTS = (
+    Mutant(
+        name="front: a job with live workers is dropped without a word",
+        file="ps_server/drops.py",
+        text="        if live and not force:\n",
+        fault="        if False:\n",
+        tests=(f"{DROPPED}::test_a_job_with_live_workers_is_refused_and_goes_on",),
+    ),
+    Mutant(
+        name="front: a job that is dropped leaves what it had on the shards",
+        file="ps_server/drops.py",
+        text="        await self._order(pb.Order(drop_job=pb.DropJob(job=job)))\n",
+        fault="",
+        tests=(f"{DROPPED}::test_the_name_of_a_job_that_was_dropped_begins_anew",),
+    ),
+    Mutant(
+        name="front: workers of a job that is dropped are told nothing",
+        file="ps_server/job_life.py",
+        text="        told = self.tell_all(error)\n",
+        fault="        told: list[Action] = []\n",
+        tests=(f"{DROPPED}::test_workers_and_readers_of_a_job_that_is_dropped_by_force_hear_why",),
+    ),
+    Mutant(
+        name="front: readers of a job that is dropped are told nothing",
+        file="ps_server/drops.py",
+        text="        readers = self._readers.dismiss(job, error)\n",
+        fault="        readers = 1\n",
+        tests=(f"{DROPPED}::test_workers_and_readers_of_a_job_that_is_dropped_by_force_hear_why",),
+    ),
+    Mutant(
+        name="front: a reader's last word is taken for a connection that broke",
+        file="ps_worker/reader.py",
+        text='                if reply.number == 0 and reply.HasField("refused"):',
+        fault="                if False:",
+        tests=(f"{DROPPED}::test_workers_and_readers_of_a_job_that_is_dropped_by_force_hear_why",),
+    ),
+    Mutant(
+        name="front: incarnations of the next job of a name are those of the one before",
+        file="ps_server/coordinator.py",
+        text="            job.roster.floor = self._drops.last_incarnation(name)\n",
+        fault="",
+        tests=(f"{DROPPED}::test_the_next_job_of_the_name_knows_nobody_of_the_one_before",),
+    ),
+    Mutant(
+        name="front: who comes while a job is dropped joins the job that goes",
+        file="ps_server/drops.py",
+        text="        if job in self._under_way:\n            raise",
+        fault="        if False:\n            raise",
+        tests=(f"{DROPPED}::test_who_comes_while_a_job_is_dropped_begins_the_next_one",),
+    ),
+    Mutant(
+        name="front: a job goes back to what was dropped",
+        file="ps_server/saved_jobs.py",
+        text="self._store.newest_first(job, lasting=True)",
+        fault="self._store.newest_first(job)",
+        tests=(f"{DROPPED}::test_a_job_that_lost_a_shard_does_not_go_back_to_what_was_dropped",),
+    ),
+    Mutant(
+        name="front: a dropped job sleeps when servers are started again",
+        file="ps_server/saved_jobs.py",
+        text="if job not in dropped or self._store.lasting(job)]",
+        fault="]",
+        tests=(f"{DROPPED}::test_the_snapshots_of_a_dropped_job_stay_and_it_does_not_go_on_from_them",),
+    ),
+    Mutant(
+        name="front: a sleeping job that is dropped is woken by who comes",
+        file="ps_server/drops.py",
+        text="        self._recovery.dismiss(job)\n",
+        fault="",
+        tests=(f"{DROPPED}::test_a_sleeping_job_is_dropped",),
+    ),
+    Mutant(
+        name="front: who comes to an ended job otherwise is not told the way out",
+        file="ps_server/membership.py",
+        text="        if self.state is not JobState.ENDED:\n            return error\n",
+        fault="        return error\n",
+        tests=(f"{DROPPED}::test_who_comes_to_an_ended_job_otherwise_is_told_the_ways_out",),
+    ),
+    Mutant(
+        name="front: a reader that waits is content with a job that has not started",
+        file="ps_worker/reader.py",
+        text="                if wait_s:\n                    self._ask(",
+        fault="                if False:\n                    self._ask(",
+        tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),
+    ),
+    Mutant(
+        name="front: a reader does not wait",
+        file="ps_worker/reader.py",
+        text="                if left_s <= 0:\n",
+        fault="                if True:\n",
+        tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),
+    ),
+    Mutant(
+        name="front: a cut does not say that the job has ended",
+        file="ps_server/readers.py",
+        text="        cut.ended = room.job.state is JobState.ENDED",
+        fault="        cut.ended = False",
+        tests=(f"{WAITING}::test_a_cut_says_that_the_job_has_ended",),
+    ),
+)
