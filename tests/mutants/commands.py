@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         name="settings: no seconds are seconds",
         file="ps_worker/settings.py",
-        text="    if not 0.0 < number < 1e9 and not",
-        fault="    if not 0.0 <= number < 1e9 and not",
+        text="    if not 0.0 < number < 1e9 and",
+        fault="    if not 0.0 <= number < 1e9 and",
         tests=(f"{WORKER}test_settings.py",),
     ),
     Mutant(
