@@ -657,7 +657,7 @@ class DropJob(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Cut(_message.Message):
-    __slots__ = ("job", "table", "reader", "number", "clocks")
+    __slots__ = ("job", "table", "reader", "number", "clocks", "ended")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -670,12 +670,14 @@ class Cut(_message.Message):
     READER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     job: str
     table: int
     reader: int
     number: int
     clocks: _containers.ScalarMap[int, int]
-    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    ended: bool
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ..., ended: bool = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("job", "snapshot", "number", "tables", "manifest", "keep")
