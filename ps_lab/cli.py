@@ -6,7 +6,7 @@ import json
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -19,6 +19,10 @@ from ps_wire import wire_dtype as wire_dtypes
 from ps_wire.access import TLS_DIR, TOKEN_FILE, read
 from ps_wire.address import parse_servers
 from ps_wire.command import run as run_command
+from ps_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from ps_lab.status import Status
 
 app = typer.Typer(
     name="ps-lab",
@@ -119,6 +123,7 @@ def status(
         typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
     ] = "127.0.0.1:50051",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Draw it again each second, until Ctrl-C.")] = False,
     token_file: TokenFile = None,
     tls_dir: TlsDir = None,
     job: Annotated[
@@ -129,20 +134,29 @@ def status(
     """Show jobs, workers, tables and servers: states, clocks, gaps, waits, versions, bytes, staleness.
 
     Exit codes: 0, 69 a server does not answer, 78 the list has the wrong length or order, or a server wants
-    other certificates or another token.
+    other certificates or another token; 130 Ctrl-C.
     """
     from ps_lab.display import make_console  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.observer import ask  # noqa: PLC0415
     from ps_lab.report import tables  # noqa: PLC0415
+    from ps_lab.status_watch import watch as draw_again  # noqa: PLC0415
 
     access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
-    answer = ask(parse_servers(servers), access)
-    if job is not None:
-        answer = answer.only(job)
+    addresses = parse_servers(servers)
+
+    def look() -> Status:
+        answer = ask(addresses, access)
+        return answer if job is None else answer.only(job)
+
+    if as_json and watch:
+        raise UsageError("--json is one object, --watch draws for people: take one of them")
+    console = make_console()
+    if watch:
+        draw_again(console, look)
+    answer = look()
     if as_json:
         print(json.dumps(answer.to_json(), indent=2))
         return
-    console = make_console()
     for table in tables(answer):
         console.print(table)
 

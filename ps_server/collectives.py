@@ -138,6 +138,10 @@ class Collectives:
         if not self._open[number]:
             del self._open[number]
 
+    def waits(self, worker: int, incarnation: int) -> bool:
+        """Whether it has made a call that is not complete."""
+        return any(parts.get(worker, (ABSENT,))[0] == incarnation for parts in self._open.values())
+
     def settle(self, number: int, awaited: Mapping[int, int], *, at_least: int = 0) -> Outcome | None:
         """The outcome of a call, if everybody who is awaited has made it, or stands beyond it.
 

@@ -35,7 +35,7 @@ LEFT_OUT = {
     | {"state", "shares", "collectives", "roster", "_tables", "_awaited", "_uploaders"}  # by themselves below
     | {"ends"}
     | {"_broken"},  # those who were told have to be gone
-    Member: {"state"} | {"enters"},  # who was about to enter does so at once
+    Member: {"state"} | {"enters", "taken"},  # who was about to enter does so at once; heartbeats say more
     TableRecord: {"spec", "asked"},
 }
 

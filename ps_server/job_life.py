@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ps_server.collectives import ABSENT, Collectives, Outcome
+from ps_server.gate import gate_of
 from ps_server.job_tables import JobTables
 from ps_server.member import (
     Action,
@@ -29,6 +30,7 @@ from ps_server.member import (
 from ps_server.refusals import evicted, rolled_back
 from ps_server.roster import Roster
 from ps_server.shares import ANY, Shares
+from ps_wire import consistency
 from ps_wire.errors import ConfigurationRefused, Evicted, PsError
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -166,6 +168,29 @@ class JobLife:
         starting = self.state is JobState.WAITING and not self._restored
         least = self.min_workers if starting else 0
         return self.collectives.settle(number, self.calling(), at_least=least)
+
+    def needed(self, member: Member, clocks: Mapping[int, int]) -> dict[int, int]:
+        """Table -> the step that others wait for a member to come to, while it waits in a call.
+
+        Args:
+            member: who takes no steps now.
+            clocks: table -> the step that it takes next.
+        """
+        staleness = gate_of(consistency.parse(self.consistency)).staleness
+        if staleness is None:
+            return {}
+        others = [other for other in self.roster.here() if other is not member and not other.reader]
+        needed = {
+            table: max((it.taken.get(table, 0) for it in others), default=0) - staleness
+            for table in range(self.num_tables)
+            if table in clocks
+        }
+        return {table: step for table, step in needed.items() if step > clocks[table]}
+
+    def elsewhere(self) -> list[Member]:
+        """Who trains, as far as is known, while others wait in a call."""
+        here = [member for member in self.roster.here() if not member.reader]
+        return [it for it in here if not self.collectives.waits(it.worker, it.incarnation)]
 
     def missing_in_call(self, number: int) -> str:
         """Who it waits for, for people."""

@@ -51,6 +51,7 @@ class Member:
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
         steps: that it has taken, as it says when it goes.
+        taken: table -> steps whose pushes have left, as its heartbeats say.
         enters: by table, the first step that a late one may enter at.
     """
 
@@ -64,6 +65,7 @@ class Member:
     late: bool = False
     lease_s: float = 0.0
     steps: int = 0
+    taken: Mapping[int, int] = field(default_factory=dict)
     enters: Mapping[int, int] = field(default_factory=dict)
 
     @property

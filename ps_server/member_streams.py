@@ -39,7 +39,7 @@ from ps_wire.errors import (
 from ps_wire.frame import check_protocol
 from ps_wire.job_spec import check_lease, check_spec
 from ps_wire.messages import refused_to_proto, table_from_proto
-from ps_wire.table import TableSpec
+from ps_wire.table import MAX_TABLES, TableSpec
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -268,6 +268,7 @@ class MemberStreams:
                 room.progress[member.worker] = _bounded(progress)
                 if progress.HasField("calls"):
                     job.stands(member, progress.calls)
+                member.taken = dict(progress.taken)
                 mailbox.heard(message.heartbeat.heard)
             case "uploaded" if message.uploaded.final:
                 room.do(job.uploaded_final(member))
@@ -364,11 +365,13 @@ def _leaves(message: pb.MemberRequest) -> bool:
 
 
 def _bounded(progress: pb.Progress) -> pb.Progress:
-    """A worker's progress with at most `MAX_METRICS` metrics, and short, printable texts."""
+    """A worker's progress with a bounded number of metrics and tables, and short, printable texts."""
     for name in [name for name in progress.metrics if len(name) > 64 or not name.isprintable()]:
         del progress.metrics[name]
     for name in sorted(progress.metrics)[MAX_METRICS:]:
         del progress.metrics[name]
+    for table in sorted(progress.taken)[MAX_TABLES:]:
+        del progress.taken[table]
     progress.waits = one_line(progress.waits, MAX_REASON)
     progress.passed_over = one_line(progress.passed_over, MAX_REASON)
     return progress

@@ -21,7 +21,7 @@ from ps_server.cut import clocks_of_cut
 from ps_server.gate import gate_of
 from ps_server.live_state import LiveState
 from ps_server.log import logger
-from ps_server.member import Member
+from ps_server.member import JobState, Member
 from ps_server.orders import Shards
 from ps_server.room import Room
 from ps_server.state_store import StateStore
@@ -138,7 +138,8 @@ class _Reader:
                 self._request = 0  # whatever it has asked
                 await self._reply(refused=refused_to_proto(self._dismissed))
         except PsError as error:
-            self._shards.own.complaints.say(logging.WARNING, "a reader", "refused: %s", error)
+            level = logging.DEBUG if error.retryable or isinstance(error, JobUnknown) else logging.WARNING
+            self._shards.own.complaints.say(level, "a reader", "refused: %s", error)
             await self._reply(refused=refused_to_proto(error))
         except Exception as error:  # noqa: BLE001 - our bug: the reader must hear of it, not wait for ever
             logger.exception("bug while serving a reader")
@@ -236,6 +237,7 @@ class _Reader:
     async def _cut(self, cut: pb.Cut) -> bool:
         """One cut; whether every partition has been sent."""
         room = self._room(cut.job)
+        cut.ended = room.job.state is JobState.ENDED  # before the cut: so it has all pushes
         lock = self._cuts.setdefault(room, asyncio.Lock())
         try:
             async with asyncio.timeout(CUT_LIMIT_S):

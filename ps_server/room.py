@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from ps_server.agenda import Agenda
@@ -40,6 +40,7 @@ class Room:
         self.mailboxes: dict[tuple[int, int], Mailbox] = {}
         self.progress: dict[int, pb.Progress] = {}
         self.heard_s: dict[int, float] = {}
+        self._asked_s = 0.0  # when members were last asked for heartbeats
         self._changed = asyncio.Event()
         self._shards = shards
         self._on_empty = on_empty
@@ -122,6 +123,17 @@ class Room:
         """Whoever waits for a change looks again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def ask(self, members: Iterable[Member], every_s: float) -> None:
+        """Wants a heartbeat of these at once, if it has not asked for `every_s` seconds."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s < every_s:
+            return
+        self._asked_s = now_s
+        for member in members:
+            mailbox = self.mailboxes.get((member.worker, member.incarnation))
+            if mailbox is not None:
+                mailbox.ask(pb.MemberReply(prove=pb.Prove()))
 
     def evict_silent(self, now_s: float) -> list[Member]:
         """Evicts those whose leases are over, and returns them."""

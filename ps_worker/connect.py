@@ -26,6 +26,7 @@ def connect(
     connect_limit: float | None = None,
     retry_limit: float | None = None,
     carrier: str | None = None,
+    wait: float | None = None,
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
 ) -> Reader: ...
@@ -67,6 +68,7 @@ def connect(
     carrier: str | None = None,
     wire_dtype: str | None = None,
     lease: float | None = None,
+    wait: float | None = None,
     role: str | None = None,
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
@@ -96,8 +98,9 @@ def connect(
             that was only held up (by code that does not let other Python threads run) joins again by itself.
             Default: 10.
         role: "worker", or "reader" for one who reads the weights of a job at any time and is no member.
-            A reader takes servers, job, connect_limit, retry_limit, carrier, token_file and tls_dir only.
-            Default: worker.
+            A reader takes servers, job, connect_limit, retry_limit, carrier, wait, token_file and tls_dir
+            only. Default: worker.
+        wait: seconds that a reader waits for its job to be there, and to start. Default: 0.
         token_file: a file with the service's token, or with the job's.
         tls_dir: a folder with `ca.crt`, `tls.crt` and `tls.key`: connections are encrypted, and both ends
             show a certificate. The files are read again when they change.
@@ -112,6 +115,7 @@ def connect(
     Raises:
         UsageError: a setting is missing or makes no sense.
         ServerUnreachable: a server does not answer; its address is named.
+        JobUnknown: the job of a reader is not there, or has not started in time.
         ConfigurationRefused: the servers or the job refuse; the message says what differs.
     """
     check_not_forked()
@@ -134,6 +138,7 @@ def connect(
         carrier=carrier,
         wire_dtype=wire_dtype,
         lease=lease,
+        wait=wait,
         token_file=token_file,
         tls_dir=tls_dir,
     )

@@ -150,15 +150,19 @@ class CoordinatorCalls:
         return reply
 
     @waits("the others to make the same call")
-    def collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply:
-        """A call that all workers make together.
+    def collect(self, request: pb.CollectRequest, *, until_s: float, limit_s: float) -> pb.CollectReply:
+        """A call that all workers make together: its outcome, or steps that others need of this worker first.
+
+        Args:
+            request: what is asked; who asks is filled in.
+            until_s: when the wait for others ends, on the monotonic clock.
+            limit_s: seconds, for people.
 
         Raises:
             CallLimitExceeded: the others have not made it in time; who was missing is named.
             PsError: what the coordinator refuses with, or why the job cannot go on.
         """
         collect = self._service.coordinator.Collect
-        until_s = time.monotonic() + limit_s
         while True:
             request.MergeFrom(pb.CollectRequest(**self._who()))
             reply: pb.CollectReply = self._ask(
@@ -168,6 +172,8 @@ class CoordinatorCalls:
                 return reply
             if (failure := self._failed()) is not None:
                 raise failure
+            if reply.steps:
+                return reply
             if time.monotonic() >= until_s:
                 raise CallLimitExceeded(
                     f"{request.form} was not made by all workers within {limit_s:g} s; missing: "

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ps_wire import frame as wire
 from ps_wire import trace
-from ps_wire.errors import PsError
+from ps_wire.errors import Evicted, PsError
 from ps_worker.exchange import Exchange
 
 
@@ -49,8 +49,14 @@ class Exchanges:
             yield from exchange.replay(shard)
 
     def fail(self, error: PsError) -> None:
-        """See `Peer.fail`: every wait, now and later, ends with this error."""
+        """See `Peer.fail`: every wait, now and later, ends with this error.
+
+        The first one counts, but that the coordinator has evicted this worker tells more than what a shard
+        that comes back has said before: it can join again.
+        """
         with self._lock:
-            self._failure = self._failure or error
+            prevails = isinstance(error, Evicted) and not isinstance(self._failure, Evicted)
+            if self._failure is None or prevails:
+                self._failure = error
         for exchange in self.exchanges:
             exchange.fail(error)

@@ -104,12 +104,12 @@ class Link(Rejoining):
         while True:
             try:
                 return self._start_table(spec, values, outside, states, strict, pulls)
-            except Evicted:
+            except Evicted as error:
                 self._newest = None
                 self._uploaded.discard(spec.number)
                 with self._lock:
                     self._exchanges.pop(spec.number, None)
-                self.rejoin()
+                self._refused(error)
 
     def _start_table(
         self,

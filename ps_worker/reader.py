@@ -31,16 +31,18 @@ from ps_wire.errors import (
     ConnectionLost,
     CutAborted,
     InternalError,
+    JobUnknown,
     PsError,
     ServerUnreachable,
     TableMismatch,
+    Unavailable,
     UsageError,
 )
 from ps_wire.messages import refused_from_proto, table_from_proto
 from ps_wire.plan import Plan
 from ps_wire.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import model_spec
+from ps_worker import model_spec, terminal
 from ps_worker.carrier_choice import CarrierChoice
 from ps_worker.connection import Connection
 from ps_worker.exchange import Exchange
@@ -51,6 +53,7 @@ from ps_worker.settings import Settings
 logger = logging.getLogger("ps_worker")
 READ_LIMIT_S = 60.0  # as long as a long step, and the upload of its buffers
 LEAVE_LIMIT_S = 5.0  # for a thread that has been told to end
+AGAIN_S = 0.5  # between two looks for a job that is not there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,7 @@ class Cut:
         buffers: where buffers, and parameters without an optimizer, are from: a live worker; the end of the
             job; the start of the table, if there is neither; "none", if nothing is kept with this table.
         buffers_step: the steps that the live worker had taken by then; else 0.
+        ended: the job had ended by then: these are its final weights, and no cut after this one differs.
     """
 
     version: int
@@ -71,6 +75,7 @@ class Cut:
     clocks: Mapping[int, int]
     buffers: Literal["live", "final", "start", "none"]
     buffers_step: int
+    ended: bool
 
 
 class _News(Enum):
@@ -119,10 +124,10 @@ class Reader:
     """Made by `connect(role="reader")`; a context manager that leaves at its end. Not thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
-        """Connects to a job that has been made.
+        """Connects to a job that has been made, or waits for it.
 
         Raises:
-            JobUnknown: there is no job of that name.
+            JobUnknown: there is no job of that name; where it was waited for: or it has not started.
             ServerUnreachable: a server does not answer; its address is named.
         """
         self._settings = settings
@@ -132,10 +137,12 @@ class Reader:
         self._connections: list[Connection] = []
         self._requests: queue.SimpleQueue[pb.ReadRequest | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._waits = False
+        terminal.show(logger)
         self._service = reach(settings, logger.warning)
         try:
             check_servers(self._service, settings.connect_limit_s, logger.info)
-            self._worker = self._join()
+            self._worker = self._join_in_time()
             carriers = CarrierChoice(self._service, settings.carrier, logger.info)
             self._connections += [
                 Connection(
@@ -155,9 +162,38 @@ class Reader:
             self.leave()
             raise
 
+    def _join_in_time(self) -> int:
+        """Joins; where the job was to be waited for, again and again, until it is there and has started."""
+        wait_s = self._settings.wait_s
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                worker = self._join()
+                if wait_s:
+                    self._ask(time.monotonic() + self._settings.connect_limit_s, table=0)
+            except (JobUnknown, Unavailable) as error:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    waited = f"; waited for {wait_s:g} s (PS_WAIT)" if wait_s else ""
+                    raise type(error)(f"{error.message}{waited}", **error.facts) from None
+                if not self._waits:
+                    self._waits = True
+                    logger.info(
+                        "reader: waiting for job %s, up to %g s (PS_WAIT)", self._settings.job, wait_s
+                    )
+                self._end_stream()
+                time.sleep(min(AGAIN_S, left_s))
+            else:
+                return worker
+
+    def _end_stream(self) -> None:
+        """Of the join that was refused; another one begins anew."""
+        self._requests.put(None)
+        self._requests, self._inbox, self._error = queue.SimpleQueue(), _Inbox(), None
+
     def _join(self) -> int:
         replies = self._service.coordinator.Read(iter(self._requests.get, None))
-        listen = partial(self._listen, replies)
+        listen = partial(self._listen, replies, self._inbox)
         self._thread = watched.thread("ps-reader", listen, log=logger, failed=self._failed)
         self._thread.start()
         join = pb.ReadJoin(
@@ -184,6 +220,7 @@ class Reader:
             TableMismatch: a parameter is missing or has another shape or dtype; nothing was loaded.
             UsageError: the same of a buffer, or the reader has left, or a number makes no sense.
             JobUnknown: the job has no such table, or it has not started.
+            JobDropped: a person has dropped the job: this reader is over.
             CutAborted: no cut came about within `limit_s`: a worker takes too long for a step.
             RolledBack: the job has gone back to a snapshot, and this reader is over: connect another one.
             ConnectionLost: a server is gone.
@@ -193,9 +230,9 @@ class Reader:
         until_s = time.monotonic() + min(limit_s, threading.TIMEOUT_MAX)
         spec, exchange = self._table(table, until_s)
         inside = _matched(spec, model, self._settings.job)
-        clocks = None
-        while clocks is None:
-            clocks = self._try_cut(table, exchange, until_s)
+        armed = None
+        while armed is None:
+            armed = self._try_cut(table, exchange, until_s)
         outside = model_spec.outside_of(model, inside)
         buffers, step = self._load_outside(table, outside, until_s) if outside else ("none", 0)
         with torch.no_grad():
@@ -204,9 +241,10 @@ class Reader:
         return Cut(
             version=min(exchange.versions),
             spread=exchange.spread,
-            clocks=clocks,
+            clocks=dict(armed.clocks),
             buffers=cast(Literal["live", "final", "start", "none"], buffers),
             buffers_step=step,
+            ended=armed.ended,
         )
 
     def leave(self) -> None:
@@ -233,21 +271,21 @@ class Reader:
     def _failed(self, bug: Exception) -> None:
         self._inbox.put(InternalError(f"{type(bug).__name__}: {bug}"))
 
-    def _listen(self, replies: Iterator[pb.ReadReply]) -> None:
+    def _listen(self, replies: Iterator[pb.ReadReply], inbox: _Inbox) -> None:
         joined = False
         try:
             for reply in replies:
                 if reply.number == 0 and reply.HasField("refused"):  # whatever was asked: nothing comes after
-                    self._inbox.put(refused_from_proto(reply.refused))
+                    inbox.put(refused_from_proto(reply.refused))
                     return
-                self._inbox.put(reply)
+                inbox.put(reply)
                 joined = True
             why, error = f"the coordinator at {self._service.addresses[0]} ended the stream", None
         except PsError as broken:
             why, error = broken.message, broken
         if error is None or (joined and isinstance(error, ServerUnreachable)):  # it was there
             error = ConnectionLost(why)
-        self._inbox.put(error)
+        inbox.put(error)
 
     def _next(self, until_s: float) -> pb.ReadReply | tuple[_News, int, int]:
         if self._error is not None:
@@ -294,8 +332,8 @@ class Reader:
             self._inbox.tables[number] = spec, exchange
         return self._inbox.tables[number]
 
-    def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> dict[int, int] | None:
-        """One cut: its clocks, when all weights are here; None if it does not come about."""
+    def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> pb.Cut | None:
+        """One cut, as it was armed, when all weights are here; None if it does not come about."""
         self._number += 1
         number, self._inbox.asking = self._number, exchange
         exchange.pull(step=number, cut=True)
@@ -306,10 +344,10 @@ class Reader:
                     unasked.discard(exchange.partitions[partition].shard)
         exchange.when_pulled(lambda _error: self._inbox.put((_News.HERE, number, 0)))
         self._requests.put(pb.ReadRequest(number=number, cut=table))
-        clocks: dict[int, int] | None = None
+        armed: pb.Cut | None = None
         here = False
         try:
-            while clocks is None or not here:
+            while armed is None or not here:
                 match self._next(until_s):
                     case (_News.HERE, about, _) if about == number:
                         here = True
@@ -320,10 +358,10 @@ class Reader:
                             raise refused_from_proto(reply.refused)
                         if reply.HasField("later"):
                             return None
-                        clocks = dict(reply.cut.clocks)
+                        armed = reply.cut
         finally:
             self._requests.put(pb.ReadRequest(done=number))
-        return clocks
+        return armed
 
     def _load_outside(
         self, table: int, outside: Mapping[str, torch.Tensor], until_s: float

@@ -6,6 +6,7 @@ and of the lowest worker that trains the buffers and what is registered.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,7 @@ class Rejoining(Exchanges):
         rounds: where the script is, for others who join.
         on_reentry: called when the worker has joined again, with its first step by table.
         tell: tells the script that steps of it are undone, if they are; an error, or whether it did.
+        sit_out: takes steps with nothing to push, up to these by table; whether it could.
         dropping: whether the script is still busy with a batch of before.
         on_restored: called when it goes on from a snapshot, with what it had saved.
         resumed: the job has its weights and steps, which this worker takes up.
@@ -89,6 +91,8 @@ class Rejoining(Exchanges):
         self._begun: list[TableSpec] = []  # that have started here
         self._live: dict[str, torch.Tensor] | None = None
         self.tell: Callable[[], bool] = lambda: False
+        self.sit_out: Callable[[Mapping[int, int]], bool] = lambda _: False
+        self._sits_out = False
         self.dropping: Callable[[], bool] = lambda: False
         self._undone: tuple[RolledBack, Mapping[str, torch.Tensor] | None] | None = None
         if not settings.servers:
@@ -240,6 +244,8 @@ class Rejoining(Exchanges):
 
     def begin_again(self) -> None:
         """The script begins a step: it may have gone on to the end of one that is undone, or is another's."""
+        if self._sits_out:
+            return
         if self._again is not None and self.arrived():
             self._set(self._again.state, own=self._again.own)
             self._again = self._again if self.dropping() else None
@@ -375,16 +381,33 @@ class Rejoining(Exchanges):
     def collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply | None:
         """A call that all workers make together; see `CoordinatorCalls.collect` for errors.
 
+        While it waits it takes the steps that others need of it (`sit_out`).
+
         Returns:
             None: this worker joined again meanwhile, and its script goes on elsewhere.
         """
+        until_s, can_step = time.monotonic() + limit_s, True
         while True:
+            request.ClearField("clocks")
+            request.clocks.update(self.clocks() if can_step else {})
             try:
-                return self._membership.calls.collect(request, limit_s)
+                reply = self._membership.calls.collect(request, until_s=until_s, limit_s=limit_s)
+                if reply.done or not reply.steps:
+                    return reply
+                can_step = self._sit_out(reply.steps)
             except Evicted as error:
                 self._refused(error)
                 if self.tell() or self.ended:
                     return None
+                until_s, can_step = time.monotonic() + limit_s, True
+
+    def _sit_out(self, steps: Mapping[int, int]) -> bool:
+        self._sits_out = True  # the script begins none of these steps
+        try:
+            return self.sit_out(steps)
+        finally:
+            self._sits_out = False
+            self.rounds.pause()
 
     def epochs(self) -> list[pb.EpochUse]:
         """What became of the samples of the job's last epochs; see `share` for errors."""

@@ -90,6 +90,12 @@ class Rounds:
                     self._note()
                 self._changed.notify_all()
 
+    def pause(self) -> None:
+        """The script begins no step for a while: where it is asked to stand behind a round, it does."""
+        with self._changed:
+            if self._between():
+                self._note()
+
     def let_go(self, number: int | None = None) -> None:
         """The joining of that number, or any, is over."""
         with self._changed:

@@ -157,6 +157,12 @@ class ScriptData:
         return not any(dealing.trains and dealing.pending for dealing in self._dealings)
 
     @property
+    def between_epochs(self) -> bool:
+        """Whether it has loaders, and is in no iteration over one that it trains on, as far as is known."""
+        training = [dealing for dealing in self._dealings if dealing.trains] or self._dealings
+        return bool(training) and not any(dealing.under_way for dealing in training)
+
+    @property
     def goes_on(self) -> bool:
         """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration.
 
@@ -209,6 +215,11 @@ class ScriptData:
     def arrived(self) -> bool:
         """Whether the script is where it was sent."""
         return self._back_to is None or self._back_to == self._epoch
+
+    @property
+    def returns(self) -> bool:
+        """Whether the script's loop has yet to begin the epoch that it was sent to, or to begin it again."""
+        return self._back_to is not None
 
     def _arrive(self) -> None:
         """A loader goes on inside this epoch: its loop need not begin again."""

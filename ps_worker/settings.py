@@ -21,6 +21,7 @@ ALONE = "none"  # instead of addresses: a server inside this process
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
+WAIT_S = 0.0
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
 
@@ -45,6 +46,7 @@ class Settings:
         token_file: holds the service's token or the job's; None: calls carry none.
         tls_dir: folder of the certificates; None: connections are plain.
         wire_dtype: in which float32 gradients and weights travel.
+        wait_s: how long a reader waits for its job to start.
     """
 
     servers: tuple[str, ...]
@@ -63,6 +65,7 @@ class Settings:
     token_file: Path | None = None
     tls_dir: Path | None = None
     wire_dtype: WireDtype = WireDtype.FP32
+    wait_s: float = WAIT_S
 
     @property
     def shares(self) -> bool:
@@ -99,6 +102,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         retry_limit_s=_seconds("retry_limit", value("retry_limit", str(RETRY_LIMIT_S))),
         role=value("role", ROLES[0]),
         lease_s=_seconds("lease", value("lease", str(LEASE_S))),
+        wait_s=_seconds("wait", value("wait", str(WAIT_S)), zero=True),
         token_file=_path(value("token_file", "")),
         tls_dir=_path(value("tls_dir", "")),
         wire_dtype=_named("wire_dtype", wire_dtype.parse, value("wire_dtype", WireDtype.FP32)),
@@ -179,11 +183,12 @@ def parse_size(text: str, option: str = "num_workers (PS_NUM_WORKERS)") -> tuple
     return 0 if match[1] is None else least, most
 
 
-def _seconds(name: str, text: str) -> float:
+def _seconds(name: str, text: str, *, zero: bool = False) -> float:
     try:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0.0 < number < 1e9:
-        raise UsageError(f"{name} (PS_{name.upper()}) must be seconds > 0, got {text!r}")
+    if not 0.0 < number < 1e9 and not (zero and number == 0):
+        least = ">= 0" if zero else "> 0"
+        raise UsageError(f"{name} (PS_{name.upper()}) must be seconds {least}, got {text!r}")
     return number

@@ -124,6 +124,16 @@ class Table:
         self._exchange.wait_acked()
         self._exchange.abstain(step=step)
 
+    def sit_out(self, *, again: bool) -> None:
+        """As `WrappedOptimizer.sit_out`."""
+        step = self.step
+        self._exchange.pass_gate(step)
+        self._exchange.begin(step)
+        self._abstain(step)
+        self._taken = step + 1
+        self.behind += again
+        self._at_step(self.step)
+
     def pull(self, out: Mapping[str, torch.Tensor] | None = None) -> Future[Pulled]:
         """Asks for the weights at this worker's clock.
 

@@ -38,6 +38,7 @@ class Together:
         alone: Callable[[], bool],
         step: Callable[[], int],
         incarnation: Callable[[], int],
+        returns: Callable[[], bool],
     ) -> None:
         """Has made no call.
 
@@ -46,11 +47,13 @@ class Together:
             alone: whether there is nobody to ask.
             step: how many steps the worker has taken.
             incarnation: of the worker, now.
+            returns: whether its loop has yet to go where it was sent: what comes until then is void.
         """
         self._collect = collect
         self._alone = alone
         self._step = step
         self._incarnation = incarnation
+        self._returns = returns
         self._next = 0
         self._sent_to: int | None = None
         self._known = False  # that its calls are numbered as those of the others
@@ -138,9 +141,11 @@ class Together:
             raise UsageError(f"limit_s must be a number > 0, got {limit_s!r}")
         if len(form) > MAX_FORM:
             raise UsageError(f"all_reduce: names and shapes have {MAX_FORM} characters at most, in all")
-        sent_back = self._sent_to is not None and self._next >= self._sent_to
-        if self._alone() or sent_back:  # what comes until it begins there is void
+        there = self._sent_to is not None and self._next >= self._sent_to
+        if self._alone() or (there and self._returns()):
             return None
+        if there:  # in this epoch there is no batch for it any more
+            self.arrive()
         if not self._known and self._arrived:
             reply = self._collect(pb.CollectRequest(), limit_s)
             if reply is None:
@@ -160,6 +165,8 @@ class Together:
     def _go_on(self, number: int) -> None:
         """A call has come to its end."""
         self._next = number + 1
+        if self._sent_to == number:  # while it waited: it was in that call already
+            self._sent_to = None
         if self._known:
             self._report()
 

@@ -89,6 +89,7 @@ class Worker(WorkerData, WorkerState):
             alone=self._has_no_others,
             step=lambda: self.step,
             incarnation=lambda: self._link.incarnation,
+            returns=lambda: self._data.returns,
         )
         self._link = Link(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
@@ -97,6 +98,7 @@ class Worker(WorkerData, WorkerState):
         self._link.dropping = lambda: any(optimizer.dropping for optimizer in self._optimizers)
         self._link.clocks = self._clocks
         self._link.taken = self._taken_steps
+        self._link.sit_out = self._sit_out
         self._link.own.add("@worker", self._data)
         self._link.positions = self._positions
         if not self._link.resumed:

@@ -216,9 +216,8 @@ class WorkerState:
         first step. Its own values it gets alone, where the job has ended, and where it was sent back and has
         not begun there yet.
 
-        Under `bsp` and `ssp` a worker that waits here takes no steps, and others may need its next one: after
-        somebody has come or gone in the middle of an epoch, workers have different numbers of steps in it,
-        and a call at its end may come to its limit.
+        Under `bsp` and `ssp` others may need steps of one that waits here: it abstains from those. Between
+        `backward()` and `step()` it cannot.
 
         Args:
             values: by name, or one: numbers and small tensors, 4096 numbers in all. The same names and shapes
@@ -264,6 +263,31 @@ class WorkerState:
         with self._inside:
             self._begin_call()
             self._together.barrier(limit_s)
+
+    def _sit_out(self, steps: Mapping[int, int]) -> bool:
+        """Others wait at the gate for steps of this worker, which waits for them in a call: it abstains.
+
+        Under `bsp`, where steps are the job's, the script takes them again when its next epoch begins, so
+        that schedules count them.
+
+        Args:
+            steps: table -> the step that it is to come to.
+
+        Returns:
+            Whether it could: not between backward and `step()`, where a part of a step has left.
+        """
+        incarnation = self._link.incarnation
+        for owner, numbers in self._tables_of:
+            if isinstance(owner, WrappedOptimizer):
+                owner.settle()
+                if owner.sends:
+                    return False
+            while self._link.incarnation == incarnation and any(
+                self._clocks()[number] < steps.get(number, 0) for number in numbers
+            ):
+                self._data.take_step(self.step + 1)
+                owner.sit_out(again=self._settings.consistency == BSP() and self._data.between_epochs)
+        return True
 
     def _collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply | None:
         return self._link.collect(request, limit_s)
@@ -372,6 +396,7 @@ class WorkerState:
             metrics=dict(self._metrics),
             waits=self._waits.look(),
             calls=self._together.reported,
+            taken=self._taken_steps(),
         )
 
     def _counted(self) -> tuple[int, int]:

@@ -227,6 +227,33 @@ class WrappedOptimizer(Stages):
             if self.overlaps:
                 self._arrival.watch()
 
+    @torch.no_grad()
+    def sit_out(self, *, again: bool) -> None:
+        """Takes a step with nothing to push, for the others; gradients that are there stay. Not in a step.
+
+        Args:
+            again: the script takes it again later, so that its schedules count it.
+
+        Raises:
+            Evicted: the worker has to join again.
+            PsError: the job cannot go on.
+        """
+        try:
+            for table in self._tables:
+                table.exchange.wait_acked(())
+            self._stage = SENDING
+            self.abstained += 1
+            for table in self._tables:
+                table.abstain()
+            self._ask()
+            stopping.step_ended()
+            self._await()
+        except BaseException as error:
+            self._broken_off(error)
+            raise
+        self.behind += again
+        self._at_step(self.step_number)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
         if self._stage != ARRIVING:  # else none has, and weights may go on arriving

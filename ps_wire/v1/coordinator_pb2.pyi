@@ -94,7 +94,7 @@ class Heartbeat(_message.Message):
     def __init__(self, heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "samples", "waited_s", "metrics", "waits", "passed_over", "calls")
+    __slots__ = ("step", "samples", "waited_s", "metrics", "waits", "passed_over", "calls", "taken")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,13 @@ class Progress(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class TakenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +116,7 @@ class Progress(_message.Message):
     WAITS_FIELD_NUMBER: _ClassVar[int]
     PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     step: int
     samples: int
     waited_s: float
@@ -116,7 +124,8 @@ class Progress(_message.Message):
     waits: str
     passed_over: str
     calls: int
-    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ..., passed_over: _Optional[str] = ..., calls: _Optional[int] = ...) -> None: ...
+    taken: _containers.ScalarMap[int, int]
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., waited_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., waits: _Optional[str] = ..., passed_over: _Optional[str] = ..., calls: _Optional[int] = ..., taken: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("progress",)
@@ -648,7 +657,7 @@ class DropJob(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Cut(_message.Message):
-    __slots__ = ("job", "table", "reader", "number", "clocks")
+    __slots__ = ("job", "table", "reader", "number", "clocks", "ended")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -661,12 +670,14 @@ class Cut(_message.Message):
     READER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     job: str
     table: int
     reader: int
     number: int
     clocks: _containers.ScalarMap[int, int]
-    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    ended: bool
+    def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., reader: _Optional[int] = ..., number: _Optional[int] = ..., clocks: _Optional[_Mapping[int, int]] = ..., ended: bool = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("job", "snapshot", "number", "tables", "manifest", "keep")
@@ -1030,7 +1041,14 @@ class StopRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "number", "form", "op", "source", "values", "blob", "begun")
+    __slots__ = ("job", "worker", "incarnation", "number", "form", "op", "source", "values", "blob", "begun", "clocks")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -1041,6 +1059,7 @@ class CollectRequest(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     BLOB_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
@@ -1051,21 +1070,31 @@ class CollectRequest(_message.Message):
     values: _containers.RepeatedScalarFieldContainer[float]
     blob: bytes
     begun: bool
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., form: _Optional[str] = ..., op: _Optional[str] = ..., source: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., blob: _Optional[bytes] = ..., begun: bool = ...) -> None: ...
+    clocks: _containers.ScalarMap[int, int]
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., form: _Optional[str] = ..., op: _Optional[str] = ..., source: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., blob: _Optional[bytes] = ..., begun: bool = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class CollectReply(_message.Message):
-    __slots__ = ("number", "done", "values", "blob", "missing")
+    __slots__ = ("number", "done", "values", "blob", "missing", "steps")
+    class StepsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     BLOB_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     number: int
     done: bool
     values: _containers.RepeatedScalarFieldContainer[float]
     blob: bytes
     missing: str
-    def __init__(self, number: _Optional[int] = ..., done: bool = ..., values: _Optional[_Iterable[float]] = ..., blob: _Optional[bytes] = ..., missing: _Optional[str] = ...) -> None: ...
+    steps: _containers.ScalarMap[int, int]
+    def __init__(self, number: _Optional[int] = ..., done: bool = ..., values: _Optional[_Iterable[float]] = ..., blob: _Optional[bytes] = ..., missing: _Optional[str] = ..., steps: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

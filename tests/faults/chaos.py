@@ -28,7 +28,7 @@ from tests.integration.processes import Process, Start, Zygote
 from . import links
 from .chaos_round import SNAPSHOTS, Chaos
 from .controller import Faults
-from .links import Link
+from .links import Disk, Link
 from .proxy import Proxy
 from .schedule import Event, Round, draw
 from .world import World
@@ -54,9 +54,11 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
         if made:
             made[0].slow(SLOW)
         options = ("--host", "0.0.0.0", "--insecure") if networks else ()
+        disk = None
         if plan.ends_servers:
-            place = str(folder / SNAPSHOTS)
-            options += ("--snapshot-dir", place, "--snapshot-every", f"{EVERY_STEPS}steps")
+            place = folder / SNAPSHOTS
+            disk = stack.enter_context(Disk(place)) if networks else None
+            options += ("--snapshot-dir", str(place), "--snapshot-every", f"{EVERY_STEPS}steps")
         try:
             between: list[Proxy] = []
 
@@ -65,7 +67,7 @@ def run_round(start: Start, folder: Path, plan: Round, *, networks: bool) -> lis
                 return between[0].address
 
             world = World(spawn, faults, folder, plan.consistency, options, through)
-            chaos = Chaos(world, faults, plan, made, between[0], folder)
+            chaos = Chaos(world, faults, plan, made, between[0], disk, folder)
             chaos.run()
             world.close()
             for process in started:

@@ -16,7 +16,7 @@ from tests.integration.servers import until
 
 from . import limits
 from .controller import Faults, Stop
-from .links import Link
+from .links import Disk, Link
 from .middle import Fault, Middle
 from .proxy import Proxy
 from .schedule import Act, Event, Round
@@ -32,6 +32,7 @@ LIVENESS = limits.text(  # else a silent peer is noticed after 15 s, or after 25
     ps_wire__frame_socket__KEEPALIVE_S=(1, 1, 1),
 )
 NOTICED = "does not answer|broke; trying again"
+LOST = "coordinator .*; trying again"
 SNAPSHOTS = "snapshots"  # of a round's folder
 
 
@@ -49,15 +50,17 @@ class Chaos:
         plan: Round,
         networks: list[Link],
         between: Proxy,
+        disk: Disk | None,
         folder: Path,
     ) -> None:
-        """Takes the way from shard 1 to shard 0, and the folder of the round."""
+        """Takes the way from shard 1 to shard 0, the disk of snapshots, and the folder of the round."""
         self.happened: list[Event] = []
         self._world = world
         self._faults = faults
         self._plan = plan
         self._networks = networks
         self._between = between
+        self._disk = disk
         self._snapshots = folder / SNAPSHOTS
         self._over = folder / "over"  # is there when all has happened: workers train until then
         self._reach: dict[int, str] = {}
@@ -68,6 +71,7 @@ class Chaos:
         self._pausing = [threading.Lock() for _ in range(plan.num_workers)]
         self._linking = [threading.Lock() for _ in range(plan.num_workers)]
         self._serving = [threading.Lock() for _ in world.servers.processes]  # one fault at a time each
+        self._parting = threading.Lock()  # one fault at a time between the servers
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
@@ -226,25 +230,48 @@ class Chaos:
                 process.signal(signal.SIGCONT)
 
     def _act_on_server(self, shard: int, act: Act, stop: Stop) -> None:
+        """One at a time to the process of a shard, and to the way between the shards."""
+        serving, between = self._serving[shard], self._parting
         match act:
             case Act.CUT | Act.BLINK:
-                self._between.cut()
-                stop.go()
-                try:
-                    self._between.wait_tries(TRIES * (act is Act.CUT))
-                finally:
-                    self._between.mend()
+                with self._turn(stop, between):
+                    self._part(act, stop)
+            case Act.SILENCE:
+                with self._turn(stop, between):
+                    self._silence_between(stop)
+            case Act.FULL:
+                with self._turn(stop, *self._serving):
+                    self._fill_disk(stop)
             case Act.HANG | Act.PAUSE:
-                with self._serving[shard]:
+                with self._turn(stop, serving):
                     self._hang_server(shard, act, stop)
             case Act.DOUBLE:
-                with self._serving[shard]:  # else the port may be free, of one that is about to end
+                with self._turn(stop, serving):  # else the port may be free, of one that is about to end
                     stop.go()
                     second = self._world.begin_server_twice(shard)
                     assert second.wait_end() == 69, second.text
             case Act.KILL | Act.STOP:
-                with self._serving[shard]:
+                with self._turn(stop, serving):
                     self._end_server(shard, act, stop)
+
+    @contextlib.contextmanager
+    def _turn(self, stop: Stop, *locks: threading.Lock) -> Iterator[None]:
+        """Where another fault is not over, the process goes on meanwhile: else that one may wait for it."""
+        with contextlib.ExitStack() as held:
+            for lock in locks:
+                if not lock.acquire(blocking=False):
+                    stop.go()
+                    lock.acquire()
+                held.callback(lock.release)
+            yield
+
+    def _part(self, act: Act, stop: Stop) -> None:
+        self._between.cut()
+        stop.go()
+        try:
+            self._between.wait_tries(TRIES * (act is Act.CUT))
+        finally:
+            self._between.mend()
 
     def _hang_server(self, shard: int, act: Act, stop: Stop) -> None:
         process = self._world.servers.processes[shard]
@@ -258,6 +285,41 @@ class Chaos:
                 until(lambda: self._count(silence) > before, f"a worker says that shard {shard} hangs")
         finally:
             process.signal(signal.SIGCONT)
+
+    def _silence_between(self, stop: Stop) -> None:
+        shard = self._world.servers.processes[1]
+        before = len(re.findall(LOST, shard.text))
+        self._between.silence()
+        stop.go()
+        try:
+            until(
+                lambda: (
+                    self._world.servers.processes[1] is not shard
+                    or len(re.findall(LOST, shard.text)) > before
+                ),
+                "shard 1 says that nothing comes from shard 0",
+            )
+        finally:
+            self._between.speak()
+
+    def _fill_disk(self, stop: Stop) -> None:
+        assert self._disk is not None
+        coordinator = self._world.servers.processes[0]
+        self._disk.fill()
+        stop.go()
+        try:
+            self._wait_snapshot(coordinator, "NO SNAPSHOT.*No space left")
+        finally:
+            self._disk.empty()
+        self._wait_snapshot(coordinator, ": snapshot .* of step")
+
+    def _wait_snapshot(self, coordinator: Process, pattern: str) -> None:
+        """Until the coordinator says so once more, or the job is over."""
+        before = len(re.findall(pattern, coordinator.text))
+        until(
+            lambda: self._over.exists() or len(re.findall(pattern, coordinator.text)) > before,
+            f"the coordinator says {pattern!r}",
+        )
 
     def _count(self, pattern: str) -> int:
         """How often workers have said it, those of before too."""

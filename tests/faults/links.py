@@ -7,6 +7,7 @@ packets, and swallow all of them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -17,8 +18,11 @@ from typing import Self
 from tests.until import LIMIT_S
 
 ENTER = "FAULTS_NETWORK"  # of the environment: the namespace that a process enters
-UNSHARE = ("unshare", "--user", "--map-root-user", "--net")
+UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount")
+TRY = "mount -t tmpfs none /tmp"
 CLONE_NEWNET = 0x40000000
+DISK_BYTES = 64 << 20
+BLOCK_BYTES = 4096
 NOBODY = "02:00:00:00:00:01"  # no device has this address: what is sent to it vanishes
 
 
@@ -26,7 +30,12 @@ def refusal() -> str | None:
     """Why there can be no namespaces here; None: there can."""
     try:
         tried = subprocess.run(
-            [*UNSHARE, "sh", "-c", "ip link set lo up && ip link add va type veth peer name vb && tc -V"],
+            [
+                *UNSHARE,
+                "sh",
+                "-c",
+                f"ip link set lo up && ip link add va type veth peer name vb && tc -V && {TRY}",
+            ],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -37,7 +46,7 @@ def refusal() -> str | None:
     return (
         None
         if tried.returncode == 0
-        else f"network namespaces with slow links are not to be had: {tried.stderr.strip()}"
+        else f"namespaces with slow links and small disks are not to be had: {tried.stderr.strip()}"
     )
 
 
@@ -134,6 +143,32 @@ class Link:
         self._holder.stdin.close()
         self._holder.stdout.close()
         self._holder.wait()
+
+
+class Disk:
+    """A small one at `folder`, in the namespace that `UNSHARE` makes; what is on it goes with it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(folder)], check=True)
+        self._filler = folder / ".filler"
+
+    def fill(self) -> None:
+        """There is no room for a single byte any more."""
+        with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(BLOCK_BYTES))
+
+    def empty(self) -> None:
+        """After `fill`, as before."""
+        self._filler.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", "--lazy", str(self._folder)], check=True)
 
 
 def ip(*words: str) -> None:

@@ -34,6 +34,7 @@ class Proxy:
         self._cuts = list(cuts)
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._mute = threading.Event()
+        self._silent = threading.Event()
         self._apart = threading.Event()
         self._tries = threading.Semaphore(0)
         self._kept: list[socket.socket] = []
@@ -66,6 +67,15 @@ class Proxy:
         for pair in pairs:
             self._break(pair)
         self._mute.clear()
+
+    def silence(self) -> None:
+        """From now on what either side says is swallowed, on connections that stay and on those that come."""
+        self._silent.set()
+
+    def speak(self) -> None:
+        """After `silence`: connections that were silent break, the next ones carry."""
+        self._silent.clear()
+        self.reset()
 
     def cut(self) -> None:
         """Clients lose their connections, and get none that lasts; the target hears nothing of it."""
@@ -133,14 +143,15 @@ class Proxy:
                     self._break(pair)
                     return
                 carried += len(data)
-                server.sendall(data)
+                if not self._silent.is_set():
+                    server.sendall(data)
         self._end(pair)
 
     def _down(self, pair: tuple[socket.socket, socket.socket]) -> None:
         client, server = pair
         with contextlib.suppress(OSError):
             while data := server.recv(65_536):
-                if not self._mute.is_set():
+                if not (self._mute.is_set() or self._silent.is_set()):
                     client.sendall(data)
         self._end(pair)
 

@@ -32,6 +32,7 @@ SERVER_POINTS = (
     "server after a reply is made",
 )
 FRAMES = tuple((kind, do) for kind in (Kind.PUSH, Kind.ACK, Kind.PULL, Kind.PULLED) for do in Do)
+RARELY = 0.25  # of what takes 15 s
 NO_REORDER = (Kind.PULL,)  # it would overtake its pushes
 
 
@@ -45,7 +46,8 @@ class Act(StrEnum):
     CUT = "cut"  # a worker's network is gone until it was evicted; shard 1's way to shard 0, for some tries
     BLINK = "blink"  # it is gone and comes back
     HANG = "hang"  # SIGSTOP of a shard, and SIGCONT when a worker has noticed
-    SILENCE = "silence"  # a worker's packets vanish both ways until it has noticed; nobody is told
+    SILENCE = "silence"  # what goes to and from it vanishes until it has noticed; of shard 1, to shard 0
+    FULL = "full"  # the disk of snapshots and hand-offs is full, until one has failed
     LOSS = "loss"  # of what is sent to a worker some packets are lost, until some were
     DOUBLE = "double"  # another process is started in a shard's place, and its port is in use
 
@@ -88,9 +90,9 @@ class Round:
 
     @property
     def ends_servers(self) -> bool:
-        """Whether a server is killed or stopped, so that there have to be snapshots."""
+        """Whether a server is killed or stopped, or their disk is full: then there have to be snapshots."""
         acts = {event.act for event in self.events if event.process.startswith("server")}
-        return bool(acts & {Act.KILL, Act.STOP})
+        return bool(acts & {Act.KILL, Act.STOP, Act.FULL})
 
     def __str__(self) -> str:
         over = ", ".join(self.carriers)
@@ -152,6 +154,12 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
             act=more.choice(choice),
         )
         for choice in ((Act.HANG, Act.PAUSE), (Act.DOUBLE,))
+    ]
+    last = [(1, Act.SILENCE)] if more.random() < RARELY else []
+    last += [(0, Act.FULL)] if links and number % 2 else []  # there are snapshots, and a disk for them
+    events += [
+        Event(process=f"server {shard}", point=more.choice(SERVER_POINTS), step=more.choice(early), act=act)
+        for shard, act in last
     ]
     carriers = tuple(
         "tcp" if worker == 1 and frames else rng.choice(CARRIERS) for worker in range(num_workers)

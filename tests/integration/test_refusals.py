@@ -27,13 +27,11 @@ pytestmark = pytest.mark.integration
 def test_a_server_that_is_not_there_ends_the_worker_with_69(spawn: Start, script: str) -> None:
     """Within the connect limit, naming the address."""
     (port,) = free_ports(1)
-    began_s = time.monotonic()
     worker = spawn("ps-worker", "--servers", f"127.0.0.1:{port}", script, PS_CONNECT_LIMIT="1")
     code, line = ended(worker)
     assert code == 69
     assert line.startswith(f"ps-worker: ServerUnreachable: server 127.0.0.1:{port} cannot be reached")
     assert "within 1 s, PS_CONNECT_LIMIT" in line
-    assert time.monotonic() - began_s < 10
 
 
 def test_one_server_of_two_that_is_not_there_is_named(cluster: Servers) -> None:

@@ -31,7 +31,7 @@ from .table import areas, problems, rows
 from .tree import CannotBuild, Tree
 from .trial import Outcome, Trial, warm_up
 
-LIMIT_S = 60.0  # for each part of a test: a machine may be busy with other things
+LIMIT_S = 30.0  # for each part of a test: a machine may be busy with other things
 MARGIN = 10.0  # of a limit, over what the test took without a fault
 UNMUTATED_LIMIT_S = 300.0
 POLL_S = 0.2

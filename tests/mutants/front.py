@@ -3,6 +3,10 @@
 from .mutant import Mutant
 
 DROPPED = "tests/unit/ps_worker/test_dropped_jobs.py"
+WAITING = "tests/unit/ps_worker/test_waiting_readers.py"
+SCRIPT = "tests/unit/ps_worker/test_script_errors.py"
+REPORT = "tests/unit/ps_lab/test_report.py"
+WATCH = "tests/unit/ps_lab/test_status_watch.py"
 
 MUTANTS = (
     Mutant(
@@ -81,5 +85,75 @@ MUTANTS = (
         text="        if self.state is not JobState.ENDED:\n            return error\n",
         fault="        return error\n",
         tests=(f"{DROPPED}::test_who_comes_to_an_ended_job_otherwise_is_told_the_ways_out",),
+    ),
+    Mutant(
+        name="front: a reader that waits is content with a job that has not started",
+        file="ps_worker/reader.py",
+        text="                if wait_s:\n                    self._ask(",
+        fault="                if False:\n                    self._ask(",
+        tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),
+    ),
+    Mutant(
+        name="front: a reader does not wait",
+        file="ps_worker/reader.py",
+        text="                if left_s <= 0:\n",
+        fault="                if True:\n",
+        tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),
+    ),
+    Mutant(
+        name="front: a cut does not say that the job has ended",
+        file="ps_server/readers.py",
+        text="        cut.ended = room.job.state is JobState.ENDED",
+        fault="        cut.ended = False",
+        tests=(f"{WAITING}::test_a_cut_says_that_the_job_has_ended",),
+    ),
+    Mutant(
+        name="front: the line of the script is that of a library which it called",
+        file="ps_worker/script_errors.py",
+        text="if not _is_library(frame.filename)]",
+        fault="]",
+        tests=(f"{SCRIPT}::test_an_error_of_the_project_shows_the_line_of_the_script",),
+    ),
+    Mutant(
+        name="front: an error of the script comes with frames of the launcher",
+        file="ps_worker/script_errors.py",
+        text="    while trace is not None and trace.tb_frame.f_code.co_filename in ours:\n",
+        fault="    while False:\n",
+        tests=(f"{SCRIPT}::test_an_error_of_the_script_comes_without_frames_of_the_launcher",),
+    ),
+    Mutant(
+        name="front: a script's own hook for errors is passed over",
+        file="ps_worker/script_errors.py",
+        text="    sys.excepthook(",
+        fault="    sys.__excepthook__(",
+        tests=(f"{SCRIPT}::test_the_scripts_own_hook_shows_its_errors",),
+    ),
+    Mutant(
+        name="front: figures of a status are broken on a narrow terminal",
+        file="ps_lab/report.py",
+        text="            whole = name in WHOLE\n",
+        fault="            whole = False\n",
+        tests=(f"{REPORT}::test_a_job_of_several_tables_is_readable_on_80_columns",),
+    ),
+    Mutant(
+        name="front: columns of a status have room between them that 80 columns do not have",
+        file="ps_lab/report.py",
+        text="padding=0, pad_edge=False",
+        fault="padding=(0, 2)",
+        tests=(f"{REPORT}::test_status_is_readable_on_80_columns",),
+    ),
+    Mutant(
+        name="front: a watch ends where servers do not answer once",
+        file="ps_lab/status_watch.py",
+        text="            except Unavailable as error:\n",
+        fault="            except ZeroDivisionError as error:\n",
+        tests=(f"{WATCH}::test_servers_that_do_not_answer_for_a_while_are_waited_for",),
+    ),
+    Mutant(
+        name="front: a watch draws into a pipe",
+        file="ps_lab/status_watch.py",
+        text="    if not console.is_terminal:\n",
+        fault="    if False:\n",
+        tests=(f"{WATCH}::test_where_nothing_can_be_drawn_again_it_is_refused",),
     ),
 )

@@ -53,4 +53,11 @@ MUTANTS = (
         fault="        with suppress(grpc.aio.UsageError):",
         tests=(STOPPED,),
     ),
+    Mutant(
+        name="silence: who was called a stranger before it was evicted never joins again",
+        file="ps_worker/exchanges.py",
+        text="            if self._failure is None or prevails:\n",
+        fault="            if self._failure is None:\n",
+        tests=(f"{EVICTED}::test_who_is_evicted_after_a_shard_has_called_it_a_stranger_joins_again",),
+    ),
 )

@@ -243,14 +243,14 @@ MUTANTS = (
         text="        if message.number == self._number and self._members.get(member.worker) is member:\n"
         "            self._ready",
         fault="        if self._members.get(member.worker) is member:\n            self._ready",
-        tests=(SNAPSHOTS,),
+        tests=(f"{WORKER}test_cut_limits.py::test_an_answer_to_a_cut_of_before_does_not_count",),
     ),
     Mutant(
         name="snapshots: one is due at every look",
         file=TAKINGS,
         text="            return step // every_steps > last_step // every_steps\n",
         fault="            return step // every_steps >= last_step // every_steps\n",
-        tests=(SNAPSHOTS,),
+        tests=(f"{SNAPSHOTS}::test_none_is_taken_before_so_many_steps_have_been",),
     ),
     Mutant(
         name="snapshots: a job that goes back is still taken",

@@ -95,7 +95,7 @@ MUTANTS = (
         file="ps_server/orders.py",
         text="            if alive:\n",
         fault="            if False:\n",
-        tests=(RESTARTS,),
+        tests=(f"{RESTARTS}::test_a_second_process_of_a_shard_whose_holder_lives_is_refused",),
     ),
     Mutant(
         name="a holder that hangs keeps its shard",

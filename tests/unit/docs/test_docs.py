@@ -124,6 +124,7 @@ def test_the_readme_names_the_settings_without_an_option():
         "PS_CONNECT_LIMIT": f"{settings.CONNECT_LIMIT_S:g}",
         "PS_START_LIMIT": f"{settings.START_LIMIT_S:g}",
         "PS_RETRY_LIMIT": f"{settings.RETRY_LIMIT_S:g}",
+        "PS_WAIT": f"{settings.WAIT_S:g}",
     }
 
 

@@ -1,20 +1,21 @@
 """Status as tables for people."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from ps_lab.display import make_console
 from ps_lab.report import bytes_text, range_text, tables
-from ps_lab.status import Status
+from ps_lab.status import Job, Status
 from ps_wire.epoch_use import EpochUse
 
 from .made import made_job, made_status, made_table, made_table_worker, made_worker
 
 
-def printed(status: Status) -> str:
-    console = Console(file=io.StringIO(), width=300)
+def printed(status: Status, width: int = 300) -> str:
+    console = Console(file=io.StringIO(), width=width)
     for table in tables(status):
         console.print(table)
     assert isinstance(console.file, io.StringIO)
@@ -82,7 +83,7 @@ def test_what_is_waited_for_what_happened_and_what_became_of_samples_is_shown() 
     job = made_job(
         workers=(made_worker(0, waits=waits),), happened=("12:00 event=evict worker=1",), epochs=tuple(epochs)
     )
-    lines = [line.replace("\u2502", " ").split() for line in printed(made_status(job)).splitlines()]
+    lines = [line.split() for line in printed(made_status(job)).splitlines()]
     text = " ".join(word for line in lines for word in line)
     assert waits in text
     assert "event=evict worker=1" in text
@@ -98,7 +99,7 @@ def test_what_a_peer_says_is_shown_as_it_is_and_is_no_markup(capsys: pytest.Capt
     worker = made_worker(0, host="[/bold]", waits="[red]x :smile:", metrics={"[/]": 1.0})
     for table in tables(made_status(made_job(workers=(worker,)))):
         make_console().print(table)
-    said = {word for line in capsys.readouterr().out.splitlines() for word in line.split()}
+    said = {word.rstrip(",;") for line in capsys.readouterr().out.splitlines() for word in line.split()}
     assert {"[/bold]", "[red]x", ":smile:", "[/]=1"} <= said
 
 
@@ -130,3 +131,81 @@ def test_what_is_asked_of_one_job_shows_no_other_and_all_servers() -> None:
     assert [job.name for job in status.only("mine").jobs] == ["mine"]
     assert status.only("none").jobs == ()
     assert status.only("mine").shards == status.shards
+
+
+def wide_job() -> Job:
+    """Long names and large numbers, as after days on a cluster."""
+    host = "gpu-node-17.cluster.example.com"
+    waits = f"waiting for worker 1 (host {host}, pid 1234567), clock 41, lease 4.2 s left"
+    workers = tuple(
+        made_worker(
+            number,
+            host=host,
+            pid=1234567,
+            state="finishing",
+            step=123456 + number,
+            samples=12345678,
+            waited_s=12345.6,
+            heartbeat_age_s=12.3,
+            metrics={"loss": 0.1234, "accuracy": 0.9876},
+            waits=waits,
+            passed_over="shm: another host",
+        )
+        for number in range(2)
+    )
+    table = made_table(
+        min_version=123456,
+        max_version=123458,
+        partitions=4096,
+        weight_bytes=999 << 30,
+        optimizer_bytes=999 << 30,
+        bytes_in=999 << 40,
+        bytes_out=999 << 40,
+        tau_counts={2: 23, 17: 1},
+        workers=tuple(
+            made_table_worker(
+                number,
+                min_clock=123456,
+                max_clock=123457,
+                max_gap=12,
+                applied=123456789,
+                dropped=12345,
+                abstained=1234,
+                duplicates=123,
+                gate_wait_s=12345.6,
+                carriers=("tcp",),
+            )
+            for number in range(2)
+        ),
+    )
+    return made_job(
+        consistency="asp:max_delay=16",
+        workers=workers,
+        tables=(table,),
+        happened=(f"2026-11-22T12:00:00Z event=evict worker=1 incarnation=4294967297 host={host}",),
+        epochs=(EpochUse(loader=0, epoch=12, samples=1281167, used=1281000, handed_on=3000, over=True),),
+    )
+
+
+def test_status_is_readable_on_80_columns() -> None:
+    """No line is longer, no figure is broken or cut short, and no word of a worker is lost."""
+    status = made_status(wide_job())
+    lines = [line.strip() for line in printed(status, width=80).splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "\u2026" in line]
+    assert "0      finishing 123456 12345678 123456..123457   0  12  12346   12346  12.3" in lines
+    assert "0 123456..123458       4096 999 GiB   999 GiB 999 TiB 999 TiB" in lines
+    assert "0 246913578   24690      2468        246     2.62  17  17" in lines
+    said = " ".join(line[49:].strip() for line in printed(status, width=80).splitlines())
+    assert "lease 4.2 s left; no better carrier: shm: another host" in said
+    whole = {word for line in printed(status).splitlines() for word in line.split()}
+    figures = {word for word in whole if word.replace(".", "").isdigit()}
+    assert figures <= {word for line in lines for word in line.split()}
+
+
+def test_a_job_of_several_tables_is_readable_on_80_columns() -> None:
+    """What is said of each table folds; what is said once is whole."""
+    job = wide_job()
+    status = made_status(replace(job, tables=tuple(replace(job.tables[0], table=it) for it in range(3))))
+    words = {word for line in printed(status, width=80).splitlines() for word in line.split()}
+    assert {"123456", "12345678", "12346", "12.3", "finishing", "123456..123458"} <= words

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.cli import check_host, gaps, parse_durability
+from ps_server.cli import check_host, gaps, parse_bytes, parse_durability, parse_shard
 from ps_server.durability import Durability
 from ps_server.process import ServerOptions
 from ps_server.snapshot_policy import policy_of
@@ -70,3 +70,19 @@ def test_durability_follows_from_where_snapshots_go_unless_it_is_said():
         parse_durability("log", None)
     with pytest.raises(UsageError, match="needs --snapshot-dir"):
         parse_durability("snapshot", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1", 1), ("3K", 3 << 10), ("500M", 500 << 20), ("8GiB", 8 << 30), ("2TB", 2 << 40), (" 7B ", 7)],
+)
+def test_units_of_memory_are_powers_of_1024(text: str, count: int):
+    assert parse_bytes(text) == count
+
+
+def test_shards_count_from_zero():
+    assert parse_shard("0/1") == (0, 1)
+    assert parse_shard("4095/4096") == (4095, 4096)
+    for text in ("2/2", "1/1", "0/0", "0/4097", "-1/2", "1"):
+        with pytest.raises(UsageError, match=r"write K/N with K in 0\.\.N-1"):
+            parse_shard(text)

@@ -18,6 +18,8 @@ from ps_server.collectives import (
 )
 from ps_wire.errors import FrameMalformed, JobMismatch, JobUnknown
 
+from .desk import Desk
+
 ALL = {0: 1, 1: 1, 2: 1}
 
 
@@ -165,3 +167,27 @@ def test_a_successor_goes_on_with_what_was_made():
         successor.outcome(1).check(1, Part(form="broadcast"))
     assert successor.takes_part(0, 1)
     assert successor.next_open == 2
+
+
+@pytest.mark.parametrize(
+    ("consistency", "step"), [("bsp", 9), ("bsp:backup=1", 9), ("ssp:3", 6), ("asp", None)]
+)
+def test_others_need_the_steps_that_open_the_gate_for_who_is_furthest_of_them(consistency, step):
+    """A table that is not of the job, or that a worker says nothing of, needs none."""
+    desk = Desk(3, consistency=consistency)
+    waits, second, third = desk.start()
+    second.taken, third.taken = {0: 7, 5: 100}, {0: 9}
+    assert desk.job.needed(waits, {0: 4, 5: 1}) == ({} if step is None else {0: step})
+    assert desk.job.needed(waits, {0: 9}) == {}
+    assert desk.job.needed(waits, {}) == {}
+    desk.finish(third)
+    assert desk.job.needed(waits, {0: 3}) == ({} if step is None else {0: step - 2})
+
+
+def test_who_waits_in_a_call_is_not_asked_where_it_is():
+    desk = Desk(2)
+    waits, trains = desk.start()
+    desk.job.collectives.bring(0, waits.worker, waits.incarnation, mean(1.0))
+    assert desk.job.elsewhere() == [trains]
+    desk.job.settle_call(0)
+    assert desk.job.elsewhere() == [trains]

@@ -9,6 +9,7 @@ import torch
 
 import ps_worker as ps
 from ps_wire.carrier import Carrier
+from ps_wire.errors import Evicted, StrangerRefused
 from ps_worker.incarnation import Incarnation
 from ps_worker.member_stream import MemberStream
 from tests.until import LIMIT_S, until
@@ -204,6 +205,20 @@ def test_who_is_evicted_while_it_finishes_joins_again_and_finishes(one_shard):
         return float(table.pull().result(LIMIT_S).values["w"].unique())
 
     assert together([lambda: body(0), lambda: body(1)]) == [1.0, 1.0]
+
+
+def test_who_is_evicted_after_a_shard_has_called_it_a_stranger_joins_again(one_shard):
+    """As a shard does that has come back without it, before the coordinator sends everybody back."""
+    job = fresh_name()
+    with ps.connect(servers=one_shard.servers, job=job, num_workers=1) as worker:
+        first = table_of(worker)
+        worker._link.fail(StrangerRefused("worker 0 with incarnation 1 has not joined"))
+        one_shard.evict(job, 0)
+        until(lambda: isinstance(worker._link._failure, Evicted))
+        second = table_of(worker)
+        assert worker._link.incarnation == 2
+        assert step(first) == step(second) == 1.0
+        worker.finish()
 
 
 def test_who_is_evicted_before_the_start_starts_with_the_others(one_shard):

@@ -11,9 +11,11 @@ from torch.utils.data import TensorDataset
 
 import ps_worker as ps
 from ps_wire.errors import CallLimitExceeded, JobMismatch, JobUnknown, UsageError
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.together import Together
 from tests.until import LIMIT_S
 
-from .service import fresh_name, run_workers, together
+from .service import figures, fresh_name, partitions, run_workers, together
 
 DATA = TensorDataset(torch.arange(96.0).reshape(48, 2))
 
@@ -206,3 +208,123 @@ def test_what_cannot_be_reduced_or_sent_is_refused(one_shard):
                 wrong()
 
     run_workers(one_shard, body)
+
+
+def step(table: ps.Table) -> None:
+    table.push({"w": torch.ones(3)})
+    table.pull().result(LIMIT_S)
+
+
+@pytest.mark.parametrize(("consistency", "steps"), [("bsp", 9), ("ssp:1", 8), ("asp", 2)])
+def test_one_that_waits_in_a_call_abstains_from_the_steps_that_others_need_of_it(
+    one_shard, consistency, steps
+):
+    """The gate opens as it does for steps that were taken: under ssp one step later than under bsp."""
+    job = fresh_name()
+
+    def body(worker: ps.Worker) -> tuple[float, int]:
+        table = worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
+        for _ in range(2 if worker.rank == 0 else 9):
+            step(table)
+        total = worker.all_reduce(float(worker.rank + 1), op="sum")
+        taken = table.step
+        worker.finish()
+        return total, taken
+
+    first, second = run_workers(one_shard, body, num_workers=2, consistency=consistency, job=job)
+    assert first == (3.0, steps)
+    assert second == (3.0, 9)
+    counts = figures(one_shard, job, 0)
+    assert counts["abstained"] == (steps - 2) * partitions(one_shard, job)
+
+
+def test_who_waits_in_a_call_abstains_on_each_table_as_the_others_step_it(one_shard):
+    """Two optimizers, one with overlap: what others need first is first; gradients that are there stay."""
+
+    def body(worker: ps.Worker) -> tuple[float, int, int]:
+        one, other = both = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        optimizers = [
+            worker.wrap(torch.optim.SGD(it.parameters(), lr=0.1), it, overlap=it is one) for it in both
+        ]
+        for number in range(4 if worker.rank else 2):
+            for model, optimizer in zip((other, one), reversed(optimizers), strict=True):
+                for _ in range(1 + (number + worker.rank > 3 and model is one)):
+                    train(model, optimizer, DATA.tensors[0])
+        one.zero_grad()
+        with optimizers[0].no_sync():
+            one(DATA.tensors[0]).sum().backward()
+        before = one.weight.grad.clone()
+        total = worker.all_reduce(1.0, op="sum")
+        assert torch.equal(one.weight.grad, before)
+        for optimizer in optimizers:
+            optimizer.step()
+        worker.finish()
+        return total, optimizers[0].step_number, optimizers[1].step_number
+
+    first, second = run_workers(one_shard, body, num_workers=2)
+    assert first == second == (2.0, 6, 5)
+
+
+def test_a_call_in_the_middle_of_a_step_takes_no_other_step(one_shard):
+    """Part of its gradients has left: it can only wait, as long as it wants to."""
+    over = threading.Event()
+
+    def body(worker: ps.Worker) -> int:
+        model = torch.nn.Linear(2, 1)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, overlap=True)
+        train(model, optimizer, DATA.tensors[0])
+        if worker.rank == 0:
+            model(DATA.tensors[0]).sum().backward()
+            with pytest.raises(CallLimitExceeded, match="missing: worker 1"):
+                worker.barrier(limit_s=1.0)
+            over.set()
+            optimizer.step()
+        train(model, optimizer, DATA.tensors[0])
+        assert over.wait(LIMIT_S)
+        if worker.rank:
+            train(model, optimizer, DATA.tensors[0])
+        worker.finish()
+        return optimizer.step_number
+
+    assert run_workers(one_shard, body, num_workers=2) == [3, 3]
+
+
+def test_who_is_sent_to_the_call_that_it_waits_in_goes_on_behind_it():
+    """It was evicted in it, and the others have yet to make it: the next one is another."""
+    asked: list[int] = []
+
+    def collect(request, _limit_s):
+        asked.append(request.number)
+        if request.number == 1:
+            calls.go_on_at(1)
+        return pb.CollectReply(number=request.number, done=True)
+
+    calls = Together(
+        collect, alone=lambda: False, step=lambda: 1, incarnation=lambda: 1, returns=lambda: False
+    )
+    calls.begin()
+    for _ in range(3):
+        calls.barrier(1.0)
+        calls.arrive()
+    assert asked == [0, 1, 2]
+
+
+def test_who_was_sent_to_the_call_that_comes_next_makes_it_though_it_gets_no_batch_before():
+    """It joined again in the same epoch, of which it has no share left; what it is sent back from is void."""
+    asked: list[int] = []
+    returns = True
+
+    def collect(request, _limit_s):
+        asked.append(request.number)
+        return pb.CollectReply(number=request.number, done=True)
+
+    calls = Together(
+        collect, alone=lambda: False, step=lambda: 1, incarnation=lambda: 1, returns=lambda: returns
+    )
+    calls.begin()
+    calls.barrier(1.0)
+    calls.go_on_at(1)
+    calls.barrier(1.0)  # of an epoch that its loop leaves
+    returns = False
+    calls.barrier(1.0)
+    assert asked == [0, 1]
