@@ -333,14 +333,14 @@ MUTANTS = (
         file=CLIPPING,
         text="            self._squares.clear()\n\n    def take",
         fault="\n    def take",
-        tests=(EVICTION, CLIPS),
+        tests=(f"{CLIPS}::test_a_shard_reports_the_norm_of_those_who_are_left",),
     ),
     Mutant(
         name="clipping: norms say no epoch",
         file=CLIPPING,
         text="            self._epoch = epoch\n            for step",
         fault="            for step",
-        tests=(EVICTION, CLIPS),
+        tests=(f"{CLIPS}::test_a_shard_reports_the_norm_of_those_who_are_left",),
     ),
     Mutant(
         name="clipping: a shard reports a step once, whoever has gone since",
