@@ -6,6 +6,8 @@ import importlib.util
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +21,8 @@ from ps_wire import trace
 from ps_wire import wire_dtype as wire_dtypes
 from ps_wire.address import check_job_name, parse_servers
 from ps_wire.command import run as run_command
-from ps_wire.errors import UsageError
-from ps_worker import stopping
+from ps_wire.errors import PsError, UsageError
+from ps_worker import script_errors, stopping
 from ps_worker.settings import ALONE, LEASE_S, parse_size
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
@@ -139,11 +141,24 @@ def run(
     if module:
         sys.path.insert(0, str(Path.cwd()))
         _check_module(str(script))
-        runpy.run_module(str(script), run_name="__main__", alter_sys=True)
+        _run(partial(runpy.run_module, str(script), run_name="__main__", alter_sys=True))
     else:
         sys.path.insert(0, str(script.resolve().parent))
-        runpy.run_path(str(script), run_name="__main__")
+        _run(partial(runpy.run_path, str(script), run_name="__main__"))
     stopping.script_ended()
+
+
+def _run(script: Callable[[], object]) -> None:
+    """Runs the script; what it raises of its own is shown here, and ends the process with 1."""
+    try:
+        script()
+    except PsError as error:
+        if line := script_errors.line_through(error, __file__):
+            sys.stderr.write(f"{line}\n")
+        raise
+    except Exception as error:  # noqa: BLE001 - the script's own
+        script_errors.show(error, __file__)
+        sys.exit(1)
 
 
 def _check_module(name: str) -> None:

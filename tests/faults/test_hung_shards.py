@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from . import limits
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 RETRY_LIMIT_S = 2.0
+GRPC_LIMIT_S = 60.0  # in which gRPC would not notice it by itself; servers do in 15 s
 SHORT = limits.environment(ps_worker__liveness__SILENT_S=0.5, ps_worker__liveness__ANSWER_LIMIT_S=1.0)
 
 FOREVER = """
@@ -84,7 +86,9 @@ def test_the_coordinator_says_that_a_shard_hangs_and_goes_on_with_it(
     """Its host answers for its connections; pings over them are not answered, as if it were gone."""
     coordinator, hung = two.processes
     hung.signal(signal.SIGSTOP)
+    since_s = time.monotonic()
     coordinator.wait_line(f"shard 1 at {two.addresses[1]} no longer follows: .*hangs")
+    assert time.monotonic() - since_s < GRPC_LIMIT_S
     hung.signal(signal.SIGCONT)
     coordinator.wait_line("shard 1 registered")
     worker = begin(spawn, two, tmp_path, "tcp")

@@ -4,6 +4,7 @@ from .mutant import Mutant
 
 DROPPED = "tests/unit/ps_worker/test_dropped_jobs.py"
 WAITING = "tests/unit/ps_worker/test_waiting_readers.py"
+SCRIPT = "tests/unit/ps_worker/test_script_errors.py"
 REPORT = "tests/unit/ps_lab/test_report.py"
 WATCH = "tests/unit/ps_lab/test_status_watch.py"
 
@@ -105,6 +106,27 @@ MUTANTS = (
         text="        cut.ended = room.job.state is JobState.ENDED",
         fault="        cut.ended = False",
         tests=(f"{WAITING}::test_a_cut_says_that_the_job_has_ended",),
+    ),
+    Mutant(
+        name="front: the line of the script is that of a library which it called",
+        file="ps_worker/script_errors.py",
+        text="if not _is_library(frame.filename)]",
+        fault="]",
+        tests=(f"{SCRIPT}::test_an_error_of_the_project_shows_the_line_of_the_script",),
+    ),
+    Mutant(
+        name="front: an error of the script comes with frames of the launcher",
+        file="ps_worker/script_errors.py",
+        text="    while trace is not None and trace.tb_frame.f_code.co_filename in ours:\n",
+        fault="    while False:\n",
+        tests=(f"{SCRIPT}::test_an_error_of_the_script_comes_without_frames_of_the_launcher",),
+    ),
+    Mutant(
+        name="front: a script's own hook for errors is passed over",
+        file="ps_worker/script_errors.py",
+        text="    sys.excepthook(",
+        fault="    sys.__excepthook__(",
+        tests=(f"{SCRIPT}::test_the_scripts_own_hook_shows_its_errors",),
     ),
     Mutant(
         name="front: figures of a status are broken on a narrow terminal",

@@ -243,14 +243,14 @@ MUTANTS = (
         text="        if message.number == self._number and self._members.get(member.worker) is member:\n"
         "            self._ready",
         fault="        if self._members.get(member.worker) is member:\n            self._ready",
-        tests=(SNAPSHOTS,),
+        tests=(f"{WORKER}test_cut_limits.py::test_an_answer_to_a_cut_of_before_does_not_count",),
     ),
     Mutant(
         name="snapshots: one is due at every look",
         file=TAKINGS,
         text="            return step // every_steps > last_step // every_steps\n",
         fault="            return step // every_steps >= last_step // every_steps\n",
-        tests=(SNAPSHOTS,),
+        tests=(f"{SNAPSHOTS}::test_none_is_taken_before_so_many_steps_have_been",),
     ),
     Mutant(
         name="snapshots: a job that goes back is still taken",
@@ -403,7 +403,8 @@ MUTANTS = (
         file=RECOVERY,
         text="            if name in self._pending:  # a shard",
         fault="            if name in ():  # a shard",
-        tests=(f"{UNIT}test_deadlock_servers.py",),
+        tests=(f"{WORKER}test_rollback.py::test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly",),
+        survives="The job goes back once more at once, before anybody is let in: members are told so twice.",
     ),
     Mutant(
         name="recovery: who comes while a job goes back is let in",
@@ -439,6 +440,6 @@ MUTANTS = (
         file=RESTORING,
         text="        session.cut()  # it hears why when it connects again\n",
         fault="        pass\n",
-        tests=(f"{WORKER}test_rollback.py", f"{WORKER}test_rollback_points.py"),
+        tests=(f"{WORKER}test_rollback.py::test_who_is_connected_to_a_shard_that_goes_back_is_cut_off",),
     ),
 )

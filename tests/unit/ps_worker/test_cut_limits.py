@@ -12,12 +12,14 @@ from ps_lab import snapshot_calls
 from ps_server import snapshot_taking
 from ps_wire.access import OPEN
 from ps_wire.errors import CutAborted
+from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker import capture
 from tests.until import LIMIT_S, until
 
 from .service import Cluster, fresh_name, run_workers, together
 
 WAIT_S = LIMIT_S
+TOO_EARLY_S = 0.5  # in which a cut is armed that waits for no answer
 
 
 @pytest.fixture
@@ -61,3 +63,51 @@ def test_a_worker_that_does_not_answer_holds_nobody_for_longer_than_a_limit(savi
         over.set()
 
     together([lambda: run_workers(saving, body, num_workers=2, consistency="asp", job=job), watch])
+
+
+def test_an_answer_to_a_cut_of_before_does_not_count(saving):
+    """What it promises has begun since, and would be in the snapshot."""
+    job, asked, answers, told, over = fresh_name(), *(threading.Event() for _ in range(4))
+    steps, too_early = [0, 0], []
+
+    def body(worker: ps.Worker) -> None:
+        mine = worker._link.capture
+        prepare, arm = mine.prepare, mine.arm
+
+        def late(number: int) -> dict[int, int]:
+            asked.set()
+            assert answers.wait(WAIT_S)
+            return prepare(number)
+
+        def armed(number: int, cut: dict[int, int]) -> None:
+            told.set()
+            arm(number, cut)
+
+        if worker.rank == 1:
+            mine.prepare = late
+        else:
+            mine.arm = armed
+        table = worker.table({"w": torch.zeros(100)}, optimizer=ps.SGD(lr=1.0))
+        while not over.is_set():
+            table.push({"w": torch.ones(100)})
+            table.pull().result(WAIT_S)
+            steps[worker.rank] = table.step
+
+    def take() -> None:
+        list(snapshot_calls.take(saving.servers, job, OPEN))
+        over.set()
+
+    def watch() -> None:
+        until(lambda: all(steps), "both train")
+        taking = threading.Thread(target=take)
+        taking.start()
+        assert asked.wait(WAIT_S)
+        member = saving.coordinator._rooms[job].job.roster.members[1]
+        before = pb.CutReady(number=0, steps={0: steps[1] + 100})
+        saving._loop.loop.call_soon_threadsafe(saving.coordinator._takings.ready, job, member, before)
+        too_early.append(told.wait(TOO_EARLY_S))
+        answers.set()
+        taking.join(WAIT_S)
+
+    together([lambda: run_workers(saving, body, num_workers=2, consistency="asp", job=job), watch])
+    assert too_early == [False]

@@ -162,6 +162,31 @@ def test_snapshots_are_taken_every_so_many_steps_and_the_last_ones_kept(alone):
     assert steps == sorted(steps)
 
 
+def test_none_is_taken_before_so_many_steps_have_been(loop_thread, tmp_path, monkeypatch):
+    options = {"snapshot_dir": str(tmp_path), "snapshots": SnapshotPolicy(every_steps=1000)}
+    cluster, begun, new_name = (
+        Cluster(loop_thread, 1, options=options),
+        threading.Event(),
+        SnapshotStore.new_name,
+    )
+
+    def named(*whose: object) -> str:
+        begun.set()
+        return new_name(*whose)
+
+    monkeypatch.setattr(SnapshotStore, "new_name", named)
+    too_early: list[bool] = []
+
+    def over(step: int) -> bool:
+        if step == 2:
+            too_early.append(begun.wait(TOO_EARLY_S))
+        return step == 4
+
+    run_workers(cluster, lambda worker: trained(worker, over))
+    cluster.close()
+    assert too_early == [False]
+
+
 @pytest.mark.parametrize("when", [{"every_steps": 4}, {"every_s": 0.2}], ids=["steps", "time"])
 def test_snapshots_go_on_when_the_fastest_worker_has_left(loop_thread, tmp_path, when):
     """What those who are left do counts, though they are far behind."""
