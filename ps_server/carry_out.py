@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from ps_server import garbage
 from ps_server.log import logger
 from ps_server.report_messages import choice_from_proto
 from ps_server.restoring import restore
@@ -109,7 +110,8 @@ def _enter(shard: Shard, order: pb.EnterTable, _number: int) -> Figures:
 
 
 def _open_table(shard: Shard, order: pb.OpenTable, number: int) -> Figures:
-    shard.open_table(order.job, table_from_proto(order.table), number)
+    with garbage.PAUSE:
+        shard.open_table(order.job, table_from_proto(order.table), number)
     return {}
 
 

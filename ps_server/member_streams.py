@@ -39,7 +39,7 @@ from ps_wire.errors import (
 from ps_wire.frame import check_protocol
 from ps_wire.job_spec import check_lease, check_spec
 from ps_wire.messages import refused_to_proto, table_from_proto
-from ps_wire.table import MAX_TABLES
+from ps_wire.table import MAX_TABLES, TableSpec
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -243,7 +243,7 @@ class MemberStreams:
                 room.heard(member)
                 spec = None
                 if message.WhichOneof("kind") == "make_table":  # it takes as long as there are parameters
-                    spec = await asyncio.to_thread(table_from_proto, message.make_table.table)
+                    spec = await asyncio.to_thread(_table_of, message.make_table, room.job.specs)
                     if not member.present or self._closed:
                         continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
@@ -351,6 +351,13 @@ def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
 def _refused_by(bug: Exception) -> pb.MemberReply:
     """What a worker is told whose messages nobody takes any more."""
     return pb.MemberReply(refused=refused_to_proto(InternalError(f"{type(bug).__name__}: {bug}")))
+
+
+def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:
+    """What a worker makes: the very one that others have made, if it is the same: none is compared again."""
+    spec = table_from_proto(message.table)
+    same = spec.number < len(known) and known[spec.number] == spec
+    return known[spec.number] if same else spec
 
 
 def _leaves(message: pb.MemberRequest) -> bool:

@@ -186,6 +186,8 @@ Difference: TypeAlias = tuple[str, object, object]
 
 
 def _first_difference(ours: TableSpec, theirs: TableSpec) -> Difference | None:
+    if ours is theirs:
+        return None
     for expected, got in zip(ours.parameters, theirs.parameters, strict=False):
         if expected.name != got.name:
             return "name of a parameter", expected.name, got.name

@@ -7,6 +7,7 @@ ROLLED_BACK = "tests/unit/ps_server/test_rolled_back.py"
 SHARD = "tests/unit/ps_server/test_shard.py"
 GOING_BACK = "tests/unit/ps_worker/test_going_back.py"
 HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
+GARBAGE = "tests/unit/ps_server/test_garbage.py"
 CONNECTING = "tests/unit/ps_worker/test_connecting.py"
 ROLLBACK = "tests/unit/ps_worker/test_rollback.py"
 PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
@@ -102,5 +103,26 @@ MUTANTS = (
         text='    if kind is None:\n        return ""\n',
         fault="",
         tests=("tests/unit/ps_server/test_follower.py",),
+    ),
+    Mutant(
+        name="tables: all objects are looked through again and again while one is opened",
+        file="ps_server/carry_out.py",
+        text="    with garbage.PAUSE:\n",
+        fault="    if True:\n",
+        tests=(GARBAGE,),
+    ),
+    Mutant(
+        name="tables: the collector is on again when the first of several is over",
+        file="ps_server/garbage.py",
+        text="            if self._lasting == 0 and self._was_on:\n",
+        fault="            if self._was_on:\n",
+        tests=(GARBAGE,),
+    ),
+    Mutant(
+        name="tables: one that others have made is compared on the event loop",
+        file="ps_server/member_streams.py",
+        text="    return known[spec.number] if same else spec\n",
+        fault="    return spec\n",
+        tests=(GARBAGE,),
     ),
 )

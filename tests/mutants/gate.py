@@ -207,7 +207,7 @@ MUTANTS = (
         file=PARTITION,
         text="return max(self.version + (min(clocks) > self.version), taken)",
         fault="return max(self.version, taken)",
-        tests=(EVICTION,),
+        tests=(f"{EVICTION}::test_a_newcomer_enters_behind_a_step_that_waits_for_its_decision",),
     ),
     Mutant(
         name="partition: a newcomer enters a step that its earlier incarnation has staged",

@@ -403,7 +403,8 @@ MUTANTS = (
         file=RECOVERY,
         text="            if name in self._pending:  # a shard",
         fault="            if name in ():  # a shard",
-        tests=(f"{UNIT}test_deadlock_servers.py",),
+        tests=(f"{WORKER}test_rollback.py::test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly",),
+        survives="The job goes back once more at once, before anybody is let in: members are told so twice.",
     ),
     Mutant(
         name="recovery: who comes while a job goes back is let in",
@@ -439,6 +440,6 @@ MUTANTS = (
         file=RESTORING,
         text="        session.cut()  # it hears why when it connects again\n",
         fault="        pass\n",
-        tests=(f"{WORKER}test_rollback.py", f"{WORKER}test_rollback_points.py"),
+        tests=(f"{WORKER}test_rollback.py::test_who_is_connected_to_a_shard_that_goes_back_is_cut_off",),
     ),
 )

@@ -9,7 +9,7 @@ import torch
 
 from ps_server.carry_out import carry_out
 from ps_server.member import Member, TwoRounds, entrance, eviction
-from ps_server.partition import Ledger
+from ps_server.partition import Complete, Ledger, Partition
 from ps_server.shard import Shard
 from ps_wire.consistency import ASP, BSP, SSP
 from ps_wire.errors import Evicted, PushOutOfOrder, ServerNotReady, StaleIncarnation, StrangerRefused
@@ -87,6 +87,17 @@ def test_a_newcomer_holds_the_gate_at_the_first_step_that_it_can_take():
     assert machine.version == 2
     machine.push(gradient(2, 2), 0.0)
     assert machine.version == 3
+
+
+def test_a_newcomer_enters_behind_a_step_that_waits_for_its_decision():
+    """All have pushed it, and nobody waits for another one."""
+    machine = partition(BSP(), kind=Partition)
+    machine.push(gradient(0, 0), 0.0)
+    assert Complete(step=0, workers=frozenset({0, 1})) in machine.push(gradient(1, 0), 0.0)
+    assert machine.prepare(2, 1) == 1
+    machine.decide(0, frozenset({0, 1}), 1.0, 0.0)
+    machine.join(2, 1, 1, 0.0)
+    assert machine.version == 1
 
 
 def test_a_newcomer_is_never_named_a_step_that_its_earlier_incarnation_has_staged():

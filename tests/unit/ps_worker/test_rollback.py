@@ -18,6 +18,7 @@ import torch
 import ps_worker as ps
 from ps_lab import snapshot_calls
 from ps_server import hand_off
+from ps_server.session import Session
 from ps_server.shard_job import ShardJob
 from ps_wire import snapshot_store, snapshot_tensors
 from ps_wire.access import OPEN
@@ -367,3 +368,25 @@ def test_when_a_job_goes_back_no_frame_finds_its_shards_without_it(durable, tmp_
         with pytest.raises(ps.RolledBack):
             until(lambda: step(table, 0) is None, "it goes back")
     assert known == [True, False]
+
+
+def test_who_is_connected_to_a_shard_that_goes_back_is_cut_off(durable, tmp_path, monkeypatch):
+    """Also who hangs, and hears nothing else: its frames would find the tables of before, and keep them."""
+    job, cut, gone = fresh_name(), Session.cut, []
+
+    def cuts(session):
+        gone.append(session)
+        cut(session)
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        connected = durable.shards[0].shard._jobs.by_name[job].connections()
+        monkeypatch.setattr(Session, "cut", cuts)
+        durable.kill(1)
+        durable.start_again(1)
+        with pytest.raises(ps.RolledBack):
+            until(lambda: step(table, 0) is None, "it goes back")
+    assert connected
+    assert all(any(it is session for it in gone) for session in connected)
