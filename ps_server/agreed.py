@@ -21,6 +21,8 @@ REMEDIES = {
     "seed": "all workers draw one order and take parts of it: give the same seed on all",
     "samples": "give every worker the whole dataset, not a part of it: the loader takes this worker's part",
     "data": "give every worker the whole dataset, not a part of it: the loader takes this worker's part",
+    "batch_size": "under bsp all workers get equally many batches of an epoch: give the same size on all",
+    "drop_last": "under bsp all workers get equally many batches of an epoch: give the same drop_last on all",
 }
 
 

@@ -5,21 +5,73 @@ create. So of two coordinators one has the newer number, whoever was started whe
 newer's files there. Without a directory the numbers live as long as the process, and nothing is said about a
 process after it.
 
+A second coordinator that is started by mistake is refused before that: the first one holds a lock on the
+directory as long as it lives. Where a file system has no locks, or each host has its own, the numbers alone
+decide.
+
 It must not know jobs or shards.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import socket
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from ps_wire.errors import ConfigurationRefused, Fenced
 from ps_wire.frame import MAX_GENERATION
 from ps_wire.snapshot_writing import sync_folder
+from ps_wire.text import one_line
 
 KEPT = 16  # files; older ones are removed
+MAX_HOLDER = 300  # characters of who holds the directory
 _NAME = re.compile(r"generation-(\d{1,10})")
+
+
+class Hold:
+    """The lock of one coordinator on its state directory; it ends with the process, or `let_go`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Takes it; on a file system without locks there is none.
+
+        Raises:
+            ConfigurationRefused: nothing can be written there.
+            Fenced: a coordinator that is alive has it; its host and pid are named.
+        """
+        self._file: IO[str] | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / "holder").open("a+")
+        except OSError as error:
+            raise ConfigurationRefused(f"--state-dir {folder}: {error.strerror}") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = one_line(file.read(MAX_HOLDER).strip(), MAX_HOLDER) or "who has not said yet which"
+            file.close()
+            raise Fenced(
+                f"--state-dir {folder} is held by a shard 0 that is alive ({holder}): this one stops. To "
+                "replace that one, stop it first"
+            ) from None
+        except OSError:
+            file.close()
+            return
+        self._file = file
+        with suppress(OSError):  # a full disk: it is held all the same
+            file.truncate(0)
+            file.write(f"host {socket.gethostname()}, pid {os.getpid()}\n")
+            file.flush()
+
+    def let_go(self) -> None:
+        """Another one may have it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class Generations:

@@ -92,6 +92,7 @@ class LiveState:
         except asyncio.CancelledError:  # it may not have come through: the next one asks again
             if self._asked.get(key) is asked:
                 del self._asked[key]
+                asked.answer.set_result(None)  # others who wait for it ask again, too
             raise
 
     async def for_joiner(self, room: Room, joiner: Member) -> Noted:

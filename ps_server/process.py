@@ -27,7 +27,7 @@ from ps_server.device_optimizer import device_of
 from ps_server.durability import Durability
 from ps_server.follower import Follower
 from ps_server.gatekeeper import Gatekeeper
-from ps_server.generations import Generations
+from ps_server.generations import Generations, Hold
 from ps_server.hand_off import Inherited
 from ps_server.health import Health
 from ps_server.log import logger
@@ -119,6 +119,7 @@ class Server:
         self._grace_s = GRACE_S
         self._health = Health(self._shard.count_refused)
         self._stops: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], None]] = []  # last of all
 
     async def run(self) -> int:
         """Serves until SIGTERM (0) or SIGINT (130); a second signal ends the process at once.
@@ -164,6 +165,8 @@ class Server:
         await asyncio.to_thread(self._pool.close)
         if hands_off:
             await asyncio.to_thread(self._hand_off)
+        for end in self._ends:
+            end()
         logger.info("stopped")
         return stopped.result()
 
@@ -275,6 +278,9 @@ class Server:
 
     def _take_over(self, advertised: str) -> Coordinator:
         """A coordinator with what its predecessor has handed off, if that can be used."""
+        if self._options.state_dir is not None:
+            hold = Hold(self._options.state_dir)
+            self._ends.append(hold.let_go)
         generations = Generations(self._options.state_dir)
         coordinator = self._make_coordinator(advertised, generations)
         if self._inherited.more:

@@ -56,7 +56,7 @@ def encode(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str]) -> Ite
     if len(text) > MAX_HEADER_BYTES:
         raise SnapshotFailed(
             f"names and facts of {len(tensors)} tensors take {len(text)} bytes, over {MAX_HEADER_BYTES}: use "
-            "more servers, larger partitions or fewer workers"
+            "more servers, larger buckets and partitions (BucketOptions) or fewer workers"
         )
     yield struct.pack("<Q", len(text)) + text
     for tensor in tensors.values():

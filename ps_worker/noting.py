@@ -51,7 +51,11 @@ class Noting:
         if self._now_s() >= self._due_s and self._idle.is_set():
             note = self._make()
             self._idle.clear()
-            watched.thread("ps-note", partial(self._put_one, note), log=logger).start()
+            try:
+                watched.thread("ps-note", partial(self._put_one, note), log=logger).start()
+            except BaseException:  # no thread can be had, or Ctrl-C: nobody puts it
+                self._idle.set()
+                raise
 
     def at_epoch(self) -> None:
         """An epoch begins: puts a note, and waits until it is there; a large one only when it is due."""

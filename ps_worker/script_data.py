@@ -5,7 +5,7 @@ It must not know optimizers, nor when a step ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -78,7 +78,7 @@ class ScriptData:
             len(dataset) if isinstance(dataset, Sized) else 0,
             whole=Piece(epoch=0, place=given["rank"], count=given["num_workers"]),
             behind=self._behind,
-            data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]),
+            data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
             clock=self._clock,
         )
         if self._num_loaders < len(self._taken):
@@ -100,6 +100,10 @@ class ScriptData:
         self._num_loaders += 1
         self._loaders.add(made)
         return made
+
+    def _sizes(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """What all workers have to say alike where they get equally many batches."""
+        return {name: str(given[name]) for name in ("batch_size", "drop_last")} if self._even else {}
 
     def take_step(self, step: int) -> None:
         """What loaders have handed out goes into the first `step` steps of this worker."""

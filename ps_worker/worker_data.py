@@ -56,8 +56,8 @@ class WorkerData:
 
         Never waits for another worker. All workers make their loaders in the same order. The first batch of
         each compares seed, `shuffle`, length and, of torch's `Subset` and `TensorDataset`, what is in it with
-        the other workers': where they differ, `JobMismatch` names both workers and both values. Give every
-        worker the whole dataset, not a part of it.
+        the other workers', under BSP `batch_size` and `drop_last`, too: where they differ, `JobMismatch`
+        names both workers and both values. Give every worker the whole dataset, not a part of it.
 
         Args:
             dataset: with a length and an index (map-style), or a `torch.utils.data.IterableDataset`.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from ps_wire import errors
 from ps_wire.v1 import shard_pb2, shard_pb2_grpc
 
 from .processes import LIMIT_S, Start, ended, start
-from .servers import Servers, fresh_job
+from .servers import Servers, fresh_job, serving
 from .team import join
 
 pytestmark = pytest.mark.integration
@@ -158,3 +159,19 @@ def test_what_makes_no_sense_ends_the_server_with_64(
 def test_the_installed_command_ends_with_the_same_code(script: str) -> None:
     """The console script is what the other tests here fork."""
     assert ended(start("ps-worker", "--consistency", "bps", script))[0] == 64
+
+
+def test_a_second_shard_0_on_a_state_directory_that_is_held_ends_with_78(
+    spawn: Start, tmp_path: Path
+) -> None:
+    """Whatever its port is; when the first one was killed, the next one has the directory."""
+    options = ("--state-dir", str(tmp_path / "state"))
+    with serving(spawn, 1, *options) as servers:
+        (first,) = servers.processes
+        code, line = ended(spawn("ps-server", "--shard", "0/1", "--port", "0", *options))
+        assert code == 78
+        assert f"held by a shard 0 that is alive (host {socket.gethostname()}, pid {first.pid})" in line
+        first.kill()
+        (port,) = (address.rpartition(":")[2] for address in servers.addresses)
+        servers.processes[0] = spawn("ps-server", "--shard", "0/1", "--port", port, *options)
+        servers.processes[0].wait_line("serving on")

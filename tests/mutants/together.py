@@ -6,7 +6,51 @@ UNIT = "tests/unit/ps_worker/test_together.py"
 PURE = "tests/unit/ps_server/test_collectives.py"
 FAULTS = "tests/faults/test_together.py"
 
+REFUSALS = "tests/integration/test_refusals.py"
+LIVE = "tests/unit/ps_server/test_live_state.py"
+NOTING = "tests/unit/ps_worker/test_noting.py"
+HELD = "tests/unit/ps_server/test_generations.py"
+
+FACTS = "tests/unit/ps_worker/test_data_facts.py"
+
 MUTANTS = (
+    Mutant(
+        name="together: who waits beside a reader that gives up is forgotten",
+        file="ps_server/live_state.py",
+        text="                asked.answer.set_result(None)  # others who wait for it ask again, too\n",
+        fault="",
+        tests=(f"{LIVE}::test_who_waits_beside_one_that_gives_up_asks_again_and_is_answered",),
+    ),
+    Mutant(
+        name="together: a note whose thread did not start is under way for ever",
+        file="ps_worker/noting.py",
+        text="                self._idle.set()\n                raise\n",
+        fault="                raise\n",
+        tests=(f"{NOTING}::test_where_no_thread_can_be_had_the_next_note_is_put_all_the_same",),
+    ),
+    Mutant(
+        name="together: batch sizes may differ under bsp",
+        file="ps_worker/script_data.py",
+        text='("batch_size", "drop_last")} if self._even else {}',
+        fault='("batch_size", "drop_last")} if False else {}',
+        tests=(
+            f"{FACTS}::test_under_bsp_batches_of_other_sizes_are_refused_and_under_asp_they_are_a_choice",
+        ),
+    ),
+    Mutant(
+        name="together: two shards 0 hold one state directory",
+        file="ps_server/generations.py",
+        text="        except BlockingIOError:\n            file.seek(0)\n",
+        fault="        except BlockingIOError:\n            return\n            file.seek(0)\n",
+        tests=(f"{HELD}::test_a_directory_is_held_by_one_at_a_time_and_the_second_is_told_by_whom",),
+    ),
+    Mutant(
+        name="together: a server does not hold its state directory",
+        file="ps_server/process.py",
+        text="            hold = Hold(self._options.state_dir)\n            self._ends.append(hold.let_go)\n",
+        fault="            pass\n",
+        tests=(f"{REFUSALS}::test_a_second_shard_0_on_a_state_directory_that_is_held_ends_with_78",),
+    ),
     Mutant(
         name="together: who waits in a call takes no steps",
         file="ps_server/job_life.py",

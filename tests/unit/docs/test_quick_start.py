@@ -10,8 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from ps_lab.cluster import command_path, free_ports
+from ps_lab.observer import ask
 from ps_lab.process_handle import ProcessHandle
-from tests.until import LIMIT_S
+from ps_wire.errors import Unavailable
+from tests.until import LIMIT_S, until
 
 from .pages import ROOT, commands
 
@@ -57,12 +59,16 @@ def _terminals() -> Iterator[Terminals]:
     terminals.close()
 
 
-def quick_start(program: str) -> list[list[str]]:
-    """The README's commands of that program, with ports that are free here."""
+def quick_start(program: str, heading: str = "## Quick start by hand") -> list[list[str]]:
+    """The commands of that program in a section of the README, with ports that are free here."""
     ports = dict(zip(("50051", "50052"), map(str, PORTS), strict=True))
+    lines = (ROOT / "README.md").read_text().splitlines()
+    first = lines.index(heading) + 1
+    last = next(number for number, line in enumerate(lines, 1) if number > first and line.startswith("## "))
     found = []
     for where, words in commands():
-        if where.startswith("README.md") and words[0] == program:
+        page, _, number = where.partition(":")
+        if page == "README.md" and first < int(number) < last and words[0] == program:
             line = shlex.join(words)
             for said, free in ports.items():
                 line = line.replace(said, free)
@@ -91,3 +97,44 @@ def test_five_terminals_status_and_ctrl_c_in_each(terminals):
     for port in PORTS:
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.timeout(900)  # nine processes, one after the other: 187 s at a load of 20 on two cores
+def test_a_snapshot_is_taken_looked_at_gone_on_from_exported_and_restored(terminals, tmp_path):
+    """The README's section on snapshots, with the folder and the file elsewhere."""
+    pytest.importorskip("sklearn")
+    section = "## Snapshots, and servers that fail"
+    folder, model = str(tmp_path / "snapshots"), str(tmp_path / "model.safetensors")
+    elsewhere = {"snapshots": folder, "model.safetensors": model}
+
+    def typed(program: str) -> list[list[str]]:
+        return [[elsewhere.get(word, word) for word in words] for words in quick_start(program, section)]
+
+    def said(words: list[str]) -> str:
+        process = terminals.type(words)
+        out = process.communicate(timeout=LIMIT_S)[0]
+        assert process.returncode == 0, out
+        return out
+
+    (server_words,), (worker_words,) = typed("ps-server"), typed("ps-worker")
+    take, list_all, verify, export, restore = typed("ps-lab")
+
+    def running() -> bool:
+        try:
+            job = ask((f"127.0.0.1:{PORTS[0]}",)).job("kept")
+        except Unavailable:
+            return False
+        return job is not None and job.state == "running"
+
+    server, worker = terminals.type(server_words), terminals.type(worker_words)
+    until(running, "the job trains")
+    assert folder in said(take)
+    assert " kept " in said(list_all)
+    assert "is whole" in said(verify)
+    assert terminals.ctrl_c(worker, server) == [130, 130]
+    server, worker = terminals.type(server_words), terminals.type(worker_words)
+    until(running, "the job trains again")
+    assert f"{model}: " in said(export)
+    assert "job kept goes on from step" in said(restore)
+    assert terminals.ctrl_c(worker, server) == [130, 130]
+    assert "goes on from its weights and steps" in worker.communicate(timeout=LIMIT_S)[0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import socket
 
 import pytest
 
-from ps_server.generations import KEPT, Generations
+from ps_server.generations import KEPT, Generations, Hold
 from ps_server.recovery import floor_of
 from ps_wire.errors import ConfigurationRefused, Fenced
 from ps_wire.frame import MAX_GENERATION
@@ -100,3 +103,29 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationRefused, match="--state-dir"):
         Generations(tmp_path / "file")
+
+
+def test_a_directory_is_held_by_one_at_a_time_and_the_second_is_told_by_whom(tmp_path):
+    """As long as the first one has it, or lives; the next one takes the name of the one before off."""
+    first = Hold(tmp_path / "state")
+    with pytest.raises(Fenced, match=f"host {socket.gethostname()}, pid {os.getpid()}"):
+        Hold(tmp_path / "state")
+    first.let_go()
+    first.let_go()
+    Hold(tmp_path / "state").let_go()
+    assert (tmp_path / "state" / "holder").read_text().count("host") == 1
+
+
+def test_on_a_file_system_without_locks_the_numbers_alone_decide(tmp_path, monkeypatch):
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    Hold(tmp_path)
+    Hold(tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_not_held(tmp_path):
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(ConfigurationRefused, match="--state-dir"):
+        Hold(tmp_path / "state")

@@ -21,13 +21,13 @@ from .service import fresh_name, together
 LABELS = torch.arange(100)
 
 
-def refused(one_shard: Any, make: Callable[[ps.Worker], ps.Loader]) -> list[str]:
+def refused(one_shard: Any, make: Callable[[ps.Worker], ps.Loader], consistency: str = "asp") -> list[str]:
     """What two workers that make their loaders so are told."""
     job = fresh_name()
 
     def body(rank: int) -> str:
         with ps.connect(
-            servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp"
+            servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency=consistency
         ) as worker:
             worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
             try:
@@ -78,3 +78,19 @@ def test_a_fingerprint_is_of_what_a_dataset_says_without_being_read():
     assert fingerprint(Subset(first, [0, 1])) != fingerprint(Subset(second, [0, 1]))
     assert fingerprint(ConcatDataset([first, second])) != fingerprint(ConcatDataset([second, first]))
     assert len(facts_of(range(3), seed=1 << 1000, shuffle=None)["seed"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda it: it.loader(range(100), batch_size=4 + it.rank), "batch_size [45] on worker [01]"),
+        (lambda it: it.loader(range(100), batch_size=8, drop_last=it.rank == 0), "drop_last "),
+    ],
+    ids=["batch_size", "drop_last"],
+)
+def test_under_bsp_batches_of_other_sizes_are_refused_and_under_asp_they_are_a_choice(one_shard, make, name):
+    """A worker with smaller batches has more steps in an epoch: the others would be in their next one."""
+    (said,) = refused(one_shard, make, "bsp")
+    assert re.search(f"has {name}", said)
+    assert "equally many batches" in said
+    assert refused(one_shard, make, "asp") == []
