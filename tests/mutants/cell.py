@@ -347,7 +347,7 @@ MUTANTS = (
         file=CLIPPING,
         text="                self._reported = min(self._reported, step - 1)\n",
         fault="                pass\n",
-        tests=(EVICTION, CLIPS),
+        tests=(CLIPS, EVICTION),
     ),
     Mutant(
         name="clipping: a norm that is not finite clips nothing",
@@ -361,14 +361,14 @@ MUTANTS = (
         file=DECISIONS,
         text="            table.epoch = norm.epoch\n            table.squares.clear()\n",
         fault="            table.epoch = norm.epoch\n",
-        tests=(EVICTION, CLIPS),
+        tests=(CLIPS, EVICTION),
     ),
     Mutant(
         name="decisions: a norm of before an eviction is taken after it",
         file=DECISIONS,
         text="        if norm.step != table.step or norm.epoch < table.epoch:\n",
         fault="        if norm.step != table.step:\n",
-        tests=(EVICTION, CLIPS),
+        tests=(CLIPS, EVICTION),
     ),
     Mutant(
         name="decisions: a table that is made again takes norms of the one before",
