@@ -1,0 +1,50 @@
+"""The quick start's script survives the quick start's fault: a server that is killed and started again."""
+
+from __future__ import annotations
+
+import signal
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+from ps_wire.snapshot import MANIFEST
+from tests.integration.processes import LIMIT_S, Process, Start
+from tests.integration.servers import Servers, fresh_job
+from tests.until import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(280)]
+
+DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
+EPOCHS, BATCH = 12, 16  # the latter is the script's
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_digits_goes_on_when_a_shard_is_killed_and_started_again(
+    spawn: Start, tmp_path: Path, shard: int
+) -> None:
+    """Two workers, bsp: both end with 0, after the steps of a run that nobody disturbs."""
+    commands: list[tuple[str, ...]] = []
+
+    def begin(*command: str) -> Process:
+        commands.append(command)
+        return spawn(*command)
+
+    folder, job = tmp_path / "snapshots", fresh_job()
+    servers = Servers(begin, 2, "--snapshot-dir", str(folder), "--snapshot-every", "5steps")
+    options = ("--servers", servers.option, "--job", job, "--num-workers", "2")
+    workers = [spawn("ps-worker", *options, DIGITS, "--epochs", str(EPOCHS)) for _ in range(2)]
+    until(lambda: any(folder.rglob(MANIFEST)), "there is a snapshot")
+    servers.processes[shard].signal(signal.SIGKILL)
+    servers.processes[shard].wait_end()
+    servers.processes[shard] = spawn(*commands[shard])
+    codes = [worker.wait_end(LIMIT_S) for worker in workers]
+    said = "\n".join(worker.text for worker in workers)
+    assert codes == [0, 0], said
+    assert "goes on from its snapshot" in said
+    status = servers.status(job)
+    assert status is not None
+    (whole,) = {use.samples for use in status.epochs}
+    batches = ceil(ceil(whole / 2) / BATCH)
+    assert {entry.progress.step for entry in status.workers} == {EPOCHS * batches}, said
+    servers.close()
