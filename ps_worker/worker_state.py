@@ -53,6 +53,7 @@ class WorkerState:
     _taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
     _stands = False  # where the job was when this process came to it
     _at_epoch = False
+    _epoch_over = False  # it waits in a call behind the last batch of an epoch, and takes steps there
     _untrained_said = False
 
     @property
@@ -151,14 +152,19 @@ class WorkerState:
         return any(it.behind for it in self._optimizers) or any(it.behind for it in self._tables)
 
     def _positions(self) -> Positions:
-        """Where the script is: at a batch, unless its loop is about to begin an epoch."""
+        """Where the script is: at a batch, unless its loop is about to begin an epoch.
+
+        In a call at the end of an epoch, what lies behind its last batch has been done once (a schedule by
+        epochs has stepped): whoever goes on from there goes on with the next epoch.
+        """
         clocks = self._clocks()
         steps = {
             number: clocks[number] - owner.behind for owner, numbers in self._tables_of for number in numbers
         }
-        inside = not self._at_epoch
         at = replace(self._data.positions(), worker=self.rank, steps=steps, clocks=clocks)
-        return replace(at, inside=inside, calls=self._together.number)
+        if at.epoch is not None and self._epoch_over:
+            return replace(at, epoch=at.epoch + 1, inside=False, calls=self._together.number + 1)
+        return replace(at, inside=not self._at_epoch, calls=self._together.number)
 
     def _begin_epoch(self, epoch: int) -> bool:
         """The script's loop is about to begin an epoch; whether it is to."""
@@ -277,16 +283,20 @@ class WorkerState:
             Whether it could: not between backward and `step()`, where a part of a step has left.
         """
         incarnation = self._link.incarnation
-        for owner, numbers in self._tables_of:
-            if isinstance(owner, WrappedOptimizer):
-                owner.settle()
-                if owner.sends:
-                    return False
-            while self._link.incarnation == incarnation and any(
-                self._clocks()[number] < steps.get(number, 0) for number in numbers
-            ):
-                self._data.take_step(self.step + 1)
-                owner.sit_out(again=self._settings.consistency == BSP() and self._data.between_epochs)
+        self._epoch_over = self._data.between_epochs
+        try:
+            for owner, numbers in self._tables_of:
+                if isinstance(owner, WrappedOptimizer):
+                    owner.settle()
+                    if owner.sends:
+                        return False
+                while self._link.incarnation == incarnation and any(
+                    self._clocks()[number] < steps.get(number, 0) for number in numbers
+                ):
+                    self._data.take_step(self.step + 1)
+                    owner.sit_out(again=self._settings.consistency == BSP() and self._epoch_over)
+        finally:
+            self._epoch_over = False
         return True
 
     def _collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply | None:

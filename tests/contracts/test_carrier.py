@@ -180,9 +180,9 @@ def test_answers_of_one_list_and_of_frames_that_come_together_are_bounded_too(
     num_partitions, bound = 64, 1 << 20
     monkeypatch.setattr(outbox, "MAX_OUTBOX_BYTES", bound)
     part = wire.MAX_PAYLOAD_BYTES // num_partitions
-    buffers = 7 << 19  # of the system, or of gRPC
+    buffers = 1 << 22  # of the system, or of gRPC
     most = bound + (PULLED_TOGETHER + 1) * part + buffers
-    assert most < wire.MAX_PAYLOAD_BYTES * 3 // 4
+    assert most < wire.MAX_PAYLOAD_BYTES * 7 // 8
 
     def test(bench: Bench) -> None:
         cells = bench.shard.table(bench.job, 0).cells()

@@ -347,15 +347,3 @@ def test_a_holder_that_does_not_answer_gives_way_and_is_fenced(
     newer.signal(signal.SIGTERM)
     assert newer.wait_end() == 0
     restarting.again(1)
-
-
-def test_of_two_coordinators_on_one_directory_the_older_is_fenced(
-    restarting: Restarting, zygote: Zygote
-) -> None:
-    """It ends with 78, and says that another was started."""
-    older, newer = restarting.processes[0], second(restarting, zygote, 0)
-    assert older.wait_end() == 78
-    assert "another" in older.text
-    newer.signal(signal.SIGTERM)
-    assert newer.wait_end() == 0
-    restarting.again(0)

@@ -100,7 +100,9 @@ def consistency(request: pytest.FixtureRequest) -> str:
     return model
 
 
-def stood(runs: Callable[..., Run], folder: Path, *options: str) -> tuple[Run, list[tuple[str, ...]]]:
+def stood(
+    runs: Callable[..., Run], folder: Path, *options: str, at: tuple[int, int] = (2, 3)
+) -> tuple[Run, list[tuple[str, ...]]]:
     """Worker 1 of two stands in an epoch, on servers of their own; and these servers' commands."""
     commands: list[tuple[str, ...]] = []
     run: Run = runs("2")
@@ -110,7 +112,7 @@ def stood(runs: Callable[..., Run], folder: Path, *options: str) -> tuple[Run, l
         return run.spawn(*command)
 
     run.servers = Servers(begin, 2, "--state-dir", str(folder / "state"), *options)
-    run.begin(None, (2, 3))
+    run.begin(None, at)
     run.workers[1].wait_line("stands")
     return run, commands
 
@@ -192,10 +194,11 @@ def test_the_coordinator_is_stopped_and_comes_back_while_one_waits_in_a_call(run
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_job_goes_back_to_a_snapshot_while_one_waits_in_a_call(runs, tmp_path: Path, shard: int) -> None:
     """Calls that came after it are made again, those of before the first step are not."""
-    options = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "5steps")
-    run, commands = stood(runs, tmp_path, *options)
+    options = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "2steps")
+    run, commands = stood(runs, tmp_path, *options, at=(4, 3))  # late: a snapshot has been before
     until(lambda: any((tmp_path / "snapshots").rglob(MANIFEST)), "there is a snapshot")
     restart(run, commands, shard, signal.SIGKILL)
+    run.servers.processes[0].wait_line("goes on from its snapshot")
     run.go(1)
     run.found(0, 1)
     run.servers.close()
