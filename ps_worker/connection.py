@@ -109,6 +109,7 @@ class Connection:
         self._outbox: Outbox | None = None
         self._call: DataStream | None = None
         self._closing = threading.Event()
+        self._quiet = threading.Event()
         self._lived = False
         self._liveness = Liveness(self._ask, lambda: is_silent(self._address))
         self._hung = False  # the connection was cut, for the shard did not answer
@@ -129,6 +130,10 @@ class Connection:
         with self._lock:
             if self._outbox is not None:
                 self._outbox.put(frames)
+
+    def quiet(self) -> None:
+        """The worker is about to leave: that a shard takes nothing of it any more is not said."""
+        self._quiet.set()
 
     def close(self, drain_s: float = 2.0) -> None:
         """Ends the connection once what is queued has left, or after `drain_s`."""
@@ -217,7 +222,7 @@ class Connection:
 
     def _pause(self, attempt: int) -> None:
         """Before the next try."""
-        if attempt == 0:
+        if attempt == 0 and not self._quiet.is_set():
             shard = f"shard {self._shard} at {self._address}"
             hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
             self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")

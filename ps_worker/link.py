@@ -332,6 +332,8 @@ class Link(Rejoining):
                 except (WeightsChanged, ConfigurationRefused) as error:
                     self.written = error
                     self._say(error.message)
+        for connection in self._connections:
+            connection.quiet()
         self._membership.leave(reason, self.taken())
         for connection in self._connections:
             connection.close()
