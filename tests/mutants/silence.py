@@ -60,4 +60,13 @@ MUTANTS = (
         fault="            if self._failure is None:\n",
         tests=(f"{EVICTED}::test_who_is_evicted_after_a_shard_has_called_it_a_stranger_joins_again",),
     ),
+    Mutant(
+        name="silence: a worker that leaves says that its connections broke",
+        file="ps_worker/connection.py",
+        text="        if attempt == 0 and not self._quiet.is_set():\n",
+        fault="        if attempt == 0:\n",
+        tests=(
+            "tests/unit/ps_worker/test_connecting.py::test_of_a_worker_that_leaves_it_is_not_said_that_it_is_not_taken_any_more",
+        ),
+    ),
 )

@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         name="together: a call in the middle of a step abstains from the rest of it",
         file="ps_worker/worker_state.py",
-        text="                if owner.sends:\n                    return False\n",
+        text="                    if owner.sends:\n                        return False\n",
         fault="",
         tests=(f"{UNIT}::test_a_call_in_the_middle_of_a_step_takes_no_other_step",),
     ),
@@ -101,5 +101,12 @@ MUTANTS = (
         tests=(
             f"{UNIT}::test_who_was_sent_to_the_call_that_comes_next_makes_it_though_it_gets_no_batch_before",
         ),
+    ),
+    Mutant(
+        name="together: who goes on from one that waits in a call does what lies behind the epoch's last batch again",
+        file="ps_worker/worker_state.py",
+        text="        if at.epoch is not None and self._epoch_over:\n",
+        fault="        if False:\n",
+        tests=("tests/faults/test_together.py::test_one_joins_again_in_an_epoch_that_ends_with_a_call",),
     ),
 )

@@ -30,10 +30,14 @@ class Service:
         self.addresses = ["a:1"]
         self.carriers = (MEMORY,)  # nobody looks whether it hangs
         self.generation = generation
+        self.ready = threading.Event()
 
     def shard(self, _shard: int) -> Any:
-        opened = shard_pb2.OpenReply(token=b"t", generation=self.generation)
-        return SimpleNamespace(Open=lambda *_, **__: opened)
+        return SimpleNamespace(Open=self._open)
+
+    def _open(self, *_: object, **__: object) -> shard_pb2.OpenReply:
+        assert self.ready.wait(LIMIT_S)
+        return shard_pb2.OpenReply(token=b"t", generation=self.generation)
 
     def stream(self, _shard: int, *, introduce: Callable[[], Any], landing: object) -> Any:
         """As `CarrierChoice.stream`."""
@@ -63,6 +67,7 @@ class Peer:
     def __init__(self) -> None:
         self.frames: list[wire.Kind] = []
         self.error: PsError | None = None
+        self.said: list[str] = []
         self.heard = threading.Event()
 
     def take(self, frame: wire.Frame) -> None:
@@ -80,8 +85,8 @@ class Peer:
         self.heard.set()
 
 
-def connected(known: int, met: int) -> Peer:
-    """A worker that knows of one generation of the shard, and meets another."""
+def connected(known: int, met: int, *, leaves: bool = False) -> Peer:
+    """A worker that knows of one generation of the shard, and meets another, when it is about to leave."""
     service, peer = Service(met), Peer()
     connection = Connection(
         service=service,  # type: ignore[arg-type]
@@ -92,9 +97,12 @@ def connected(known: int, met: int) -> Peer:
         incarnation=1,
         peer=peer,  # type: ignore[arg-type]
         retry_limit_s=0.05,
-        log=lambda _: None,
+        log=peer.said.append,
         generation=known,
     )
+    if leaves:
+        connection.quiet()
+    service.ready.set()
     assert peer.heard.wait(LIMIT_S)
     connection.close()
     return peer
@@ -111,6 +119,11 @@ def test_a_process_whose_place_another_has_taken_is_not_connected_to():
     assert peer.frames == []
     assert isinstance(peer.error, ConnectionLost)
     assert "generation 4; the live one is of 5" in peer.error.message
+    assert peer.said == ["connection to shard 0 at a:1 broke; trying again"]
+
+
+def test_of_a_worker_that_leaves_it_is_not_said_that_it_is_not_taken_any_more():
+    assert connected(5, 4, leaves=True).said == []
 
 
 @pytest.mark.parametrize("carrier", ["shm", "tcp", "grpc"])
