@@ -25,13 +25,14 @@ from ps_server.membership import Job
 from ps_server.orders import Shards
 from ps_server.readers import Readers
 from ps_server.recovery import Recovery
+from ps_server.refusals import too_many_jobs
 from ps_server.room import MAX_JOBS, Room
 from ps_server.saved_job import Snapshots
 from ps_server.snapshot_policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.state_store import StateStore
 from ps_server.takings import Takings
 from ps_wire import watched
-from ps_wire.errors import Fenced, JobFull, ServerNotReady
+from ps_wire.errors import Fenced, ServerNotReady
 from ps_wire.snapshot_store import SnapshotStore
 from ps_wire.v1 import spec_pb2
 
@@ -188,7 +189,7 @@ class Coordinator:
         room = self._rooms.get(name)
         if room is None:
             if len(self._rooms) >= MAX_JOBS:
-                raise JobFull(f"this service has {MAX_JOBS} jobs already")
+                raise too_many_jobs(MAX_JOBS)
             job.roster.floor = self._drops.last_incarnation(name)
             room = self._rooms[name] = Room(job, self._shards, self._forget)
         elif room.job.forgotten:

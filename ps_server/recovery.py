@@ -22,6 +22,7 @@ from ps_server.allowance import Allowance
 from ps_server.log import logger
 from ps_server.member import check_job
 from ps_server.orders import Shards
+from ps_server.refusals import too_many_jobs
 from ps_server.room import MAX_JOBS, Room
 from ps_server.saved_job import SavedJob, Snapshots
 from ps_server.state_store import StateStore
@@ -29,7 +30,6 @@ from ps_server.takings import Takings
 from ps_wire import watched
 from ps_wire.errors import (
     ConfigurationRefused,
-    JobFull,
     JobMismatch,
     JobUnknown,
     MemoryLimitExceeded,
@@ -110,7 +110,7 @@ class Recovery:
             raise too_large
         if job in self._asleep:
             if len(self._rooms) >= MAX_JOBS:
-                raise JobFull(f"this service has {MAX_JOBS} jobs already")
+                raise too_many_jobs(MAX_JOBS)
             self._asleep.discard(job)
             self._pending.add(job)
             self._start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_wire.errors import Evicted, JobDropped, RolledBack
+from ps_wire.errors import Evicted, JobDropped, JobFull, RolledBack
 
 
 def evicted(job: str, worker: int, incarnation: int) -> Evicted:
@@ -26,4 +26,11 @@ def dropped(job: str) -> JobDropped:
         f"job {job} was dropped (ps-lab job drop): the servers have nothing of it any more, and its name "
         "begins anew",
         job=job,
+    )
+
+
+def too_many_jobs(most: int) -> JobFull:
+    """A service has as many jobs as it may have, which those that have ended count among."""
+    return JobFull(
+        f"this service has {most} jobs already, ended ones among them: `ps-lab job drop` makes room"
     )
