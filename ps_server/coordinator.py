@@ -149,7 +149,7 @@ class Coordinator:
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_LIMIT_S):
                 await self._drops.settle()
-                for room in self._rooms.values():
+                for room in list(self._rooms.values()):  # one that settles may be forgotten
                     await room.settle()
         idle = all(room.idle for room in self._rooms.values())
         if idle:

@@ -576,4 +576,13 @@ MUTANTS = (
             "tests/unit/ps_server/test_coordinator_state.py::test_what_a_release_before_has_handed_off_is_taken_up",
         ),
     ),
+    Mutant(
+        name="coordinator: a job that is forgotten while it stops ends it without a hand-off",
+        file="ps_server/coordinator.py",
+        text="                for room in list(self._rooms.values()):",
+        fault="                for room in self._rooms.values():",
+        tests=(
+            "tests/unit/ps_worker/test_hand_off.py::test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble",
+        ),
+    ),
 )

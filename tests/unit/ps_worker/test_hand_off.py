@@ -11,6 +11,7 @@ import torch
 
 import ps_worker as ps
 import ps_worker.membership
+from ps_server.room import Room
 from tests.until import LIMIT_S
 
 from .reference import batch, seeded
@@ -187,3 +188,24 @@ def test_a_rolling_restart_with_backup_workers_is_the_replay_of_whom_it_took(las
 
 def loss_of(model, rank, step):
     return model(batch(rank, step, 4, 256)).square().mean()
+
+
+def test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble(lasting, monkeypatch):
+    """Another one waits for what is on its way; what is handed off is what is left."""
+
+    def trains(worker):
+        worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
+        worker.finish()
+
+    for _ in range(2):
+        run_workers(lasting, trains)
+    rooms = lasting.coordinator._rooms
+    assert len(rooms) == 2
+
+    async def settle(_room):
+        if len(rooms) > 1:
+            rooms.popitem()
+
+    monkeypatch.setattr(Room, "settle", settle)
+    assert lasting._loop.start(lasting.coordinator.drain()).result(LIMIT_S)
+    assert len(rooms) == 1
