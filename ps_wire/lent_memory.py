@@ -23,10 +23,12 @@ def lend(memory: Mapped, descriptor: int) -> None:
     Args:
         memory: all of what `descriptor` refers to.
         descriptor: open for as long as `memory` is there.
+
+    Lent again, as by a worker that joins again, it is lent until it goes.
     """
     start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
     _lent[start] = start + len(memory), descriptor
-    weakref.finalize(memory, _lent.pop, start).atexit = False
+    weakref.finalize(memory, _lent.pop, start, None).atexit = False
 
 
 def place_of(payload: memoryview) -> tuple[int, int] | None:

@@ -144,9 +144,16 @@ MUTANTS = (
         tests=(f"{UNIT}test_lent_memory.py",),
     ),
     Mutant(
+        name="lent memory: what was lent twice raises where nobody hears it",
+        file=LENT,
+        text="_lent.pop, start, None)",
+        fault="_lent.pop, start)",
+        tests=(f"{UNIT}test_lent_memory.py",),
+    ),
+    Mutant(
         name="lent memory: what was freed is still lent",
         file=LENT,
-        text="    weakref.finalize(memory, _lent.pop, start).atexit = False\n",
+        text="    weakref.finalize(memory, _lent.pop, start, None).atexit = False\n",
         fault="",
         tests=(f"{UNIT}test_lent_memory.py",),
     ),

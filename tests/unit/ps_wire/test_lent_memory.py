@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -134,6 +135,19 @@ def test_memory_is_lent_as_long_as_it_is_there() -> None:
     del memory, view
     gc.collect()
     assert start not in lent_memory._lent
+
+
+def test_memory_that_is_lent_again_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends with it must raise nothing: nobody would hear it."""
+    unheard: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: unheard.append(raised.exc_value))
+    memory = made()
+    start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    lent_memory.lend(memory, lent_memory._lent[start][1])
+    del memory
+    gc.collect()
+    assert start not in lent_memory._lent
+    assert unheard == []
 
 
 def test_other_memory_is_not_lent() -> None:
