@@ -24,7 +24,7 @@ def lend(memory: Mapped, descriptor: int) -> None:
         memory: all of what `descriptor` refers to.
         descriptor: open for as long as `memory` is there.
 
-    Lent again, as by a worker that joins again, it is lent until it goes.
+    What is lent again is lent until it goes.
     """
     start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
     _lent[start] = start + len(memory), descriptor
