@@ -4,7 +4,8 @@ PY = $(VENV)/bin/python
 IN_PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 
 # The pure core: its branch coverage is at least 98 %.
-CORE = $(addprefix --cov=ps_server.,gate partition member roster job_tables membership) --cov=ps_wire.plan
+CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \
+	coordinator.jobs.roster coordinator.jobs.tables coordinator.jobs.job) --cov=ps_wire.spec.plan
 
 .PHONY: install demo test check chaos fuzz stress free-threaded mutants soak bench bench-peers protos api clean
 
@@ -76,7 +77,7 @@ clean:
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml setup.py ps_wire/kernels.c constraints.txt $(VENV)/bin/python
+$(VENV)/installed: pyproject.toml setup.py ps_wire/process/kernels.c constraints.txt $(VENV)/bin/python
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[certs,examples]' && touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

@@ -9,8 +9,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "ps_wire._kernels",
-            sources=["ps_wire/kernels.c"],
+            "ps_wire.process._kernels",
+            sources=["ps_wire/process/kernels.c"],
             extra_compile_args=["-O3", "-ffp-contract=off"],
             optional=True,
         )

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_lab.cluster import Cluster
+from ps_lab.cluster.cluster import Cluster
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 SCRIPT = """

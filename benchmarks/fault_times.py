@@ -27,10 +27,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from ps_lab import snapshot_calls
-from ps_lab.cluster import command_path, free_ports
-from ps_lab.observer import is_serving
-from ps_wire.access import OPEN
+from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_lab.status.observer import is_serving
+from ps_wire.access.access import OPEN
 
 LEASE_S = 3.0
 LIMIT_S = 120.0

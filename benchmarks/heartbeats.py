@@ -21,13 +21,13 @@ from pathlib import Path
 
 import grpc.aio
 
-from ps_lab.cluster import Cluster
-from ps_wire.channel import CLIENT
-from ps_wire.frame import PROTOCOL
+from ps_lab.cluster.cluster import Cluster
+from ps_wire.access.channel import CLIENT
+from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
-from ps_worker.member_stream import HEARTBEAT_S
+from ps_worker.membership.member_stream import HEARTBEAT_S
 
 LEASE_S = 60.0  # nobody is to be evicted where this process is what is too slow
 JOINING = 50  # at a time

@@ -26,11 +26,11 @@ from functools import partial
 
 import grpc
 
-from ps_lab.cluster import Cluster
-from ps_wire.channel import CLIENT
-from ps_wire.frame import PROTOCOL
-from ps_wire.messages import table_to_proto
-from ps_wire.table import (
+from ps_lab.cluster.cluster import Cluster
+from ps_wire.access.channel import CLIENT
+from ps_wire.frames.frame import PROTOCOL
+from ps_wire.frames.messages import table_to_proto
+from ps_wire.spec.table import (
     MAX_PARAMETERS,
     BucketOptions,
     Hyperparameters,

@@ -20,7 +20,7 @@ from ps_lab.bench.session import ProcessParty
 from ps_lab.bench.setup import Setup
 from ps_lab.bench.shapes import of_model
 from ps_lab.bench.watcher import showing
-from ps_lab.display import make_error_console
+from ps_lab.cluster.display import make_error_console
 from ps_lab.errors import exit_code_of
 from ps_wire.errors import PsError
 

@@ -17,7 +17,7 @@ from ps_lab.bench.roundtrip import measure
 from ps_lab.bench.setup import Setup, parse_peers
 from ps_lab.bench.shapes import of_model
 from ps_lab.bench.watcher import showing
-from ps_lab.display import make_console, make_error_console
+from ps_lab.cluster.display import make_console, make_error_console
 from ps_lab.errors import exit_code_of
 from ps_wire.errors import PsError
 

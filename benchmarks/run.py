@@ -24,8 +24,8 @@ from rich.text import Text
 from targets import ROWS, Figures, Row
 
 from ps_lab.bench import usage
-from ps_lab.cluster import Cluster, command_path
-from ps_lab.display import make_console, make_error_console
+from ps_lab.cluster.cluster import Cluster, command_path
+from ps_lab.cluster.display import make_console, make_error_console
 
 HERE = Path(__file__).resolve().parent
 

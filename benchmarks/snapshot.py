@@ -20,9 +20,9 @@ import threading
 import time
 from contextlib import ExitStack
 
-from ps_lab import snapshot_calls
-from ps_lab.cluster import Cluster
-from ps_wire.access import OPEN
+from ps_lab.cluster.cluster import Cluster
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_wire.access.access import OPEN
 
 JOB = "snapshots"
 WIDTH = 2048  # of a layer: 16 MiB

@@ -44,7 +44,7 @@ class Runs(Protocol):
         ...
 
     def snapshot(self) -> Figures:
-        """The JSON of `snapshot.py`."""
+        """The JSON of `manifest.py`."""
         ...
 
     def fault_times(self) -> Figures:

@@ -20,7 +20,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from ps_lab.cluster import Cluster
+from ps_lab.cluster.cluster import Cluster
 
 TURN = 5  # rounds
 SCRIPT = """

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 
 import ps_worker as ps
-from ps_lab.cluster import Cluster
-from ps_worker.gradients import Gradients
-from ps_worker.outgoing import Outgoing
-from ps_worker.weights import Weights
+from ps_lab.cluster.cluster import Cluster
+from ps_worker.optimizer.bucket_gradients import Outgoing
+from ps_worker.optimizer.shown_weights import Weights
+from ps_worker.optimizer.table_gradients import Gradients
 
 PARAMETERS = 5000
 NARROW, WIDE = 16, 64

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from ps_lab import job_cli, snapshot_cli
 from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
-from ps_wire import carrier as carriers
-from ps_wire import token as tokens
-from ps_wire import wire_dtype as wire_dtypes
-from ps_wire.access import TLS_DIR, TOKEN_FILE, read
-from ps_wire.address import parse_servers
-from ps_wire.command import run as run_command
+from ps_lab.jobs import cli as job_cli
+from ps_lab.snapshots import cli as snapshot_cli
+from ps_wire.access import token as tokens
+from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
 from ps_wire.errors import UsageError
+from ps_wire.frames import carrier as carriers
+from ps_wire.process.command import run as run_command
+from ps_wire.spec import wire_dtype as wire_dtypes
+from ps_wire.spec.address import parse_servers
 
 if TYPE_CHECKING:
-    from ps_lab.status import Status
+    from ps_lab.status.status import Status
 
 app = typer.Typer(
     name="ps-lab",
@@ -95,8 +96,8 @@ def launch(
     Exit codes: 0 all workers have finished, 130 Ctrl-C, 75 SIGTERM, 64 a value that makes no sense, else that
     of the process that failed first.
     """
-    from ps_lab.display import Display, make_console  # noqa: PLC0415 - heavy: not for --help
-    from ps_lab.launch import check_job, run  # noqa: PLC0415
+    from ps_lab.cluster.display import Display, make_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.cluster.launch import check_job, run  # noqa: PLC0415
 
     assert on_failure is OnFailure.STOP
 
@@ -136,10 +137,10 @@ def status(
     Exit codes: 0, 69 a server does not answer, 78 the list has the wrong length or order, or a server wants
     other certificates or another token; 130 Ctrl-C.
     """
-    from ps_lab.display import make_console  # noqa: PLC0415 - heavy: not for --help
-    from ps_lab.observer import ask  # noqa: PLC0415
-    from ps_lab.report import tables  # noqa: PLC0415
-    from ps_lab.status_watch import watch as draw_again  # noqa: PLC0415
+    from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.status.live import watch as draw_again  # noqa: PLC0415
+    from ps_lab.status.observer import ask  # noqa: PLC0415
+    from ps_lab.status.report import tables  # noqa: PLC0415
 
     access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
     addresses = parse_servers(servers)
@@ -167,8 +168,8 @@ def demo() -> None:
 
     Each run has 2 servers and 4 workers on this machine. Exit code 1 if a run ends below 97 % test accuracy.
     """
+    from ps_lab.cluster.display import make_console  # noqa: PLC0415
     from ps_lab.demo import run_demo  # noqa: PLC0415 - heavy: not for --help
-    from ps_lab.display import make_console  # noqa: PLC0415
 
     run_demo(make_console())
 
@@ -191,7 +192,7 @@ def certs(
 
     Give FOLDER/server to ps-server and FOLDER/worker to ps-worker as --tls-dir (PS_TLS_DIR).
     """
-    from ps_lab.certificate_authority import make_certificates  # noqa: PLC0415 - an extra
+    from ps_lab.cluster.certificate_authority import make_certificates  # noqa: PLC0415 - an extra
 
     for path in make_certificates(folder, hosts=tuple(host or ()), days=days, force=force):
         print(path)

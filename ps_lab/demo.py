@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ps_lab.cluster import Job
-from ps_lab.display import Display
+from ps_lab.cluster.cluster import Job
+from ps_lab.cluster.display import Display
+from ps_lab.cluster.launch import run
 from ps_lab.errors import DemoFailed
-from ps_lab.launch import run
-from ps_lab.status import Job as JobStatus
-from ps_wire.staleness import Staleness
+from ps_lab.status.status import Job as JobStatus
+from ps_wire.spec.staleness import Staleness
 
 MODELS = ("bsp", "ssp:3", "asp")
 NUM_SERVERS = 2

@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from ps_server.durability import Durability
-from ps_server.memory_share import default_limit_bytes
-from ps_server.snapshot_policy import SnapshotPolicy, policy_of
-from ps_wire import kernels, trace
-from ps_wire.access import read
-from ps_wire.address import is_loopback, parse_address, parse_servers
-from ps_wire.choice import choose
-from ps_wire.command import run as run_command
+from ps_server.coordinator.snapshots.durability import Durability
+from ps_server.coordinator.snapshots.policy import SnapshotPolicy, policy_of
+from ps_server.process.memory_share import default_limit_bytes
+from ps_wire.access.access import read
 from ps_wire.errors import ConfigurationRefused, UsageError
+from ps_wire.process import kernels, trace
+from ps_wire.process.command import run as run_command
+from ps_wire.spec.address import is_loopback, parse_address, parse_servers
+from ps_wire.spec.choice import choose
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -120,8 +120,9 @@ def serve(
     ] = False,
 ) -> None:
     """Starts one shard of the parameter server; shard 0 is also the coordinator."""
-    from ps_server import log, optimizers  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
-    from ps_server.process import Server, ServerOptions  # noqa: PLC0415
+    from ps_server import log  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
+    from ps_server.process.server import Server, ServerOptions  # noqa: PLC0415
+    from ps_server.shard.optimizer import piece_optimizer  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
 
     index, num_shards = parse_shard(shard)
     if snapshot_every is not None and snapshot_dir is None:
@@ -153,7 +154,7 @@ def serve(
             "tables of all jobs take at most %d bytes (--memory-limit)", options.memory_limit_bytes
         )
     trace.start(f"server {index}")
-    optimizers.warm_up()
+    piece_optimizer.warm_up()
     gc.freeze()  # else a full collection, as a large table brings it about, looks through all of torch: 0.2 s
     raise SystemExit(asyncio.run(Server(options).run()))
 

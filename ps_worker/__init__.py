@@ -15,7 +15,6 @@ import os
 # gRPC's threads do not survive a fork; its fork handlers hang a DataLoader's workers instead.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import (
     CallLimitExceeded,
     ConfigurationRefused,
@@ -34,10 +33,12 @@ from ps_wire.errors import (
     UsageError,
     WeightsChanged,
 )
-from ps_wire.staleness import Staleness
-from ps_wire.table import BucketOptions
+from ps_wire.spec.epoch_use import EpochUse
+from ps_wire.spec.staleness import Staleness
+from ps_wire.spec.table import BucketOptions
 from ps_worker.connect import connect
-from ps_worker.hyperparameters import (
+from ps_worker.data.loader import Loader
+from ps_worker.model.hyperparameters import (
     ASGD,
     SGD,
     Adadelta,
@@ -51,12 +52,11 @@ from ps_worker.hyperparameters import (
     RMSprop,
     Rprop,
 )
-from ps_worker.loader import Loader
+from ps_worker.optimizer.wrapped import WrappedOptimizer
 from ps_worker.reader import Cut, Reader
 from ps_worker.stats import Stats
 from ps_worker.table import Pulled, Table
 from ps_worker.worker import Worker
-from ps_worker.wrapped import WrappedOptimizer
 
 __all__ = [
     "connect",

@@ -14,15 +14,15 @@ from typing import Annotated
 import torch
 import typer
 
-from ps_wire import carrier as carriers
-from ps_wire import consistency as models
-from ps_wire import nonfinite as choices
-from ps_wire import trace
-from ps_wire import wire_dtype as wire_dtypes
-from ps_wire.address import check_job_name, parse_servers
-from ps_wire.command import run as run_command
 from ps_wire.errors import PsError, UsageError
-from ps_worker import script_errors, stopping
+from ps_wire.frames import carrier as carriers
+from ps_wire.process import trace
+from ps_wire.process.command import run as run_command
+from ps_wire.spec import consistency as models
+from ps_wire.spec import nonfinite as choices
+from ps_wire.spec import wire_dtype as wire_dtypes
+from ps_wire.spec.address import check_job_name, parse_servers
+from ps_worker.process import script_errors, stopping
 from ps_worker.settings import ALONE, LEASE_S, parse_size
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
-from ps_worker.forked import check_not_forked
+from ps_worker.process.after_fork import check_not_forked
 from ps_worker.reader import Reader
 from ps_worker.worker import Worker
 

@@ -25,8 +25,6 @@ from typing import Any, Literal, Self, TypeAlias, cast
 
 import torch
 
-from ps_wire import frame as wire
-from ps_wire import watched
 from ps_wire.errors import (
     ConnectionLost,
     CutAborted,
@@ -38,17 +36,20 @@ from ps_wire.errors import (
     Unavailable,
     UsageError,
 )
-from ps_wire.messages import refused_from_proto, table_from_proto
-from ps_wire.plan import Plan
-from ps_wire.table import TableSpec
+from ps_wire.frames import frame as wire
+from ps_wire.frames.messages import refused_from_proto, table_from_proto
+from ps_wire.process import watched
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import model_spec, terminal
-from ps_worker.carrier_choice import CarrierChoice
-from ps_worker.connection import Connection
-from ps_worker.exchange import Exchange
-from ps_worker.reach import reach
-from ps_worker.server_check import check_servers
+from ps_worker.exchange.exchange import Exchange
+from ps_worker.model import model_table
+from ps_worker.process import console
 from ps_worker.settings import Settings
+from ps_worker.transport.carrier_choice import CarrierChoice
+from ps_worker.transport.connection import Connection
+from ps_worker.transport.reach import reach
+from ps_worker.transport.server_check import check_servers
 
 logger = logging.getLogger("ps_worker")
 READ_LIMIT_S = 60.0  # as long as a long step, and the upload of its buffers
@@ -138,7 +139,7 @@ class Reader:
         self._requests: queue.SimpleQueue[pb.ReadRequest | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._waits = False
-        terminal.show(logger)
+        console.show(logger)
         self._service = reach(settings, logger.warning)
         try:
             check_servers(self._service, settings.connect_limit_s, logger.info)
@@ -233,7 +234,7 @@ class Reader:
         armed = None
         while armed is None:
             armed = self._try_cut(table, exchange, until_s)
-        outside = model_spec.outside_of(model, inside)
+        outside = model_table.outside_of(model, inside)
         buffers, step = self._load_outside(table, outside, until_s) if outside else ("none", 0)
         with torch.no_grad():
             for parameter, view in zip(inside, exchange.weights.views, strict=True):
@@ -373,10 +374,10 @@ class Reader:
         while not reply.state.last:
             reply = self._reply(until_s)
             blob += reply.state.data
-        mine = model_spec.unpack(bytes(blob), "" if reply.state.origin == "start" else f"{table}/")
+        mine = model_table.unpack(bytes(blob), "" if reply.state.origin == "start" else f"{table}/")
         if not mine:  # they go along with another table of the model, or there are none
             return "none", 0
-        model_spec.copy_into(mine, outside)
+        model_table.copy_into(mine, outside)
         return reply.state.origin, int(reply.state.step)
 
 
@@ -393,7 +394,7 @@ def _matched(spec: TableSpec, model: torch.nn.Module, job: str) -> list[torch.nn
         there = f"{wanted.dtype} {list(wanted.shape)}"
         here, fits = "no such parameter", False
         if parameter is not None:
-            master = model_spec.MASTERS.get(parameter.dtype, parameter.dtype)
+            master = model_table.MASTERS.get(parameter.dtype, parameter.dtype)
             fits = (str(master), tuple(parameter.shape)) == (f"torch.{wanted.dtype}", wanted.shape)
             here = f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         if parameter is None or not fits:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ps_wire import carrier, consistency, nonfinite, wire_dtype
-from ps_wire.address import check_job_name, parse_servers
 from ps_wire.errors import UsageError
-from ps_wire.wire_dtype import WireDtype
+from ps_wire.frames import carrier
+from ps_wire.spec import consistency, nonfinite, wire_dtype
+from ps_wire.spec.address import check_job_name, parse_servers
+from ps_wire.spec.wire_dtype import WireDtype
 
 Parsed = TypeVar("Parsed")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ps_wire.epoch_use import EpochUse
-from ps_wire.messages import epoch_use_from_proto
-from ps_wire.staleness import Staleness, merge_counts, summarize
+from ps_wire.frames.messages import epoch_use_from_proto
+from ps_wire.spec.epoch_use import EpochUse
+from ps_wire.spec.staleness import Staleness, merge_counts, summarize
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
-from ps_worker.exchange import Exchange
+from ps_worker.exchange.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

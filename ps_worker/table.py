@@ -15,9 +15,9 @@ from typing import TypeVar, cast
 import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
-from ps_worker.exchange import Exchange
-from ps_worker.one_thread import Answering, OneThread
-from ps_worker.waiting import waits
+from ps_worker.exchange.exchange import Exchange
+from ps_worker.process.one_thread import Answering, OneThread
+from ps_worker.process.waiting import waits
 
 Result = TypeVar("Result")
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30

@@ -13,30 +13,31 @@ from typing import Any, Literal, Self, SupportsFloat
 
 import torch
 
-from ps_wire.allocator import keep_large_blocks
-from ps_wire.consistency import BSP
 from ps_wire.errors import RolledBack, UsageError
-from ps_wire.table import BucketOptions
+from ps_wire.process.allocator import keep_large_blocks
+from ps_wire.spec.consistency import BSP
+from ps_wire.spec.table import BucketOptions
 from ps_wire.text import one_line
-from ps_worker import model_spec, stopping, terminal
-from ps_worker.at_forward import AtForward
-from ps_worker.hyperparameters import OptimizerChoice, check_norm, spec_of
-from ps_worker.link import Link
+from ps_worker.data.script_data import ScriptData
+from ps_worker.job.job_link import Link
+from ps_worker.membership.together import Together
 from ps_worker.metric import name_of, number_of
-from ps_worker.one_thread import OneThread
-from ps_worker.outside import Outside
-from ps_worker.reason import reason_of
-from ps_worker.registered import GroupsInForce
-from ps_worker.remote_state import StartedTable, StateAccess
-from ps_worker.script_data import ScriptData
+from ps_worker.model import model_table
+from ps_worker.model.extras import Outside
+from ps_worker.model.hyperparameters import OptimizerChoice, check_norm, spec_of
+from ps_worker.model.registered import GroupsInForce
+from ps_worker.optimizer.at_forward import AtForward
+from ps_worker.optimizer.remote_state import StartedTable, StateAccess
+from ps_worker.optimizer.wrapped import WrappedOptimizer
+from ps_worker.process import console, stopping
+from ps_worker.process.exit_reason import reason_of
+from ps_worker.process.one_thread import OneThread
+from ps_worker.process.waiting import LongWaits
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.table import Table
-from ps_worker.together import Together
-from ps_worker.waiting import LongWaits
 from ps_worker.worker_data import WorkerData
 from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
-from ps_worker.wrapped import WrappedOptimizer
 
 logger = logging.getLogger("ps_worker")
 
@@ -169,8 +170,8 @@ class Worker(WorkerData, WorkerState):
         mean = isinstance(self._settings.consistency, BSP)
 
         def start_table(groups: list[dict[str, Any]]) -> StartedTable:
-            parameters = model_spec.parameters_of(model, groups)
-            spec = model_spec.model_table(
+            parameters = model_table.parameters_of(model, groups)
+            spec = model_table.model_table(
                 self._next_table(parameters),
                 parameters,
                 optimizer,
@@ -237,7 +238,7 @@ class Worker(WorkerData, WorkerState):
         """
         check_norm(clip_grad_norm)
         number = self._next_table(tensors)
-        spec = model_spec.table_of(
+        spec = model_table.table_of(
             number,
             tensors,
             group_of={id(tensor): 0 for tensor in tensors.values()},
@@ -381,6 +382,6 @@ class Worker(WorkerData, WorkerState):
         return number
 
     def _say(self, text: str) -> None:
-        terminal.show(logger)
+        console.show(logger)
         rank = getattr(self, "rank", None)
         logger.info("worker%s: %s", "" if rank is None else f" {rank}", one_line(text))

@@ -8,10 +8,10 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from ps_wire.errors import UsageError
-from ps_worker import torch_loader
-from ps_worker.dealing import Deals
-from ps_worker.loader import Loader
-from ps_worker.script_data import ScriptData
+from ps_worker.data import torch_loader
+from ps_worker.data.epoch_dealer import Deals
+from ps_worker.data.loader import Loader
+from ps_worker.data.script_data import ScriptData
 
 
 class WorkerData:

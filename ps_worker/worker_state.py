@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from ps_wire.allocator import give_back_freed_blocks
-from ps_wire.consistency import BSP
 from ps_wire.errors import PsError, RolledBack, UsageError
+from ps_wire.process.allocator import give_back_freed_blocks
+from ps_wire.spec.consistency import BSP
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import stopping
-from ps_worker.link import Link
-from ps_worker.one_thread import OneThread
-from ps_worker.position import Positions
-from ps_worker.script_data import ScriptData
+from ps_worker.data.position import Positions
+from ps_worker.data.script_data import ScriptData
+from ps_worker.job.job_link import Link
+from ps_worker.membership.together import LIMIT_S, Op, Together, Value
+from ps_worker.optimizer.wrapped import WrappedOptimizer
+from ps_worker.process import stopping
+from ps_worker.process.one_thread import OneThread
+from ps_worker.process.waiting import LongWaits
 from ps_worker.settings import Settings
 from ps_worker.table import Table
-from ps_worker.together import LIMIT_S, Op, Together, Value
-from ps_worker.waiting import LongWaits
-from ps_worker.wrapped import WrappedOptimizer
 
 MANY_BATCHES = 20  # without a model on the servers: fewer may be looked at before it is there
 SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ps_lab.process_handle import ProcessHandle
+from ps_lab.cluster.process_handle import ProcessHandle
 from tests.integration.processes import TETHER
 
 TETHERED = (sys.executable, "-I", "-S", TETHER)  # ends with us, however we end

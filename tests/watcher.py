@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from ps_lab.process_handle import ProcessHandle
+from ps_lab.cluster.process_handle import ProcessHandle
 
 END = "the end of its process"
 STACKS_LIMIT_S = 20.0  # between SIGABRT and SIGKILL

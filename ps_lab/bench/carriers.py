@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ps_lab.errors import BenchFailed
-from ps_lab.observer import ask
-from ps_wire.access import OPEN, Access
+from ps_lab.status.observer import ask
+from ps_wire.access.access import OPEN, Access
 
 
 def carrier_of(servers: tuple[str, ...], job: str, access: Access = OPEN) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ps_wire.carrier import AUTO, VALID
 from ps_wire.errors import UsageError
+from ps_wire.frames.carrier import AUTO, VALID
 
 app = typer.Typer(
     name="bench",
@@ -68,8 +68,8 @@ def roundtrip(
     from ps_lab.bench.roundtrip import measure  # noqa: PLC0415
     from ps_lab.bench.setup import Setup, parse_peers  # noqa: PLC0415
     from ps_lab.bench.watcher import showing  # noqa: PLC0415
-    from ps_lab.display import make_console, make_error_console  # noqa: PLC0415
-    from ps_wire.consistency import parse  # noqa: PLC0415
+    from ps_lab.cluster.display import make_console, make_error_console  # noqa: PLC0415
+    from ps_wire.spec.consistency import parse  # noqa: PLC0415
 
     if model is not None and shapes is not None:
         raise UsageError("--model and --shapes exclude each other")
@@ -156,8 +156,8 @@ def step(
     from ps_lab.bench.report import step_table  # noqa: PLC0415
     from ps_lab.bench.step import StepSetup, measure, parse_variants  # noqa: PLC0415
     from ps_lab.bench.watcher import showing  # noqa: PLC0415
-    from ps_lab.display import make_console, make_error_console  # noqa: PLC0415
-    from ps_wire.consistency import parse  # noqa: PLC0415
+    from ps_lab.cluster.display import make_console, make_error_console  # noqa: PLC0415
+    from ps_wire.spec.consistency import parse  # noqa: PLC0415
 
     setup = StepSetup(
         model=model,

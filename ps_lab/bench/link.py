@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ps_lab.bench.session import ProcessPlan, run_module
-from ps_lab.cluster import HOST
+from ps_lab.cluster.cluster import HOST
 from ps_lab.errors import BenchFailed
-from ps_wire.carrier import Carrier
 from ps_wire.errors import UsageError
+from ps_wire.frames.carrier import Carrier
 
 LINK_HOST = "127.0.0.2"
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ps_lab.bench.session import ProcessPlan, run_module
 from ps_lab.bench.setup import Setup
-from ps_lab.cluster import free_ports
+from ps_lab.cluster.cluster import free_ports
 
 LOOPBACK = {
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",

@@ -8,7 +8,7 @@ from ps_lab.bench import limit
 from ps_lab.bench.carriers import carrier_text
 from ps_lab.bench.roundtrip import PROJECT, Outcome
 from ps_lab.bench.step import ALONE, DDP, StepOutcome
-from ps_wire.wire_dtype import WireDtype
+from ps_wire.spec.wire_dtype import WireDtype
 
 
 def roundtrip_table(outcome: Outcome) -> Table:

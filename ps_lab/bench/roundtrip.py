@@ -21,10 +21,10 @@ from ps_lab.bench.peers import PEERS, Peer
 from ps_lab.bench.session import ProcessParty, Session
 from ps_lab.bench.setup import Setup
 from ps_lab.bench.watcher import Watcher
-from ps_lab.cluster import Job
+from ps_lab.cluster.cluster import Job
 from ps_lab.errors import BenchFailed
-from ps_lab.observer import ask
-from ps_wire.carrier import AUTO, Carrier
+from ps_lab.status.observer import ask
+from ps_wire.frames.carrier import AUTO, Carrier
 
 PROJECT = "project"
 JOB = "bench"

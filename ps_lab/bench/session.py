@@ -22,10 +22,10 @@ from typing import Any, Self
 from ps_lab.bench import usage
 from ps_lab.bench.figures import Round
 from ps_lab.bench.turns import FINISH, TURN, parse_answer
-from ps_lab.child import Child
-from ps_lab.cluster import Cluster, Exited, Job, threads_per_process
+from ps_lab.cluster.child import Child
+from ps_lab.cluster.cluster import Cluster, Exited, Job, threads_per_process
+from ps_lab.cluster.interrupts import Signalled, signals_into
 from ps_lab.errors import BenchFailed, Interrupted, process_failed
-from ps_lab.interrupts import Signalled, signals_into
 
 LAST_LINES = 15  # of a process that failed
 

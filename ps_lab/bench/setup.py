@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from ps_lab.bench.optimizers import OPTIMIZERS, check_optimizer
 from ps_lab.bench.shapes import Shapes, bytes_of, parameters_of
-from ps_wire import carrier as carriers
-from ps_wire import wire_dtype as wire_dtypes
-from ps_wire.consistency import parse
 from ps_wire.errors import UsageError
+from ps_wire.frames import carrier as carriers
+from ps_wire.spec import wire_dtype as wire_dtypes
+from ps_wire.spec.consistency import parse
 
 Peers: TypeAlias = tuple[str, ...]
 

@@ -22,7 +22,7 @@ from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session, run_module
 from ps_lab.bench.setup import JobSetup
 from ps_lab.bench.watcher import Watcher
-from ps_lab.cluster import Job, free_ports
+from ps_lab.cluster.cluster import Job, free_ports
 from ps_wire.errors import UsageError
 
 MODELS = ("mlp", "cnn", "gpt")

@@ -18,7 +18,7 @@ from ps_lab.bench.parties import WARM_UP_ROUNDS
 from ps_lab.bench.setup import Setup
 from ps_lab.bench.watcher import Watcher
 from ps_lab.errors import BenchFailed
-from ps_wire.trace import VARIABLE
+from ps_wire.process.trace import VARIABLE
 
 ROUNDS = 5
 ROUND = "round"  # the spans that say when the rounds were, in a row of the bench's own

@@ -14,17 +14,17 @@ import grpc
 import torch
 
 import ps_worker as ps
-from ps_server.memory_stream import MessageStream
-from ps_server.session import Session
-from ps_server.shard import TOKEN_BYTES, Shard
-from ps_wire import frame as wire
-from ps_wire import tls_socket
-from ps_wire.certificates import TlsFolder
-from ps_wire.channel import CLIENT
+from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.transport.memory_stream import MessageStream
+from ps_server.shard.transport.session import Session
+from ps_wire.access.certificates import TlsFolder
+from ps_wire.access.channel import CLIENT
 from ps_wire.errors import PsError
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker.connection import refusal
-from ps_worker.socket_stream import DOORS
+from ps_wire.frames import frame as wire
+from ps_wire.sockets import tls_socket
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.transport.connection import refusal
+from ps_worker.transport.socket_stream import DOORS
 from tests.until import LIMIT_S
 
 from ..unit.ps_worker.service import Cluster, fresh_name, run_workers  # noqa: TID252

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ps_lab.certificate_authority import make_certificates
-from ps_wire.access import read
+from ps_lab.cluster.certificate_authority import make_certificates
+from ps_wire.access.access import read
 
 from ..unit.ps_worker.service import Cluster, LoopThread  # noqa: TID252
 from .bench import TLS, Bench

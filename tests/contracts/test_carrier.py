@@ -1,4 +1,4 @@
-"""What every data carrier owes (`ps_wire.carrier`): whole frames, in order, or a closed connection."""
+"""What every data carrier owes (`ps_wire.frames.carrier`): whole frames, in order, or a closed connection."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server import outbox, strangers
-from ps_server.session import PULLED_TOGETHER
-from ps_wire import frame as wire
+from ps_server.rpc import greeting
+from ps_server.shard.transport import outbox
+from ps_server.shard.transport.session import PULLED_TOGETHER
 from ps_wire.errors import FrameMalformed, PsError, StrangerRefused
+from ps_wire.frames import frame as wire
 from tests.until import until
 
 from ..unit.ps_worker.service import Cluster  # noqa: TID252
@@ -256,7 +257,7 @@ def served(bench: Bench) -> bool:
 
 @pytest.mark.parametrize("carrier", sorted(CARRIERS.keys() - {"memory"}), indirect=True)
 def test_idle_strangers_shut_nobody_out(in_job: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(strangers, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(greeting, "MAX_STRANGERS", 3)
 
     def test(bench: Bench) -> None:
         first, *_ = [bench.connection() for _ in range(5)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.carrier import Carrier
+from ps_wire.frames.carrier import Carrier
 from ps_wire.v1 import shard_pb2
 
 from ..faults.proxy import Proxy  # noqa: TID252

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire import frame as wire
-from ps_wire import shared_memory
-from ps_wire.frame_socket import FrameSocket, close_all
+from ps_wire.frames import frame as wire
+from ps_wire.sockets import shared_memory
+from ps_wire.sockets.frame_socket import FrameSocket, close_all
 
 from ..unit.ps_worker.service import Cluster, fresh_name, run_workers  # noqa: TID252
 from .bench import Bench, UnixClient

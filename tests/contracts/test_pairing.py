@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ps_server import pairing, strangers
-from ps_server.shard import Shard
-from ps_server.socket_server import SocketServer
-from ps_wire import frame as wire
-from ps_wire.certificates import TlsFolder
+from ps_server.rpc import greeting
+from ps_server.shard.shard import Shard
+from ps_server.shard.transport import tls_pairing
+from ps_server.shard.transport.socket_server import SocketServer
+from ps_wire.access.certificates import TlsFolder
 from ps_wire.errors import TlsRefused
-from ps_wire.frame_socket import FrameSocket
-from ps_wire.tls_socket import DOWN, MAGIC, PAIR_BYTES, UP
-from ps_worker.connection import refusal
+from ps_wire.frames import frame as wire
+from ps_wire.sockets.frame_socket import FrameSocket
+from ps_wire.sockets.tls_socket import DOWN, MAGIC, PAIR_BYTES, UP
+from ps_worker.transport.connection import refusal
 from tests.until import until
 
 from .bench import LIMIT_S, worker_certificates
@@ -102,7 +103,7 @@ def test_a_half_that_is_there_already_is_refused_and_the_first_one_stays(door: D
 def test_a_half_without_its_other_half_is_ended_in_time_and_counted(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(pairing, "HELLO_LIMIT_S", 0.3)
+    monkeypatch.setattr(tls_pairing, "HELLO_LIMIT_S", 0.3)
     door = Door(certificates)
     silent, half = door.plain(), door.half(UP, bytes(PAIR_BYTES))
     assert is_ended(half)
@@ -115,7 +116,7 @@ def test_a_half_without_its_other_half_is_ended_in_time_and_counted(
 
 def test_halves_are_strangers_and_the_oldest_goes_for_a_newcomer(door: Door, monkeypatch: pytest.MonkeyPatch):
     """Also one that waits for its other half."""
-    monkeypatch.setattr(strangers, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(greeting, "MAX_STRANGERS", 3)
     half, silent, other = (
         door.half(UP, bytes(PAIR_BYTES)),
         door.plain(),

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_wire import frame as wire
-from ps_wire import shared_memory
 from ps_wire.errors import Evicted
-from ps_wire.frame_socket import FrameSocket, close_all
+from ps_wire.frames import frame as wire
+from ps_wire.sockets import shared_memory
+from ps_wire.sockets.frame_socket import FrameSocket, close_all
 from tests.until import until
 
 from ..unit.ps_worker.service import Cluster  # noqa: TID252

@@ -20,12 +20,13 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server import socket_connection, socket_server, strangers
-from ps_server.shard import Shard
-from ps_wire import frame as wire
-from ps_wire.carrier import Message
+from ps_server.rpc import greeting
+from ps_server.shard.shard import Shard
+from ps_server.shard.transport import socket_connection, socket_server
 from ps_wire.errors import FrameTooLarge, StrangerRefused
-from ps_worker.socket_stream import DOORS
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
+from ps_worker.transport.socket_stream import DOORS
 from tests.until import until
 
 from ..unit.ps_worker.service import Cluster, run_workers  # noqa: TID252
@@ -110,7 +111,7 @@ def test_strangers_are_few_and_the_oldest_goes_for_a_newcomer(
     in_job: Any, carrier: str, monkeypatch: pytest.MonkeyPatch
 ):
     """So that who is idle shuts nobody out. Members do not count."""
-    monkeypatch.setattr(strangers, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(greeting, "MAX_STRANGERS", 2)
 
     def test(bench: Bench) -> None:
         members = [bench.ready() for _ in range(3)]
@@ -131,7 +132,7 @@ def test_strangers_are_few_and_the_oldest_goes_for_a_newcomer(
 
 @pytest.mark.parametrize("carrier", ["uds"], indirect=True)
 def test_strangers_of_one_listener_shut_nobody_out_of_another(in_job: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(strangers, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(greeting, "MAX_STRANGERS", 2)
 
     def test(bench: Bench) -> None:
         elsewhere = [TcpClient(bench.server) for _ in range(2)]

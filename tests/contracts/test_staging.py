@@ -1,4 +1,4 @@
-"""What copies between parameters and flat memory owe (`ps_worker.staging`), on host and accelerators."""
+"""What copies between parameters and flat memory owe (`staging.py`), on host and accelerators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ps_worker.staging import HostStaging, Staging, Stagings, StreamStaging
+from ps_worker.memory.staging import HostStaging, Staging, Stagings, StreamStaging
 from tests.lazy_device import LazyDevice
 
 SIZE = 1 << 16

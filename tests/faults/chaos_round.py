@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ps_wire.snapshot import MANIFEST
+from ps_wire.snapshot.manifest import MANIFEST
 from tests.integration.processes import LIMIT_S, Process
 from tests.integration.servers import until
 

@@ -14,7 +14,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from ps_wire import trace
+from ps_wire.process import trace
 
 from .ledger import Writer
 from .points import SPANS, Facts

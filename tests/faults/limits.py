@@ -1,6 +1,6 @@
 """In a process under test: limits in time of its own, where those of the product are longer than a test.
 
-The environment has them as JSON: {"ps_worker.liveness.SILENT_S": 0.5}.
+The environment has them as JSON: {"ps_worker.transport.liveness.SILENT_S": 0.5}.
 """
 
 from __future__ import annotations

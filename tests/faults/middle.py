@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from ps_wire.frame import HEADER_BYTES, Header, Kind
+from ps_wire.frames.frame import HEADER_BYTES, Header, Kind
 from tests.integration.processes import LIMIT_S
 
 HOST = "127.0.0.2"

@@ -1,7 +1,8 @@
 """Every point of the life of a push and of a pull, by name, and the spans of a process that they lie at.
 
-A point is before or after a span of `ps_wire.trace`, on a worker or on a server. Its facts say whose push or
-pull it is, and of which step (of a pull: the clock that it asks at). It must not know what happens there.
+A point is before or after a span of `ps_wire.process.trace`, on a worker or on a server. Its facts say whose
+push or pull it is, and of which step (of a pull: the clock that it asks at). It must not know what
+happens there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ps_wire.frame import Frame, Kind
+from ps_wire.frames.frame import Frame, Kind
 
 PUSH = (
     "worker before a push is queued",

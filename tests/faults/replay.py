@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ps_wire.plan import Partition, Plan
+from ps_wire.spec.plan import Partition, Plan
 
 from .ledger import checksum, read
 from .scenario import NUMEL, gradient, start

@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ps_wire.snapshot import MANIFEST
+from ps_wire.snapshot.manifest import MANIFEST
 from tests.integration.processes import Process, Start, Zygote
 from tests.integration.servers import Servers, fresh_job
 from tests.until import LIMIT_S, until

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 import ps_worker as ps
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, ParameterSpec, TableSpec
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, ParameterSpec, TableSpec
 
 NUMEL = 4096  # N: float32, two partitions on each of two shards
 OPTIMIZER = ps.Adam(lr=0.01)

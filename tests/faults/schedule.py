@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ps_wire.frame import Kind
+from ps_wire.frames.frame import Kind
 
 from .middle import Do
 

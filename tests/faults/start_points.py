@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ps_server import hand_off
-from ps_server.saved_jobs import SavedJobs
+from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
+from ps_server.shard import hand_off
 
 POINT, FIFO = "START_POINT", "START_FIFO"
 FOUND = "what was handed off is read"

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 SCRIPT = """
 import sys, threading, torch, ps_worker as ps
-from ps_worker import stopping
+from ps_worker.process import stopping
 where = sys.argv[1]
 
 def here(place, until="told"):

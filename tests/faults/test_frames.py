@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_wire.frame import Kind
+from ps_wire.frames.frame import Kind
 
 from .middle import Do, Fault, Middle
 from .world import World

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_wire.snapshot import MANIFEST
+from ps_wire.snapshot.manifest import MANIFEST
 from tests.integration.processes import LIMIT_S, Process, Start
 from tests.integration.servers import Servers, fresh_job
 from tests.until import until

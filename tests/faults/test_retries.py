@@ -9,7 +9,7 @@ import torch
 
 import ps_worker as ps
 from ps_wire.errors import PushOutOfOrder
-from ps_wire.frame import Kind
+from ps_wire.frames.frame import Kind
 from tests.integration.processes import LIMIT_S
 from tests.integration.raw import RawWorker
 from tests.integration.servers import Servers, fresh_job, until

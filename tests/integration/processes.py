@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import ps_lab
-from ps_lab.cluster import command_path
-from ps_lab.process_handle import ProcessHandle
+from ps_lab.cluster.cluster import command_path
+from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
 TETHER = str(Path(ps_lab.__file__).with_name("tether.py"))

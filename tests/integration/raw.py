@@ -10,13 +10,13 @@ import grpc
 import numpy as np
 
 import ps_worker as ps
-from ps_wire import frame as wire
-from ps_wire.channel import CLIENT
+from ps_wire.access.channel import CLIENT
 from ps_wire.errors import PsError
-from ps_wire.frame import PROTOCOL, Frame, Kind
-from ps_wire.messages import parse_message, refused_from_proto, table_to_proto
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, ParameterSpec, TableSpec
+from ps_wire.frames import frame as wire
+from ps_wire.frames.frame import PROTOCOL, Frame, Kind
+from ps_wire.frames.messages import parse_message, refused_from_proto, table_to_proto
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2, spec_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub

@@ -16,9 +16,9 @@ import torch
 
 import ps_worker as ps
 from ps_wire import errors
-from ps_wire import frame as wire
-from ps_wire.channel import MAX_MESSAGE_BYTES
-from ps_wire.frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, Kind
+from ps_wire.access.channel import MAX_MESSAGE_BYTES
+from ps_wire.frames import frame as wire
+from ps_wire.frames.frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, Kind
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.cluster import command_path
+from ps_lab.cluster.cluster import command_path
 from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.integration

@@ -12,8 +12,8 @@ import torch
 
 import ps_worker as ps
 from ps_wire import errors
-from ps_wire.channel import CLIENT
-from ps_wire.frame import PROTOCOL
+from ps_wire.access.channel import CLIENT
+from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from ps_lab.cluster import command_path
-from ps_lab.process_handle import ProcessHandle
+from ps_lab.cluster.cluster import command_path
+from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
 from .servers import until

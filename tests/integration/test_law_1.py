@@ -8,8 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from ps_wire.carrier import Carrier
-from ps_wire.shared_memory import AVAILABLE
+from ps_wire.frames.carrier import Carrier
+from ps_wire.sockets.shared_memory import AVAILABLE
 
 from .processes import Zygote
 from .servers import Servers, fresh_job

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import ps_worker as ps
-from ps_wire.carrier import Carrier
-from ps_wire.shared_memory import AVAILABLE
+from ps_wire.frames.carrier import Carrier
+from ps_wire.sockets.shared_memory import AVAILABLE
 from tests.until import until
 
 from .processes import LIMIT_S

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.process_handle import ProcessHandle
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker.memory import can_overlay
+from ps_lab.cluster.process_handle import ProcessHandle
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.memory.os_memory import can_overlay
 
 from .processes import LIMIT_S, Process, Start, ended
 from .servers import Servers, fresh_job, until

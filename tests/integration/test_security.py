@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.certificate_authority import make_certificates
-from ps_lab.cluster import free_ports
-from ps_lab.observer import ask, is_serving
-from ps_wire import token as tokens
-from ps_wire.access import read
+from ps_lab.cluster.certificate_authority import make_certificates
+from ps_lab.cluster.cluster import free_ports
+from ps_lab.status.observer import ask, is_serving
+from ps_wire.access import token as tokens
+from ps_wire.access.access import read
 from ps_wire.errors import ServerUnreachable
 
 from .processes import Process, Start, ended, start

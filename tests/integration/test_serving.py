@@ -9,10 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from ps_lab.cluster import free_ports
-from ps_wire.channel import CLIENT
+from ps_lab.cluster.cluster import free_ports
+from ps_wire.access.channel import CLIENT
 from ps_wire.errors import ServerNotReady
-from ps_wire.frame import PROTOCOL
+from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub

@@ -86,7 +86,7 @@ def watch(link: socket.socket) -> None:
 def main() -> None:
     """Serves until stdin ends, then ends everything that it has started."""
     # Else every child would import these: torch's optimizers bring `torch._dynamo`, 1 s, with the first one.
-    for name in ("ps_worker.cli", "ps_server.process", "torch._dynamo", *sys.argv[2:]):
+    for name in ("ps_worker.cli", "ps_server.process.server", "torch._dynamo", *sys.argv[2:]):
         importlib.import_module(name)
     gc.freeze()  # a collection in a child would copy all pages of torch's objects
     os.setpgid(0, 0)

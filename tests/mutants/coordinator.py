@@ -3,24 +3,24 @@
 from .mutant import Mutant
 
 UNIT = "tests/unit/ps_server/"
-ROSTER = "ps_server/roster.py"
-LEASES = "ps_server/leases.py"
-LIFE = "ps_server/job_life.py"
-JOB = "ps_server/membership.py"
-TABLES = "ps_server/job_tables.py"
-MAILBOX = "ps_server/mailbox.py"
-AGENDA = "ps_server/agenda.py"
-SHARES = "ps_server/shares.py"
-DEALT = "ps_server/dealt.py"
-STANDINGS = "ps_server/standings.py"
-GENERATIONS = "ps_server/generations.py"
-ORDERS = "ps_server/orders.py"
-FOLLOWER = "ps_server/follower.py"
-CHOOSER = "ps_server/chooser.py"
-QUORUM = "ps_server/quorum.py"
-BACKUP = "ps_server/backup_partition.py"
-ATTENDANCE = "ps_server/attendance.py"
-STREAMS = "ps_server/member_streams.py"
+ROSTER = "ps_server/coordinator/jobs/roster.py"
+LEASES = "ps_server/coordinator/jobs/leases.py"
+LIFE = "ps_server/coordinator/jobs/job_life.py"
+JOB = "ps_server/coordinator/jobs/job.py"
+TABLES = "ps_server/coordinator/jobs/tables.py"
+MAILBOX = "ps_server/coordinator/jobs/mailbox.py"
+AGENDA = "ps_server/coordinator/jobs/action_queue.py"
+SHARES = "ps_server/coordinator/epochs/epoch_book.py"
+DEALT = "ps_server/coordinator/epochs/piece_usage.py"
+STANDINGS = "ps_server/coordinator/fleet/registry.py"
+GENERATIONS = "ps_server/coordinator/fleet/generations.py"
+ORDERS = "ps_server/coordinator/fleet/fleet.py"
+FOLLOWER = "ps_server/shard/follower.py"
+CHOOSER = "ps_server/agreement/chooser.py"
+QUORUM = "ps_server/agreement/tally.py"
+BACKUP = "ps_server/shard/partition/backup_machine.py"
+ATTENDANCE = "ps_server/agreement/attendance.py"
+STREAMS = "ps_server/coordinator/member_streams.py"
 MEMBERSHIP = f"{UNIT}test_membership.py"
 END = f"{UNIT}test_membership_end.py"
 CHANGES = f"{UNIT}test_membership_changes.py"
@@ -351,7 +351,7 @@ MUTANTS = (
     ),
     Mutant(
         name="shares: a share that nobody asked for is lost with its worker",
-        file="ps_server/epoch.py",
+        file="ps_server/coordinator/epochs/epoch.py",
         text="                if left_over:\n                    self.left.append((place",
         fault="                if not left_over:\n                    self.left.append((place",
         tests=(SHARING,),
@@ -569,7 +569,7 @@ MUTANTS = (
     ),
     Mutant(
         name="hand-off: what a release before did not know is asked for",
-        file="ps_server/coordinator_state.py",
+        file="ps_server/coordinator/hand_off.py",
         text='facts.get("ends", ())',
         fault='facts["ends"]',
         tests=(
@@ -578,7 +578,7 @@ MUTANTS = (
     ),
     Mutant(
         name="coordinator: a job that is forgotten while it stops ends it without a hand-off",
-        file="ps_server/coordinator.py",
+        file="ps_server/coordinator/coordinator.py",
         text="                for room in list(self._rooms.values()):",
         fault="                for room in self._rooms.values():",
         tests=(

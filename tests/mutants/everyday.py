@@ -14,14 +14,14 @@ FRAMEWORKS = "tests/integration/test_frameworks.py"
 MUTANTS = (
     Mutant(
         name="everyday: a coordinator that stops warns of a shard that stops, too",
-        file="ps_server/orders.py",
+        file="ps_server/coordinator/fleet/fleet.py",
         text="        if not self._closed and shard not in self._registered:\n",
         fault="        if shard not in self._registered:\n",
         tests=(f"{ORDERS}::test_a_shard_that_is_gone_is_said_to_be_unless_all_servers_stop",),
     ),
     Mutant(
         name="everyday: a shard that starts first warns of a coordinator that is not there yet",
-        file="ps_server/follower.py",
+        file="ps_server/shard/follower.py",
         text="logging.WARNING if self.coordinator else logging.INFO",
         fault="logging.WARNING",
         tests=(
@@ -37,21 +37,21 @@ MUTANTS = (
     ),
     Mutant(
         name="everyday: loaders that differ between workers train on",
-        file="ps_server/coordinator_service.py",
+        file="ps_server/coordinator/service.py",
         text="        shares.agreed.check(loader, member.worker, request.data)\n",
         fault="",
         tests=(f"{DATA}::test_loaders_that_differ_are_refused_by_the_workers_and_the_values",),
     ),
     Mutant(
         name="everyday: a seed is compared where nothing is shuffled",
-        file="ps_worker/data_facts.py",
+        file="ps_worker/data/data_facts.py",
         text="    if shuffled:\n",
         fault="    if True:\n",
         tests=(f"{DATA}::test_loaders_that_are_alike_are_not_refused",),
     ),
     Mutant(
         name="everyday: what workers agreed on outlives them",
-        file="ps_server/agreed.py",
+        file="ps_server/coordinator/epochs/agreed.py",
         text="        self._facts.clear()\n",
         fault="        pass\n",
         tests=(
@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         name="everyday: one worker alone under bsp has other batches than torch",
-        file="ps_worker/share.py",
+        file="ps_worker/data/index_share.py",
         text="        if not self.even or self.num_workers == 1:",
         fault="        if not self.even:",
         tests=(f"{SHARE}::test_one_worker_has_the_batches_of_torch_in_every_model",),
@@ -88,14 +88,14 @@ MUTANTS = (
     ),
     Mutant(
         name="everyday: a worker waits for a server without a word",
-        file="ps_worker/server_check.py",
+        file="ps_worker/transport/server_check.py",
         text="            if until_s > time.monotonic():\n",
         fault="            if False:\n",
         tests=(f"{UNTRAINED}::test_who_waits_for_a_server_at_the_start_says_so_before_it_waits",),
     ),
     Mutant(
         name="everyday: status of one job shows all",
-        file="ps_lab/status.py",
+        file="ps_lab/status/status.py",
         text="for job in self.jobs if job.name == name))\n",
         fault="for job in self.jobs))\n",
         tests=(

@@ -5,7 +5,7 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         name="lanes: what comes after the end is kept, and nobody does it",
-        file="ps_server/lanes.py",
+        file="ps_server/shard/lanes.py",
         text="            if self._closed:\n",
         fault="            if False:\n",
         tests=(

@@ -2,8 +2,8 @@
 
 from .mutant import Mutant
 
-GATE = "ps_server/gate.py"
-PARTITION = "ps_server/partition.py"
+GATE = "ps_server/agreement/gate.py"
+PARTITION = "ps_server/shard/partition/machine.py"
 UNIT = "tests/unit/ps_server/"
 LAWS = f"{UNIT}test_laws.py"
 ONE = f"{UNIT}test_partition.py"

@@ -10,8 +10,8 @@ EVICTED = f"{RESUME}::test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_wi
 GOES_BACK = f"{RESUME}::test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then"
 END = "tests/unit/ps_server/test_membership_end.py"
 STOP = f"{UNIT}test_stop_job.py"
-DATA = "ps_worker/script_data.py"
-REJOINING = "ps_worker/rejoining.py"
+DATA = "ps_worker/data/script_data.py"
+REJOINING = "ps_worker/job/rejoiner.py"
 STATE = "ps_worker/worker_state.py"
 
 MUTANTS = (
@@ -38,14 +38,14 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: what is replayed is pushed",
-        file="ps_worker/wrapped.py",
+        file="ps_worker/optimizer/wrapped.py",
         text="        self._void = self._replays = self.behind > 0\n",
         fault="        self._replays = self.behind > 0\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="resume: a step that is replayed is not counted",
-        file="ps_worker/wrapped.py",
+        file="ps_worker/optimizer/wrapped.py",
         text="        self.behind -= self._replays\n",
         fault="        self.behind = 0\n",
         tests=(ALL_LEFT,),
@@ -66,21 +66,21 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: nothing is noted when an epoch begins",
-        file="ps_worker/noting.py",
+        file="ps_worker/membership/noting.py",
         text="            self._put_one(self._make())\n",
         fault="            self._make()\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="resume: a generator is drawn from once more where what is dealt begins",
-        file="ps_worker/loader.py",
+        file="ps_worker/data/loader.py",
         text="        if drawn is not None:\n            torch.set_rng_state(drawn)\n",
         fault="",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="resume: what one who came has used is counted from step 0",
-        file="ps_worker/dealing.py",
+        file="ps_worker/data/epoch_dealer.py",
         text="            self._step = self._clock()\n",
         fault="            pass\n",
         tests=(f"{RESUME}::test_who_is_killed_again_while_it_takes_steps_again_loses_nothing",),
@@ -101,42 +101,42 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: epochs that are over are dealt anew when all are gone",
-        file="ps_server/shares.py",
+        file="ps_server/coordinator/epochs/epoch_book.py",
         text="for key, epoch in self._epochs.items() if key[0] in self._training}",
         fault="for key, epoch in self._epochs.items() if key in self._live}",
         tests=(ALL_LEFT, "tests/unit/ps_server/test_shares.py"),
     ),
     Mutant(
         name="resume: of who comes again none gets its own share first",
-        file="ps_server/shares.py",
+        file="ps_server/coordinator/epochs/epoch_book.py",
         text="pop(places.index(own) if own in places else 0)",
         fault="pop(0)",
         tests=("tests/unit/ps_server/test_shares.py",),
     ),
     Mutant(
         name="resume: a worker's steps are not known when it was evicted",
-        file="ps_server/membership.py",
+        file="ps_server/coordinator/jobs/job.py",
         text="                    self.ends[gone.worker] = dict(gone.limits)\n",
         fault="",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="resume: a worker's steps are not known when it has left",
-        file="ps_server/job_life.py",
+        file="ps_server/coordinator/jobs/job_life.py",
         text="            self.ends[member.worker] = dict(clocks)\n",
         fault="            pass\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="stop: a later epoch begins",
-        file="ps_server/job_life.py",
+        file="ps_server/coordinator/jobs/job_life.py",
         text="        if self.last_epoch is not None and epoch > self.last_epoch:\n",
         fault="        if self.last_epoch is not None and epoch > self.last_epoch + 1:\n",
         tests=(STOP,),
     ),
     Mutant(
         name="stop: the last epoch is that of who has stopped the job",
-        file="ps_server/job_life.py",
+        file="ps_server/coordinator/jobs/job_life.py",
         text="        self._newest_epoch = max(self._newest_epoch, epoch)\n",
         fault="        self._newest_epoch = epoch\n",
         tests=(
@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         name="stop: loops of their own go on",
-        file="ps_server/coordinator_service.py",
+        file="ps_server/coordinator/service.py",
         text="        if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):\n",
         fault="        if False:\n",
         tests=(f"{STOP}::test_a_loop_without_our_numbers_gets_no_batch_of_a_later_epoch",),

@@ -2,7 +2,7 @@
 
 from .mutant import Mutant
 
-SHARD = "ps_server/shard.py"
+SHARD = "ps_server/shard/shard.py"
 SESSION = "tests/unit/ps_server/test_session.py"
 EVICTED = "tests/unit/ps_worker/test_evicted.py"
 CONNECTS_AGAIN = (
@@ -25,21 +25,21 @@ MUTANTS = (
     ),
     Mutant(
         name="silence: a HELLO that is refused for now only ends its worker",
-        file="ps_worker/connection.py",
+        file="ps_worker/transport/connection.py",
         text="                        raise _for_now(refusal(frame))\n                    yield frame\n",
         fault="                        pass\n                    yield frame\n",
         tests=(FOR_NOW,),
     ),
     Mutant(
         name="silence: a carrier over which a HELLO is refused for now is taken for one that reaches nobody",
-        file="ps_worker/carrier_choice.py",
+        file="ps_worker/transport/carrier_choice.py",
         text="            if isinstance(error, (Evicted, ServerNotReady)):",
         fault="            if isinstance(error, Evicted):",
         tests=(FOR_NOW,),
     ),
     Mutant(
         name="silence: a call that a server cancels as it stops ends its worker",
-        file="ps_wire/status.py",
+        file="ps_wire/access/status.py",
         text="grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)",
         fault="grpc.StatusCode.DEADLINE_EXCEEDED)",
         tests=(
@@ -48,21 +48,21 @@ MUTANTS = (
     ),
     Mutant(
         name="silence: a stream that is read when the server has stopped is logged as a bug",
-        file="ps_server/rpc_errors.py",
+        file="ps_server/rpc/errors.py",
         text="        with suppress(grpc.aio.BaseError):",
         fault="        with suppress(grpc.aio.UsageError):",
         tests=(STOPPED,),
     ),
     Mutant(
         name="silence: who was called a stranger before it was evicted never joins again",
-        file="ps_worker/exchanges.py",
+        file="ps_worker/exchange/exchanges.py",
         text="            if self._failure is None or prevails:\n",
         fault="            if self._failure is None:\n",
         tests=(f"{EVICTED}::test_who_is_evicted_after_a_shard_has_called_it_a_stranger_joins_again",),
     ),
     Mutant(
         name="silence: a worker that leaves says that its connections broke",
-        file="ps_worker/connection.py",
+        file="ps_worker/transport/connection.py",
         text="        if attempt == 0 and not self._quiet.is_set():\n",
         fault="        if attempt == 0:\n",
         tests=(

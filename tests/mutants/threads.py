@@ -11,7 +11,7 @@ TABLE = "tests/unit/ps_worker/test_table_threads.py"
 MUTANTS = (
     Mutant(
         name="a pull asks while the answer before it is still copied",
-        file="ps_worker/exchange.py",
+        file="ps_worker/exchange/exchange.py",
         text="            self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody\n",
         fault="",
         tests=(
@@ -21,14 +21,14 @@ MUTANTS = (
     ),
     Mutant(
         name="an answer's weights are nobody's while they are copied",
-        file="ps_worker/waits.py",
+        file="ps_worker/exchange/waits.py",
         text="        self._reading += len(due)\n",
         fault="        self._reading += 0 * len(due)\n",
         tests=(f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",),
     ),
     Mutant(
         name="flat weights stay taken while a future's callbacks run",
-        file="ps_worker/waits.py",
+        file="ps_worker/exchange/waits.py",
         text="""            try:
                 read()
             finally:
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what is asked for is listed without the lock",
-        file="ps_worker/exchange.py",
+        file="ps_worker/exchange/exchange.py",
         text="""            asked = [self._asked(shard) for shard in range(len(self._connections))]
         for""",
         fault="""        asked = [self._asked(shard) for shard in range(len(self._connections))]
@@ -75,14 +75,14 @@ MUTANTS = (
     ),
     Mutant(
         name="a second thread waits inside a worker instead of being refused",
-        file="ps_worker/one_thread.py",
+        file="ps_worker/process/one_thread.py",
         text="        if not self._lock.acquire(blocking=False):\n",
         fault="        if not self._lock.acquire():\n",
         tests=(f"{TABLE}::test_a_second_thread_inside_a_worker_is_refused_by_name",),
     ),
     Mutant(
         name="a callback of a future may push",
-        file="ps_worker/one_thread.py",
+        file="ps_worker/process/one_thread.py",
         text="        _answering.now = True\n",
         fault="        _answering.now = False\n",
         tests=(f"{TABLE}::test_a_callback_of_a_future_may_not_push_or_pull",),
@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a partition's figures are read without its lock",
-        file="ps_server/cell.py",
+        file="ps_server/shard/partition/cell.py",
         text="""        with self.lock:
             return CellFigures(""",
         fault="""        if self.lock:
@@ -105,77 +105,77 @@ MUTANTS = (
     ),
     Mutant(
         name="what ends a thread is not logged",
-        file="ps_wire/watched.py",
+        file="ps_wire/process/watched.py",
         text="    except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to hear of it\n",
         fault="    except OSError as error:\n",
         tests=(f"{WATCHED}::test_a_thread_that_ends_by_a_bug_is_logged_and_told",),
     ),
     Mutant(
         name="a task without an end ends with its first bug",
-        file="ps_wire/watched.py",
+        file="ps_wire/process/watched.py",
         text="                await pause(AGAIN_S)\n",
         fault="                return None\n",
         tests=(f"{WATCHED}::test_a_task_without_an_end_begins_again_until_it_returns", TASKS),
     ),
     Mutant(
         name="a thread without an end ends with its first bug",
-        file="ps_wire/watched.py",
+        file="ps_wire/process/watched.py",
         text="        while not _once(name, run, log, None, again=True):\n            pause(AGAIN_S)\n",
         fault="        _once(name, run, log, None, again=True)\n",
         tests=(f"{TASKS}::test_connections_are_accepted_after_a_bug",),
     ),
     Mutant(
         name="nobody hears of a task that a bug has ended",
-        file="ps_wire/watched.py",
+        file="ps_wire/process/watched.py",
         text="    outcome(name, made, log=log, failed=failed)\n",
         fault="",
         tests=(f"{TASKS}::test_a_bug_while_a_worker_is_heard_is_said_to_it",),
     ),
     Mutant(
         name="one job that cannot be looked at keeps the leases of others",
-        file="ps_server/member_streams.py",
+        file="ps_server/coordinator/member_streams.py",
         text="except Exception as error:  # noqa: BLE001 - the leases of other jobs end all the same\n",
         fault="except PsError as error:\n",
         tests=(f"{TASKS}::test_leases_and_periodic_snapshots_go_on_after_a_bug",),
     ),
     Mutant(
         name="one job that cannot be looked at keeps others from their snapshots",
-        file="ps_server/takings.py",
+        file="ps_server/coordinator/snapshots/scheduler.py",
         text="except Exception as error:  # noqa: BLE001 - other jobs have theirs all the same\n",
         fault="except PsError as error:\n",
         tests=(f"{TASKS}::test_leases_and_periodic_snapshots_go_on_after_a_bug",),
     ),
     Mutant(
         name="a bug in an order leaves the job's next orders waiting for ever",
-        file="ps_server/room.py",
+        file="ps_server/coordinator/jobs/runner.py",
         text="except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait\n",
         fault="except OSError as error:\n",
         tests=(f"{TASKS}::test_a_bug_in_an_order_is_the_error_of_who_waits_for_it",),
     ),
     Mutant(
         name="a connection's thread ends, and its exchanges wait",
-        file="ps_worker/connection.py",
+        file="ps_worker/transport/connection.py",
         text="self._run, log=logger, failed=self._fail)",
         fault="self._run, log=logger)",
         tests=(f"{TASKS}::test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name",),
     ),
     Mutant(
         name="a member's thread ends, and its worker waits",
-        file="ps_worker/member_stream.py",
+        file="ps_worker/membership/member_stream.py",
         text="self._run, log=logger, failed=self._failed)",
         fault="self._run, log=logger)",
         tests=(f"{TASKS}::test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name",),
     ),
     Mutant(
         name="an evicted worker's last answers reach the tables of the next incarnation",
-        file="ps_worker/incarnation.py",
+        file="ps_worker/membership/incarnation.py",
         text="            connection.wait_received(RECEIVED_LIMIT_S)\n",
         fault="            del connection\n",
         tests=(f"{TABLE}::test_an_answer_that_is_being_taken_when_a_worker_joins_again_is_waited_for",),
     ),
     Mutant(
         name="two shards' halves are laid without a lock",
-        file="ps_worker/table_memory.py",
+        file="ps_worker/memory/table_memory.py",
         text="""        with self._lock:
             if self._laid.get(shard) == inode""",
         fault="""        if self._lock:
@@ -184,14 +184,14 @@ MUTANTS = (
     ),
     Mutant(
         name="halves are laid after sharing has ended",
-        file="ps_worker/table_memory.py",
+        file="ps_worker/memory/table_memory.py",
         text=" == inode or not self._halves:\n",
         fault=" == inode:\n",
         tests=(f"{WINDOWS}::test_what_is_laid_after_sharing_has_ended_changes_nothing",),
     ),
     Mutant(
         name="hooks of two devices send at one time",
-        file="ps_worker/gradients.py",
+        file="ps_worker/optimizer/table_gradients.py",
         text="            with self._sending, suppress(Evicted):  # step() joins again\n",
         fault="            with suppress(Evicted):\n",
         tests=(f"{TABLE}::test_hooks_of_several_devices_send_one_after_the_other",),

@@ -19,7 +19,7 @@ from .mutant import Mutant
 from .table import ROOT
 
 SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
-C_SOURCE = "ps_wire/kernels.c"
+C_SOURCE = "ps_wire/process/kernels.c"
 
 
 class Tree:

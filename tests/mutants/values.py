@@ -2,8 +2,8 @@
 
 from .mutant import Mutant
 
-CALLS = "ps_server/collectives.py"
-TOGETHER = "ps_worker/together.py"
+CALLS = "ps_server/coordinator/jobs/collectives.py"
+TOGETHER = "ps_worker/membership/together.py"
 PURE = "tests/unit/ps_server/test_collectives.py"
 UNIT = "tests/unit/ps_worker/test_together.py"
 

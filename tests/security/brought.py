@@ -11,9 +11,9 @@ import grpc
 import torch
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_wire.access import OPEN
-from ps_wire.snapshot import MANIFEST
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_wire.access.access import OPEN
+from ps_wire.snapshot.manifest import MANIFEST
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
-from ps_wire.channel import CLIENT
-from ps_wire.status import ERROR_KEY
+from ps_wire.access.channel import CLIENT
+from ps_wire.access.status import ERROR_KEY
 
 from .mutation import Method, Mutation
 

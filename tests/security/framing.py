@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from ps_wire import frame as wire
-from ps_wire import shared_memory
-from ps_wire.carrier import Carrier
-from ps_wire.channel import CLIENT
+from ps_wire.access.channel import CLIENT
 from ps_wire.errors import FrameRefused, ProtocolMismatch
-from ps_wire.messages import parse_message
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Carrier
+from ps_wire.frames.messages import parse_message
+from ps_wire.sockets import shared_memory
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.socket_stream import DOORS
+from ps_worker.transport.socket_stream import DOORS
 from tests.integration.raw import NUMEL, Metadata, RawWorker
 from tests.until import LIMIT_S
 

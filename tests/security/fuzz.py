@@ -35,8 +35,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ps_wire import token as tokens
-from ps_wire.carrier import Carrier
+from ps_wire.access import token as tokens
+from ps_wire.frames.carrier import Carrier
 from tests.integration.processes import Process, start
 from tests.integration.raw import Metadata, RawWorker
 from tests.integration.servers import Servers

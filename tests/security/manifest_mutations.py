@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ps_wire.snapshot import FORMAT
+from ps_wire.snapshot.manifest import FORMAT
 
 Json = Any
 Path = tuple[str | int, ...]

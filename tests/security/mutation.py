@@ -16,9 +16,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from ps_wire.frame import PROTOCOL, Frame, Kind, encode
-from ps_wire.messages import table_to_proto
-from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.frames.frame import PROTOCOL, Frame, Kind, encode
+from ps_wire.frames.messages import table_to_proto
+from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2, shard_pb2, spec_pb2
 from ps_wire.v1 import coordinator_pb2 as pb
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from ps_lab.observer import is_serving
-from ps_server import gatekeeper
-from ps_wire import token as tokens
-from ps_wire.access import read
-from ps_wire.channel import CLIENT
+from ps_lab.status.observer import is_serving
+from ps_server.rpc import auth as gatekeeper
+from ps_wire.access import token as tokens
+from ps_wire.access.access import read
+from ps_wire.access.channel import CLIENT
 from tests.unit.ps_worker.service import Cluster, LoopThread, fresh_name
 from tests.until import LIMIT_S
 

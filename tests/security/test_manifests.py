@@ -23,19 +23,19 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.allowance import Allowance
-from ps_server.durability import Durability
-from ps_server.recovery import RESTORES, RESTORES_WITHIN_S
-from ps_server.saved_jobs import SavedJobs
-from ps_server.shard_snapshots import MAX_ARRIVING
-from ps_server.snapshot_saving import FACTS
-from ps_wire.access import OPEN
-from ps_wire.channel import dial
+from ps_server.coordinator.allowance import Allowance
+from ps_server.coordinator.recovery import RESTORES, RESTORES_WITHIN_S
+from ps_server.coordinator.snapshots.durability import Durability
+from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
+from ps_server.shard.state.snapshot_writer import FACTS
+from ps_server.shard.state.snapshots import MAX_ARRIVING
+from ps_wire.access.access import OPEN
+from ps_wire.access.channel import dial
 from ps_wire.errors import PsError, SnapshotCorrupt, SnapshotFailed, SnapshotMismatch, SnapshotUnusable
-from ps_wire.plan import Plan
-from ps_wire.snapshot import MANIFEST, MAX_MANIFEST_BYTES, parse
-from ps_wire.snapshot_store import SnapshotStore
-from ps_wire.snapshot_tensors import MAX_HEADER_BYTES, TensorFile
+from ps_wire.snapshot.manifest import MANIFEST, MAX_MANIFEST_BYTES, parse
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.snapshot.tensors import MAX_HEADER_BYTES, TensorFile
+from ps_wire.spec.plan import Plan
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub

@@ -9,9 +9,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_lab.observer import is_serving
-from ps_server import health, process
-from ps_wire.channel import CLIENT, SERVER
+from ps_lab.status.observer import is_serving
+from ps_server.process import server as process
+from ps_server.rpc import health
+from ps_wire.access.channel import CLIENT, SERVER
 from tests.unit.ps_worker.service import Cluster, LoopThread
 from tests.until import LIMIT_S, until
 

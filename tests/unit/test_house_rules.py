@@ -35,7 +35,7 @@ def test_the_checkers_are_content(command):
 
 
 SIGNALS = {
-    "ps_lab/process_handle.py",  # the handle itself
+    "ps_lab/cluster/process_handle.py",  # the handle itself
     "tests/mutants/suite.py",  # faults of it, as text
     "tests/unit/test_house_rules.py",
     "tests/mutants/trial.py: os.kill(pid, signal.SIGKILL)  # ours until we have waited for it",
@@ -78,22 +78,28 @@ def test_nothing_is_unpickled():
 
 
 STARTS = {"Thread", "Timer", "create_task", "ensure_future", "run_in_executor", "run_coroutine_threadsafe"}
-# Who starts a thread or a task otherwise than by `ps_wire.watched`, and who sees how it ends.
+# Who starts a thread or a task otherwise than by `ps_wire.process.watched`, and who sees how it ends.
 SEEN = {
-    ("ps_server/data_stream.py", "create_task"): "the stream awaits its writing",
-    ("ps_server/drops.py", "create_task"): "watched.outcome",
-    ("ps_server/follower.py", "run_in_executor"): "watched.outcome",
-    ("ps_server/health.py", "ensure_future"): "the call awaits what it reads, or cancels it",
-    ("ps_server/local.py", "run_coroutine_threadsafe"): "whoever calls, or iterates over replies, gets it",
-    ("ps_server/orders.py", "run_in_executor"): "awaited, or watched.outcome",
-    ("ps_server/readers.py", "create_task"): "the cut awaits its hold",
-    ("ps_server/snapshot_taking.py", "ensure_future"): "the snapshot awaits what is written for it",
-    ("ps_server/takings.py", "create_task"): "watched.outcome",
+    ("ps_server/shard/transport/grpc_stream.py", "create_task"): "the stream awaits its writing",
+    ("ps_server/coordinator/drops.py", "create_task"): "watched.outcome",
+    ("ps_server/shard/follower.py", "run_in_executor"): "watched.outcome",
+    ("ps_server/rpc/health.py", "ensure_future"): "the call awaits what it reads, or cancels it",
+    (
+        "ps_server/process/in_process.py",
+        "run_coroutine_threadsafe",
+    ): "whoever calls, or iterates over replies, gets it",
+    ("ps_server/coordinator/fleet/fleet.py", "run_in_executor"): "awaited, or watched.outcome",
+    ("ps_server/coordinator/readers.py", "create_task"): "the cut awaits its hold",
+    (
+        "ps_server/coordinator/snapshots/attempt.py",
+        "ensure_future",
+    ): "the snapshot awaits what is written for it",
+    ("ps_server/coordinator/snapshots/scheduler.py", "create_task"): "watched.outcome",
 }
 
 
 def test_no_background_task_ends_unseen():
-    """Threads and tasks are made by `ps_wire.watched`, or somebody named here sees how they end."""
+    """Threads and tasks are made by `ps_wire.process.watched`, or somebody named here sees how they end."""
     found = set()
     for folder in ("ps_wire", "ps_server", "ps_worker"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -102,4 +108,4 @@ def test_no_background_task_ends_unseen():
                     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                     if name in STARTS:
                         found.add((path.relative_to(ROOT).as_posix(), name))
-    assert {place for place in found if place[0] != "ps_wire/watched.py"} == SEEN.keys()
+    assert {place for place in found if place[0] != "ps_wire/process/watched.py"} == SEEN.keys()

@@ -16,7 +16,7 @@ from tests.mutants.trial import Outcome
 
 ROW = Mutant(
     name="one",
-    file="ps_server/gate.py",
+    file="ps_server/agreement/gate.py",
     text="return version >= clock\n",
     fault="return version > clock\n",
     tests=("tests/unit/ps_server/test_gate.py",),

@@ -18,7 +18,7 @@ from torch import nn
 import ps_worker as ps
 from ps_lab.bench.children import optimizers, step_models
 from ps_lab.bench.turns import read_configuration, take_turns
-from ps_wire.allocator import keep_large_blocks
+from ps_wire.process.allocator import keep_large_blocks
 
 START_LIMIT = dt.timedelta(minutes=5)
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from ps_lab import cli as lab
-from ps_lab.cluster import Cluster
+from ps_lab.cluster.cluster import Cluster
 from ps_server import cli as server
 from ps_worker import cli as worker
 
@@ -61,7 +61,7 @@ def test_commands_have_the_options_that_are_used(where, words):
     """Programs, commands, options, targets, scripts and variables of `console` blocks exist."""
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
         variable = words.pop(0).partition("=")[0]
-        assert any(variable in path.read_text() for path in ROOT.glob("*/*.py")), where
+        assert any(variable in path.read_text() for path in ROOT.glob("ps_*/**/*.py")), where
     program, *rest = words
     if program == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), where

@@ -13,7 +13,7 @@ PAGE = "docs/faults.md"
 HEADER = ("fault", "what happens", "how long", "what is lost", "test")
 ROWS = table(PAGE, *HEADER)
 # These show the time of day to people, or hold certificates by their dates.
-TELLS_THE_TIME = {"certificates.py", "event_log.py", "snapshot_taking.py"}
+TELLS_THE_TIME = {"certificates.py", "event_log.py", "attempt.py"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}: {row[1]}"[:60])
@@ -37,7 +37,7 @@ def test_the_time_of_day_decides_nothing():
     found = {
         path.name
         for package in ("ps_wire", "ps_server", "ps_worker")
-        for path in (ROOT / package).glob("*.py")
+        for path in (ROOT / package).rglob("*.py")
         if re.search(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(", path.read_text())
     }
     assert "certificates.py" in found

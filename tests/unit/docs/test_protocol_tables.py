@@ -6,39 +6,24 @@ import struct
 
 import pytest
 
-from ps_server import (
-    cut_table,
-    data_stream,
-    gatekeeper,
-    kept_hyperparameters,
-    member,
-    member_streams,
-    outbox,
-    readers,
-    recovery,
-    room,
-    shard,
-    socket_connection,
-    state_store,
-    strangers,
-)
-from ps_wire import (
-    address,
-    carrier,
-    channel,
-    errors,
-    frame,
-    frame_socket,
-    job_spec,
-    snapshot,
-    snapshot_store,
-    snapshot_tensors,
-    state_messages,
-    table,
-    tls_socket,
-    token,
-)
-from ps_worker import carrier_choice, liveness, socket_stream
+from ps_server.coordinator import member_streams, readers, recovery, state_store
+from ps_server.coordinator.jobs import member
+from ps_server.coordinator.jobs import runner as room
+from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc import greeting
+from ps_server.shard import shard
+from ps_server.shard.table import cuts as cut_table
+from ps_server.shard.table import kept_hyperparameters
+from ps_server.shard.transport import grpc_stream, outbox, socket_connection
+from ps_wire import errors
+from ps_wire.access import channel, token
+from ps_wire.frames import carrier, frame, state_messages
+from ps_wire.snapshot import manifest
+from ps_wire.snapshot import store as snapshot_store
+from ps_wire.snapshot import tensors as snapshot_tensors
+from ps_wire.sockets import frame_socket, tls_socket
+from ps_wire.spec import address, job_spec, table
+from ps_worker.transport import carrier_choice, liveness, socket_stream
 
 from .pages import table as rows_of
 
@@ -133,7 +118,7 @@ def test_the_readme_has_every_exit_code():
             [state_messages.MESSAGE_BYTES >> 20],
         ),
         ("a partition", [table.BucketOptions().partition_bytes >> 20, frame.MAX_PAYLOAD_BYTES >> 20]),
-        ("received frames that wait per connection (`grpc`)", [data_stream.INBOX_FRAMES]),
+        ("received frames that wait per connection (`grpc`)", [grpc_stream.INBOX_FRAMES]),
         ("meta and payload of a stranger's frame (sockets)", [socket_connection.MAX_HELLO_BYTES]),
         (
             "replies to read, above which nothing is taken",
@@ -142,7 +127,7 @@ def test_the_readme_has_every_exit_code():
         ("frames that wait to be sent to one peer", [outbox.MAX_OUTBOX_FRAMES]),
         (
             "connections to a port or socket that have not said HELLO",
-            [strangers.MAX_STRANGERS, int(strangers.HELLO_LIMIT_S)],
+            [greeting.MAX_STRANGERS, int(greeting.HELLO_LIMIT_S)],
         ),
         (
             "handshake on the control port",
@@ -164,7 +149,7 @@ def test_the_readme_has_every_exit_code():
             "a file of a snapshot that is brought",
             [
                 int(100 * snapshot_store.KEPT_FREE),
-                snapshot.MAX_MANIFEST_BYTES >> 20,
+                manifest.MAX_MANIFEST_BYTES >> 20,
                 snapshot_tensors.MAX_HEADER_BYTES >> 20,
             ],
         ),
@@ -172,7 +157,7 @@ def test_the_readme_has_every_exit_code():
             "snapshots of a job, workers of one, going back to them",
             [
                 snapshot_store.MAX_SNAPSHOTS,
-                snapshot.MAX_SAVED_WORKERS,
+                manifest.MAX_SAVED_WORKERS,
                 recovery.RESTORES,
                 int(recovery.RESTORES_WITHIN_S) // 60,
                 recovery.TRIES,

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps_lab.cluster import command_path, free_ports
-from ps_lab.observer import ask
-from ps_lab.process_handle import ProcessHandle
+from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.process_handle import ProcessHandle
+from ps_lab.status.observer import ask
 from ps_wire.errors import Unavailable
 from tests.until import LIMIT_S, until
 

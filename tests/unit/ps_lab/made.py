@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ps_lab.status import Job, Shard, Status, Table, TableWorker, Worker
+from ps_lab.status.status import Job, Shard, Status, Table, TableWorker, Worker
 
 
 def made_worker(worker: int = 0, **given: Any) -> Worker:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps_lab import tether
-from ps_lab.child import LINE_BYTES, Child
-from ps_lab.process_handle import ProcessHandle
+from ps_lab.cluster import die_with_parent
+from ps_lab.cluster.child import LINE_BYTES, Child
+from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
 
@@ -116,7 +116,7 @@ def test_a_child_ends_with_who_started_it() -> None:
         "sys.stdin.read()\n"
     )
     starter = subprocess.Popen(
-        [sys.executable, "-S", "-c", code, tether.__file__],
+        [sys.executable, "-S", "-c", code, die_with_parent.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -15,9 +15,9 @@ import pytest
 from cryptography import x509
 
 from ps_lab import cli
-from ps_lab.cluster import command_path
+from ps_lab.cluster.cluster import command_path
 from ps_lab.errors import LibraryMissing
-from ps_wire.token import of_job
+from ps_wire.access.token import of_job
 from tests.until import LIMIT_S
 
 
@@ -151,9 +151,9 @@ def test_the_token_of_a_job_is_printed_and_the_services_is_not(tmp_path: Path, p
 def test_without_the_library_for_certificates_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is needed for this command alone."""
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "ps_lab.certificate_authority", raising=False)
+    monkeypatch.delitem(sys.modules, "ps_lab.cluster.certificate_authority", raising=False)
     with pytest.raises(LibraryMissing, match=r"pip install 'torch-parameter-server\[certs\]'"):
-        importlib.import_module("ps_lab.certificate_authority")
+        importlib.import_module("ps_lab.cluster.certificate_authority")
 
 
 def test_help_is_there_for_every_command(ps_lab: PsLab) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.cluster import HOST, PORTS, Cluster, Job, command_path, free_ports, threads_per_process
+from ps_lab.cluster.cluster import HOST, PORTS, Cluster, Job, command_path, free_ports, threads_per_process
 from ps_lab.errors import CommandMissing
 
 

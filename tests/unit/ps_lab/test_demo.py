@@ -7,7 +7,7 @@ from rich.console import Console
 
 from ps_lab.demo import Row, comparison, find_script, to_row
 from ps_lab.errors import DemoFailed
-from ps_wire.staleness import Staleness
+from ps_wire.spec.staleness import Staleness
 
 from .made import made_job, made_table, made_table_worker, made_worker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ps_lab import keeper
+from ps_lab.cluster import group_killer
 from tests.until import LIMIT_S
 
 
@@ -28,7 +28,7 @@ def test_groups_that_are_left_are_killed_and_others_are_not():
     left, released = sleeper(), sleeper()
     try:
         text = f"+{left.pid}\n+{released.pid}\n-{released.pid}\n"
-        command = [sys.executable, "-I", "-S", "-c", keeper.RUN]
+        command = [sys.executable, "-I", "-S", "-c", group_killer.RUN]
         subprocess.run(command, input=text.encode(), timeout=LIMIT_S, check=True)
         assert left.wait(LIMIT_S) == -9
         assert released.poll() is None
@@ -44,7 +44,7 @@ def test_a_group_that_has_gone_keeps_none_from_being_killed():
     gone.communicate()
     try:
         text = f"+{gone.pid}\n+{left.pid}\n"
-        command = [sys.executable, "-I", "-S", "-c", keeper.RUN]
+        command = [sys.executable, "-I", "-S", "-c", group_killer.RUN]
         subprocess.run(command, input=text.encode(), timeout=LIMIT_S, check=True)
         assert left.wait(LIMIT_S) == -9
     finally:

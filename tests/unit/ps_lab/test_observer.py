@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_lab.observer import _events
+from ps_lab.status.observer import _events
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import shard_pb2 as shard
 from ps_wire.v1 import spec_pb2

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ps_lab import process_handle
-from ps_lab.process_handle import ProcessHandle
+from ps_lab.cluster import process_handle
+from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
 FORKS = "import os, signal\npid = os.fork()\nif pid == 0: signal.pause()\nprint(pid, flush=True)\n"

@@ -1,6 +1,6 @@
 """The line that says how a job gets on."""
 
-from ps_lab.progress import WINDOW_S, Meter
+from ps_lab.status.progress import WINDOW_S, Meter
 
 from .made import made_job, made_table, made_worker
 

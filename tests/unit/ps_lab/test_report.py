@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ps_lab.display import make_console
-from ps_lab.report import bytes_text, range_text, tables
-from ps_lab.status import Job, Status
-from ps_wire.epoch_use import EpochUse
+from ps_lab.cluster.display import make_console
+from ps_lab.status.report import bytes_text, range_text, tables
+from ps_lab.status.status import Job, Status
+from ps_wire.spec.epoch_use import EpochUse
 
 from .made import made_job, made_status, made_table, made_table_worker, made_worker
 

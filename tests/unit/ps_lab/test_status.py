@@ -2,7 +2,7 @@
 
 import json
 
-from ps_lab.status import merge_tables
+from ps_lab.status.status import merge_tables
 
 from .made import made_job, made_status, made_table, made_table_worker, made_worker
 

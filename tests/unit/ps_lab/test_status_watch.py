@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from ps_lab.status import Status
-from ps_lab.status_watch import EVERY_S, watch
+from ps_lab.status.live import EVERY_S, watch
+from ps_lab.status.status import Status
 from ps_wire.errors import ServerUnreachable, TokenRefused, UsageError
 
 from .made import made_job, made_status

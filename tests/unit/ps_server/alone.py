@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ps_server.gate import gate_of
-from ps_server.partition import Ack, Action, Answer, Complete, Contribution, Partition, Pull
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.partition.machine import Ack, Action, Answer, Complete, Contribution, Partition, Pull
 
 
 class Alone(Partition):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ps_server.carry_out import carry_out
-from ps_server.member import Action, Member, ToMember, TwoRounds
-from ps_server.membership import Job
-from ps_server.shard import Shard
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.jobs.member import Action, Member, ToMember, TwoRounds
+from ps_server.shard.orders import carry_out
+from ps_server.shard.shard import Shard
 from ps_wire.errors import PsError
-from ps_wire.messages import refused_from_proto
-from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.frames.messages import refused_from_proto
+from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 

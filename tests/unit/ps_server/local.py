@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ps_server.optimizers import KNOWN
-from ps_wire.table import Hyperparameters, TableSpec
+from ps_server.shard.optimizer.piece_optimizer import KNOWN
+from ps_wire.spec.table import Hyperparameters, TableSpec
 
 from .tables import Push
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ps_server import coordinator_state
-from ps_server.chooser import Chooser
-from ps_server.member import Action, ToMember, TwoRounds
+from ps_server.agreement.chooser import Chooser
+from ps_server.coordinator import hand_off
+from ps_server.coordinator.jobs.member import Action, ToMember, TwoRounds
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .search_coordinator_visits import CoordinatorVisit
@@ -69,7 +69,7 @@ class Coordinators:
     def _node(self, visit: CoordinatorVisit) -> CoordinatorNode:
         room, shards = visit.room, visit.shards
         visit.forget_gone()
-        facts = None if room is None else coordinator_state._room_facts(room)
+        facts = None if room is None else hand_off._room_facts(room)
         agenda = visit.agenda
         complete = shards._complete.is_set()
         known = dict(shards.standings.known)

@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Iterable
 from typing import cast
 
-from ps_server.choices import FIRST_ROUNDS, SECOND_ROUNDS
-from ps_server.member import ToMember, ToShards
-from ps_server.orders import _tables_of
-from ps_server.recovery import floor_of, restoration
-from ps_server.report_messages import attendance_from_proto
+from ps_server.agreement.messages import attendance_from_proto
+from ps_server.coordinator.fleet.choices import FIRST_ROUNDS, SECOND_ROUNDS
+from ps_server.coordinator.fleet.fleet import _tables_of
+from ps_server.coordinator.jobs.member import ToMember, ToShards
+from ps_server.coordinator.recovery import floor_of, restoration
 from ps_wire.errors import PsError, ServerNotReady
-from ps_wire.messages import refused_from_proto, refused_to_proto
+from ps_wire.frames.messages import refused_from_proto, refused_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .search_coordinators import AT_ONCE

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ps_server.agenda import Agenda
-from ps_server.choices import Choices
-from ps_server.generations import Generations
-from ps_server.member import Action
-from ps_server.membership import Job
-from ps_server.room import Room
-from ps_server.saved_job import SavedJob
+from ps_server.coordinator.fleet.choices import Choices
+from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.jobs.member import Action
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .search_shards import JOB, Input, Output

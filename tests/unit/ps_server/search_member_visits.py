@@ -11,22 +11,22 @@ from concurrent.futures import Executor
 from copy import deepcopy
 from typing import Any, cast
 
-from ps_server import coordinator_state
-from ps_server.agenda import Agenda
-from ps_server.following import Following
-from ps_server.mailbox import LAST_WORDS
-from ps_server.member import Action, ToMember
-from ps_server.member_streams import MemberStreams
-from ps_server.orders import Shards
-from ps_server.readers import Readers
-from ps_server.recovery import Recovery
-from ps_server.room import Room
-from ps_server.shard import Shard
-from ps_server.snapshot_policy import NO_SNAPSHOTS
-from ps_server.state_store import StateStore
-from ps_server.takings import Takings
+from ps_server.coordinator import hand_off
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.following import Following
+from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.jobs.mailbox import LAST_WORDS
+from ps_server.coordinator.jobs.member import Action, ToMember
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.member_streams import MemberStreams
+from ps_server.coordinator.readers import Readers
+from ps_server.coordinator.recovery import Recovery
+from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS
+from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.state_store import StateStore
+from ps_server.shard.shard import Shard
 from ps_wire.errors import Evicted, JobFull, ServerNotReady, WorkerNumberTaken
-from ps_wire.messages import refused_from_proto, table_to_proto
+from ps_wire.frames.messages import refused_from_proto, table_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
@@ -97,7 +97,7 @@ class MemberVisit:
         if facts is None:
             return
         self.room = self.room_of(spec_pb2.Job.FromString(bytes.fromhex(facts["spec"])))
-        coordinator_state._restore_room(facts, self.room)
+        hand_off._restore_room(facts, self.room)
         for mailbox in self.room.mailboxes.values():
             mailbox.attach()
         self.check_leases()

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from ps_server.attendance import CatchUp, Choose
-from ps_server.backup_partition import BackupPartition, machine_of
-from ps_server.chooser import Chooser
-from ps_server.cut import Cut
-from ps_server.gate import Gate
-from ps_server.partition import (
+from ps_server.agreement.attendance import CatchUp, Choose
+from ps_server.agreement.chooser import Chooser
+from ps_server.agreement.gate import Gate
+from ps_server.agreement.tally import Quorum
+from ps_server.shard.partition.backup_machine import BackupPartition, machine_of
+from ps_server.shard.partition.cut import Cut
+from ps_server.shard.partition.machine import (
     Ack,
     Action,
     Answer,
@@ -32,7 +33,6 @@ from ps_server.partition import (
     Pull,
     _Member,
 )
-from ps_server.quorum import Quorum
 from ps_wire.errors import PsError, StaleIncarnation, StrangerRefused
 
 _of_member, _of_ledger = attrgetter(*_Member.__slots__), attrgetter(*Ledger.__slots__)

@@ -2,7 +2,7 @@
 
 Two shards with a partition each, the coordinator on the first of them, workers as in `search_world`. Workers
 find out what became of them over the stream to the coordinator or from a shard, whichever comes first, and
-come back as `ps_worker.rejoining` does. What a shard sends arrives at once: when it is sent is searched.
+come back as `ps_worker.job.rejoiner` does. What a shard sends arrives at once: when it is sent is searched.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ps_server.gate import Gate, gate_of
-from ps_server.saved_job import SavedJob
-from ps_server.snapshot_cut import clocks_of_snapshot, first_steps
-from ps_server.table_state import capture
-from ps_wire.consistency import Consistency
+from ps_server.agreement.cut_points import clocks_of_snapshot, first_steps
+from ps_server.agreement.gate import Gate, gate_of
+from ps_server.coordinator.jobs.saved_job import SavedJob
+from ps_server.shard.state.table_state import capture
+from ps_wire.spec.consistency import Consistency
 
 from .search_coordinator_nodes import Coordinators
 from .search_coordinators import LEASE_S, CoordinatorNode, Jobs

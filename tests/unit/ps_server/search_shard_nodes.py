@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ps_server import hand_off
-from ps_server.shard import Shard
-from ps_server.table_state import TableState
+from ps_server.shard import hand_off
+from ps_server.shard.shard import Shard
+from ps_server.shard.state.table_state import TableState
 from ps_wire.v1 import spec_pb2
 
 from .search_shard_visits import ShardVisit

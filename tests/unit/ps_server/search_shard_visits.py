@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from ps_server.attendance import TableAttendance
-from ps_server.carry_out import carry_out
-from ps_server.follower import Follower
-from ps_server.partition import Pull
-from ps_server.report_messages import UNANSWERED, attendance_to_proto
-from ps_server.shard import Shard
-from ps_server.table_state import capture_cell
-from ps_wire import frame as wire
-from ps_wire.carrier import Message
+from ps_server.agreement.attendance import TableAttendance
+from ps_server.agreement.messages import UNANSWERED, attendance_to_proto
+from ps_server.shard.follower import Follower
+from ps_server.shard.orders import carry_out
+from ps_server.shard.partition.machine import Pull
+from ps_server.shard.shard import Shard
+from ps_server.shard.state.table_state import capture_cell
 from ps_wire.errors import CutAborted, PsError
-from ps_wire.messages import refused_from_proto
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
+from ps_wire.frames.messages import refused_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .search_shards import (

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from ps_server.follower import Follower
-from ps_server.hand_off import Inherited
-from ps_server.partition import Partition
-from ps_server.shard import Shard
-from ps_server.table_state import CellState
+from ps_server.shard.follower import Follower
+from ps_server.shard.hand_off import Inherited
+from ps_server.shard.partition.machine import Partition
+from ps_server.shard.shard import Shard
+from ps_server.shard.state.table_state import CellState
 from ps_wire.errors import ServerNotReady
-from ps_wire.messages import refused_to_proto
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.frames.messages import refused_to_proto
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 
 JOB = "j"

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ps_server.cut import clocks_of_cut
-from ps_server.gate import Gate, gate_of
-from ps_server.report_messages import UNANSWERED
-from ps_wire.consistency import Consistency
+from ps_server.agreement.gate import Gate, gate_of
+from ps_server.agreement.messages import UNANSWERED
+from ps_server.shard.partition.cut import clocks_of_cut
+from ps_wire.spec.consistency import Consistency
 
 from .search_nodes import NOBODY, ChooserNode, Input, Node, Nodes
 from .search_workers import (

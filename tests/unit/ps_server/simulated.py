@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ps_server.gate import Gate, gate_of
-from ps_wire.consistency import Consistency
+from ps_server.agreement.gate import Gate, gate_of
+from ps_wire.spec.consistency import Consistency
 
 Update = tuple[int, int]  # (worker, step)
 

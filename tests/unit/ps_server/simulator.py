@@ -19,7 +19,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ps_server.partition import Ack, Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.shard.partition.machine import (
+    Ack,
+    Action,
+    Answer,
+    Apply,
+    Complete,
+    Contribution,
+    Partition,
+    Pull,
+)
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
 
 from .search_nodes import copied

@@ -17,19 +17,19 @@ from functools import partial
 import numpy as np
 import torch
 
-from ps_server.attendance import CatchUp, Choose, TableAttendance
-from ps_server.chooser import Chooser, Sent
-from ps_server.clipping import Norm, holders
-from ps_server.decisions import Decisions
-from ps_server.gate import gate_of
-from ps_server.shard_table import ShardTable
-from ps_wire import frame as wire
-from ps_wire.carrier import Message
-from ps_wire.consistency import BSP, Consistency
-from ps_wire.messages import hyperparameters_to_proto
-from ps_wire.nonfinite import NonFinite
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, Group, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_server.agreement.attendance import CatchUp, Choose, TableAttendance
+from ps_server.agreement.chooser import Chooser, Sent
+from ps_server.agreement.clipping import Norm, holders
+from ps_server.agreement.gate import gate_of
+from ps_server.coordinator.fleet.decisions import Decisions
+from ps_server.shard.table.table import ShardTable
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
+from ps_wire.frames.messages import hyperparameters_to_proto
+from ps_wire.spec.consistency import BSP, Consistency
+from ps_wire.spec.nonfinite import NonFinite
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Group, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 
 SHAPES = ((), (10,), (33, 17), (5000,), (70000,), (3, 1))
 SMALL = BucketOptions(bucket_bytes=1 << 16, first_bucket_bytes=1 << 12, partition_bytes=8 * 4096)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from ps_server import adam
-from ps_server.cell_values import CellValues
-from ps_server.optimizers import PieceOptimizer
-from ps_wire import kernels
-from ps_wire.kernels import KERNELS, STREAMED_BYTES
-from ps_wire.plan import Piece
+from ps_server.shard.optimizer import adam
+from ps_server.shard.optimizer.partition_tensors import CellValues
+from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer
+from ps_wire.process import kernels
+from ps_wire.process.kernels import KERNELS, STREAMED_BYTES
+from ps_wire.spec.plan import Piece
 
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="there are no compiled kernels here")
 

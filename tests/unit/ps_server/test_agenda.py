@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from ps_server.agenda import Agenda
-from ps_server.member import JobState, Member, MemberState, ToMember, ToShards, eviction, tell
-from ps_server.membership import Job
+from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.jobs.member import (
+    JobState,
+    Member,
+    MemberState,
+    ToMember,
+    ToShards,
+    eviction,
+    tell,
+)
 from ps_wire.errors import ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ps_server.agreed import MAX_FACTS, MAX_TEXT, Agreed
-from ps_server.shares import Shares
+from ps_server.coordinator.epochs.agreed import MAX_FACTS, MAX_TEXT, Agreed
+from ps_server.coordinator.epochs.epoch_book import Shares
 from ps_wire.errors import JobMismatch, UsageError
 
 

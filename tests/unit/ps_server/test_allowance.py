@@ -1,6 +1,6 @@
 """How often something may be asked for."""
 
-from ps_server.allowance import Allowance
+from ps_server.coordinator.allowance import Allowance
 
 
 def test_so_many_times_in_so_many_seconds_each_name_by_itself():

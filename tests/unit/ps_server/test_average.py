@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server import average
-from ps_server.average import Scratch
+from ps_server.shard.optimizer import mean as average
+from ps_server.shard.optimizer.mean import Scratch
 
 from .local import mean_in_rank_order
 

@@ -12,9 +12,9 @@ from collections import Counter
 import pytest
 import torch
 
-from ps_wire import frame as wire
-from ps_wire.consistency import BSP
-from ps_wire.nonfinite import NonFinite
+from ps_wire.frames import frame as wire
+from ps_wire.spec.consistency import BSP
+from ps_wire.spec.nonfinite import NonFinite
 
 from .local import Local
 from .tables import Push, Servers, draw, group, same, table_spec

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ps_server.shard import Shard
-from ps_server.shard_service import ShardService
-from ps_server.shard_table import ShardTable
-from ps_wire import frame as wire
+from ps_server.shard.service import ShardService
+from ps_server.shard.shard import Shard
+from ps_server.shard.table.table import ShardTable
+from ps_wire.frames import frame as wire
 from tests.until import LIMIT_S
 
 from .tables import Kept, group, table_spec

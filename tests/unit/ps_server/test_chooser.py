@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ps_server.attendance import Attendance, CatchUp, Choose, Late
-from ps_server.backup_partition import BackupPartition
-from ps_server.chooser import Chooser
-from ps_server.gate import gate_of
-from ps_server.partition_values import Contribution
-from ps_server.quorum import Quorum, Standing
-from ps_wire.consistency import BSP
+from ps_server.agreement.attendance import Attendance, CatchUp, Choose, Late
+from ps_server.agreement.chooser import Chooser
+from ps_server.agreement.gate import gate_of
+from ps_server.agreement.tally import Quorum, Standing
+from ps_server.shard.partition.backup_machine import BackupPartition
+from ps_server.shard.partition.inputs import Contribution
+from ps_wire.spec.consistency import BSP
 
 ALL = frozenset({0, 1, 2})
 BOTH = (0, 1)  # shards

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ps_server.cli import check_host, gaps, parse_bytes, parse_durability, parse_shard
-from ps_server.durability import Durability
-from ps_server.process import ServerOptions
-from ps_server.snapshot_policy import policy_of
-from ps_wire.access import Access
+from ps_server.coordinator.snapshots.durability import Durability
+from ps_server.coordinator.snapshots.policy import policy_of
+from ps_server.process.server import ServerOptions
+from ps_wire.access.access import Access
 from ps_wire.errors import ConfigurationRefused, UsageError
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server.clipping import Clipping, Norm, coefficient, holders
-from ps_server.decisions import Decisions
-from ps_wire.plan import Plan
+from ps_server.agreement.clipping import Clipping, Norm, coefficient, holders
+from ps_server.coordinator.fleet.decisions import Decisions
+from ps_wire.spec.plan import Plan
 
 from .local import Local
 from .tables import Push, Servers, draw, group, same, table_spec

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ps_server.gate import gate_of
-from ps_server.shard_table import ShardTable
-from ps_server.table_state import capture, restore
-from ps_wire import frame as wire
-from ps_wire.consistency import BSP
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.state.table_state import capture, restore
+from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import CutAborted, NonFiniteGradient
-from ps_wire.nonfinite import NonFinite
-from ps_wire.plan import Plan
+from ps_wire.frames import frame as wire
+from ps_wire.spec.consistency import BSP
+from ps_wire.spec.nonfinite import NonFinite
+from ps_wire.spec.plan import Plan
 
 from .tables import Kept, group, table_spec
 

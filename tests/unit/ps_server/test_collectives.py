@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from ps_server.collectives import (
+from ps_server.coordinator.jobs.collectives import (
     ABSENT,
     MAX_BLOB_BYTES,
     MAX_KEPT,

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from ps_server.complaints import MAX_LINES, MAX_PEERS, WINDOW_S, Complaints
+from ps_server.rpc.complaints import MAX_LINES, MAX_PEERS, WINDOW_S, Complaints
 
 
 class Clock:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-from ps_server import coordinator_state
-from ps_server.dealt import Mark
-from ps_server.membership import Job
-from ps_server.room import Room
-from ps_server.shares import Shares
-from ps_server.state_store import StateStore
+from ps_server.coordinator import hand_off
+from ps_server.coordinator.epochs.epoch_book import Shares
+from ps_server.coordinator.epochs.piece_usage import Mark
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.state_store import StateStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .desk import Desk
@@ -51,10 +51,10 @@ def test_epochs_that_are_under_way_are_handed_on_through_json():
 
 
 def there_and_back(room: Room, states: StateStore) -> tuple[Room, StateStore]:
-    facts, tensors = coordinator_state.capture({room.job.name: room}, states)
+    facts, tensors = hand_off.capture({room.job.name: room}, states)
     again, kept = alone(Job("j", "bsp", 2)), StateStore()
-    coordinator_state.restore(json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=kept)
-    assert coordinator_state.capture({"j": again}, kept)[0] == facts
+    hand_off.restore(json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=kept)
+    assert hand_off.capture({"j": again}, kept)[0] == facts
     return again, kept
 
 
@@ -93,14 +93,14 @@ def test_what_a_release_before_has_handed_off_is_taken_up():
 
     async def run() -> None:
         room, again = alone(desk.job), alone(Job("j", "bsp", 2))
-        facts, tensors = coordinator_state.capture({"j": room}, StateStore())
+        facts, tensors = hand_off.capture({"j": room}, StateStore())
         (known,) = facts["rooms"]
         for name, path in NEWER.items():
             place = known
             for key in path:
                 place = place[key]
             del place[name]
-        coordinator_state.restore(
+        hand_off.restore(
             json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=StateStore()
         )
         assert again.job.shares == desk.job.shares

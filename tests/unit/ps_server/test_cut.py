@@ -15,10 +15,10 @@ from functools import partial
 
 import pytest
 
-from ps_server.cut import Cut, clocks_of_cut
-from ps_server.gate import gate_of
-from ps_server.partition import Action, Answer, Apply, Complete, Contribution, Partition, Pull
-from ps_wire.consistency import ASP, BSP, SSP, Consistency
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.partition.cut import Cut, clocks_of_cut
+from ps_server.shard.partition.machine import Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 
 from .search_nodes import copied
 

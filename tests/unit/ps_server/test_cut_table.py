@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-import ps_server.cut_table
-from ps_server.gate import gate_of
-from ps_server.shard_table import ShardTable
-from ps_wire import frame as wire
-from ps_wire.carrier import Message
-from ps_wire.consistency import ASP, BSP, Consistency
+import ps_server.shard.table.cuts
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
+from ps_wire.spec.consistency import ASP, BSP, Consistency
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from tests.until import LIMIT_S
 
 ELEMENTS = 1024
@@ -78,7 +78,7 @@ def await_cut(table: ShardTable, outlet: Outlet, partitions: int = 1) -> None:
 
 
 def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ps_server.cut_table, "HOLD_LIMIT_S", 0.1)
+    monkeypatch.setattr(ps_server.shard.table.cuts, "HOLD_LIMIT_S", 0.1)
     table, outlet = table_of(ASP()), Outlet()
     assert table.cut.hold(KEY) == {0: 0}
     table.receive(push(), outlet, member=True)
@@ -89,7 +89,7 @@ def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any
 
 def test_the_end_of_an_old_cut_leaves_the_limit_of_the_next_one(monkeypatch: Any) -> None:
     """It comes late, from a coordinator that was slow to give the old one up."""
-    monkeypatch.setattr(ps_server.cut_table, "HOLD_LIMIT_S", 0.1)
+    monkeypatch.setattr(ps_server.shard.table.cuts, "HOLD_LIMIT_S", 0.1)
     table, outlet = table_of(ASP()), Outlet()
     table.cut.hold(KEY)
     table.cut.hold((KEY[0], 2))

@@ -12,9 +12,9 @@ from collections import deque
 
 import pytest
 
-from ps_server.gate import gate_of
-from ps_server.partition import Contribution, Pull
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.partition.machine import Contribution, Pull
+from ps_wire.spec.consistency import ASP, BSP, SSP
 
 from .alone import Alone
 from .simulator import Job, World, check_books, check_gaps

@@ -13,7 +13,7 @@ import os
 
 import pytest
 
-from ps_wire.consistency import BSP, SSP
+from ps_wire.spec.consistency import BSP, SSP
 
 from .search_disasters import ServerSearch
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.partition import Apply, Complete, Partition
-from ps_wire.consistency import ASP, BSP
+from ps_server.shard.partition.machine import Apply, Complete, Partition
+from ps_wire.spec.consistency import ASP, BSP
 
 from .alone import ack, answer, ask, gradient, partition
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_server.device_optimizer import DeviceOptimizer, device_of, optimizer_on
-from ps_server.optimizers import KNOWN, PieceOptimizer
+from ps_server.shard.optimizer.device_optimizer import DeviceOptimizer, device_of, optimizer_on
+from ps_server.shard.optimizer.piece_optimizer import KNOWN, PieceOptimizer
 from ps_wire.errors import PsError, UsageError
-from ps_wire.table import Group
+from ps_wire.spec.table import Group
 
 HOST = torch.device("cpu")  # copies to it are copies, too, so that this runs without an accelerator
 GROUPS: dict[str, Group] = dict.fromkeys(KNOWN, (("lr", 0.1),))

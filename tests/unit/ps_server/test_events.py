@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from ps_server.event_log import KEPT, Events
+from ps_server.coordinator.jobs.event_log import KEPT, Events
+from ps_server.coordinator.jobs.member import Member
 from ps_server.events import MEANING, Event
-from ps_server.member import Member
-from ps_wire.epoch_use import EpochUse
+from ps_wire.spec.epoch_use import EpochUse
 
 MEMBER = Member(worker=3, incarnation=2, host="here", pid=7)
 WORDS = "join rejoin resume retry leave drain finish evict drop epoch restore"

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from ps_server.carry_out import carry_out
-from ps_server.member import Member, TwoRounds, entrance, eviction
-from ps_server.partition import Complete, Ledger, Partition
-from ps_server.shard import Shard
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_server.coordinator.jobs.member import Member, TwoRounds, entrance, eviction
+from ps_server.shard.orders import carry_out
+from ps_server.shard.partition.machine import Complete, Ledger, Partition
+from ps_server.shard.shard import Shard
 from ps_wire.errors import Evicted, PushOutOfOrder, ServerNotReady, StaleIncarnation, StrangerRefused
+from ps_wire.spec.consistency import ASP, BSP, SSP
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
@@ -180,7 +180,7 @@ def test_the_step_that_a_worker_dies_in_is_that_of_the_others_alone(max_norm, se
 
 def test_what_counts_of_an_evicted_worker_is_no_longer_read_in_its_memory():
     """It was copied at the verdict: the worker may write there as soon as it has joined again."""
-    from ps_wire import frame as wire  # noqa: PLC0415
+    from ps_wire.frames import frame as wire  # noqa: PLC0415
 
     spec = table_spec("SGD", group(lr=1.0), shapes=((16,),))
     start = draw(spec, 1)

@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
-from ps_server import follower, member_streams, recovery, room
-from ps_server.coordinator import Coordinator
-from ps_server.leases import STALL_S
-from ps_server.orders import Shards
-from ps_server.shard import Shard
-from ps_wire.channel import CLIENT
-from ps_wire.frame import PROTOCOL
+from ps_server.coordinator import member_streams, recovery
+from ps_server.coordinator.coordinator import Coordinator
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.jobs import runner as room
+from ps_server.coordinator.jobs.leases import STALL_S
+from ps_server.shard import follower
+from ps_server.shard.shard import Shard
+from ps_wire.access.channel import CLIENT
+from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
-from ps_worker import connection, member_stream, membership
+from ps_worker.membership import member_stream, membership
+from ps_worker.transport import connection
 
 AFTER_LEASE_S = 0.5  # from the end of its lease until nobody waits for a killed worker any more
 GOES_ON_S = 3.0  # from a server's readiness until training goes on

@@ -10,16 +10,16 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from ps_server import follower as follower_module
-from ps_server.clipping import Norm
-from ps_server.coordinator import Coordinator
-from ps_server.follower import KEPT_ANSWERS, Follower
-from ps_server.generations import Generations
-from ps_server.hand_off import Inherited
-from ps_server.orders import Shards
-from ps_server.shard import Shard
-from ps_server.standings import Standings
-from ps_wire.channel import dial_async
+from ps_server.agreement.clipping import Norm
+from ps_server.coordinator.coordinator import Coordinator
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.fleet.registry import Standings
+from ps_server.shard import follower as follower_module
+from ps_server.shard.follower import KEPT_ANSWERS, Follower
+from ps_server.shard.hand_off import Inherited
+from ps_server.shard.shard import Shard
+from ps_wire.access.channel import dial_async
 from ps_wire.errors import Fenced
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc

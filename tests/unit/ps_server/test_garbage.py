@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps_server.carry_out import carry_out
-from ps_server.garbage import Pause
-from ps_server.member_streams import _table_of
-from ps_wire.messages import table_to_proto
-from ps_wire.table import BucketOptions
+from ps_server.coordinator.member_streams import _table_of
+from ps_server.shard.garbage import Pause
+from ps_server.shard.orders import carry_out
+from ps_wire.frames.messages import table_to_proto
+from ps_wire.spec.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .tables import group, table_spec

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.gate import Gate, gate_of
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_server.agreement.gate import Gate, gate_of
+from ps_wire.spec.consistency import ASP, BSP, SSP
 
 CLOCKS = st.lists(st.integers(0, 20), min_size=1)
 

@@ -9,10 +9,10 @@ import socket
 
 import pytest
 
-from ps_server.generations import KEPT, Generations, Hold
-from ps_server.recovery import floor_of
+from ps_server.coordinator.fleet.generations import KEPT, Generations, Hold
+from ps_server.coordinator.recovery import floor_of
 from ps_wire.errors import ConfigurationRefused, Fenced
-from ps_wire.frame import MAX_GENERATION
+from ps_wire.frames.frame import MAX_GENERATION
 
 
 def test_generations_grow_over_restarts(tmp_path):

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ps_server import hand_off
-from ps_server.hand_off import Inherited
-from ps_server.membership import Job
-from ps_server.recovery import floor_of
-from ps_server.restoring import restore
-from ps_server.shard import Shard
-from ps_wire import frame as wire
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.recovery import floor_of
+from ps_server.shard import hand_off
+from ps_server.shard.hand_off import Inherited
+from ps_server.shard.restoring import restore
+from ps_server.shard.shard import Shard
 from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.frames import frame as wire
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 
 from .tables import Kept
 

@@ -8,18 +8,18 @@ from functools import partial
 
 import pytest
 
-from ps_server import hand_off
-from ps_server.attendance import Attendance, CatchUp, Choose, Late, TableAttendance
-from ps_server.backup_partition import BackupPartition
-from ps_server.choices import Choices
-from ps_server.hand_off import Inherited
-from ps_server.partition import _Member
-from ps_server.report_messages import choice_from_proto
-from ps_server.shard import Shard
-from ps_server.shard_job import ShardJob
-from ps_server.table_state import MachineState, TableState, capture, restore
-from ps_server.table_state_codec import TableReader, encode
-from ps_wire.consistency import BSP
+from ps_server.agreement.attendance import Attendance, CatchUp, Choose, Late, TableAttendance
+from ps_server.agreement.messages import choice_from_proto
+from ps_server.coordinator.fleet.choices import Choices
+from ps_server.shard import hand_off
+from ps_server.shard.hand_off import Inherited
+from ps_server.shard.job import ShardJob
+from ps_server.shard.partition.backup_machine import BackupPartition
+from ps_server.shard.partition.machine import _Member
+from ps_server.shard.shard import Shard
+from ps_server.shard.state.codec import TableReader, encode
+from ps_server.shard.state.table_state import MachineState, TableState, capture, restore
+from ps_wire.spec.consistency import BSP
 from ps_wire.v1 import spec_pb2
 
 from .tables import Push, Servers, draw, group, same, table_spec

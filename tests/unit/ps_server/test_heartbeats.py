@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.member_streams import MAX_METRICS, MAX_REASON, _bounded
+from ps_server.coordinator.member_streams import MAX_METRICS, MAX_REASON, _bounded
 from ps_wire.v1 import coordinator_pb2 as pb
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server.average import Scratch, mean
-from ps_server.cell_values import CellValues
-from ps_server.optimizers import PieceOptimizer
-from ps_wire import kernels
-from ps_wire.kernels import KERNELS, Kernels, same_as_torch
-from ps_wire.plan import Piece
+from ps_server.shard.optimizer.mean import Scratch, mean
+from ps_server.shard.optimizer.partition_tensors import CellValues
+from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer
+from ps_wire.process import kernels
+from ps_wire.process.kernels import KERNELS, Kernels, same_as_torch
+from ps_wire.spec.plan import Piece
 
 GROUP = (("lr", 0.37), ("momentum", 0), ("weight_decay", 0))
 LENGTHS = [*range(1, 40), 1001, 65_537]

@@ -8,15 +8,13 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from ps_server.partition import Ledger
-from ps_server.shard import MAX_PARTITIONS
-from ps_wire import frame as wire
-from ps_wire.channel import MAX_MESSAGE_BYTES
-from ps_wire.frame import MAX_META_BYTES, MAX_PAYLOAD_BYTES
-from ps_wire.messages import hyperparameters_to_proto, table_from_proto, table_to_proto
-from ps_wire.plan import Plan
-from ps_wire.saved_epoch import MAX_PLACES, SavedEpoch
-from ps_wire.snapshot import (
+from ps_server.shard.partition.machine import Ledger
+from ps_server.shard.shard import MAX_PARTITIONS
+from ps_wire.access.channel import MAX_MESSAGE_BYTES
+from ps_wire.frames import frame as wire
+from ps_wire.frames.frame import MAX_META_BYTES, MAX_PAYLOAD_BYTES
+from ps_wire.frames.messages import hyperparameters_to_proto, table_from_proto, table_to_proto
+from ps_wire.snapshot.manifest import (
     MAX_MANIFEST_BYTES,
     FileRecord,
     Manifest,
@@ -25,8 +23,10 @@ from ps_wire.snapshot import (
     shard_file,
     worker_file,
 )
-from ps_wire.snapshot_tensors import MAX_HEADER_BYTES
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.snapshot.saved_epoch import MAX_PLACES, SavedEpoch
+from ps_wire.snapshot.tensors import MAX_HEADER_BYTES
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_wire.spec.consistency import ASP, BSP, SSP
 
 from .local import Local
 from .tables import Push, Servers, changed, draw, group, same, table_spec

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.gate import gate_of
-from ps_server.partition import Apply, Contribution, Partition, Pull
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.partition.machine import Apply, Contribution, Partition, Pull
+from ps_wire.spec.consistency import ASP, BSP, SSP
 
 from .simulator import At, Job, Link, World, check_books, check_gaps, run
 

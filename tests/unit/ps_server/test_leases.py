@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ps_server.leases import Leases
-from ps_server.mailbox import Mailbox
+from ps_server.coordinator.jobs.leases import Leases
+from ps_server.coordinator.jobs.mailbox import Mailbox
 from ps_wire.v1 import coordinator_pb2 as pb
 
 LEFT = pb.MemberReply(left=pb.Left())

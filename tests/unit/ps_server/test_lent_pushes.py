@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ps_wire import frame as wire
+from ps_wire.frames import frame as wire
 
 from .local import Local
 from .tables import Push, Servers, draw, group, same, table_spec

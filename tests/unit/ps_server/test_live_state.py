@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ps_server.live_state import LIVE, LiveState
-from ps_server.state_store import StateStore
+from ps_server.coordinator.live_extras import LIVE, LiveState
+from ps_server.coordinator.state_store import StateStore
 
 from .desk import Desk
 from .test_coordinator_state import alone

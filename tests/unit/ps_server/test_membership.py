@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.member import JobState, MemberState
-from ps_server.shard import Shard
+from ps_server.coordinator.jobs.member import JobState, MemberState
+from ps_server.shard.shard import Shard
 from ps_wire.errors import (
     ConfigurationRefused,
     JobFull,
@@ -16,7 +16,7 @@ from ps_wire.errors import (
     TableMismatch,
     WorkerNumberTaken,
 )
-from ps_wire.table import MAX_TABLES
+from ps_wire.spec.table import MAX_TABLES
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .desk import Desk, table

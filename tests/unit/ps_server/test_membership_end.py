@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.member import JobState, MemberState
-from ps_server.shard import Shard
+from ps_server.coordinator.jobs.member import JobState, MemberState
+from ps_server.shard.shard import Shard
 from ps_wire.errors import ConfigurationRefused, ServerNotReady, TableMismatch
 
 from .desk import Desk, table

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ps_server.cli import parse_memory_limit
-from ps_server.memory_share import default_limit_bytes
+from ps_server.process.memory_share import default_limit_bytes
 from ps_wire.errors import UsageError
 
 GIB = 1 << 30

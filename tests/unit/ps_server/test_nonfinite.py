@@ -8,14 +8,14 @@ import math
 import pytest
 import torch
 
-from ps_server.average import Scratch
-from ps_server.screen import looks_finite
-from ps_wire import kernels
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_server.shard.optimizer.mean import Scratch
+from ps_server.shard.partition.screening import looks_finite
 from ps_wire.errors import NonFiniteGradient
-from ps_wire.frame import Kind
-from ps_wire.messages import parse_message, refused_from_proto
-from ps_wire.nonfinite import NonFinite
+from ps_wire.frames.frame import Kind
+from ps_wire.frames.messages import parse_message, refused_from_proto
+from ps_wire.process import kernels
+from ps_wire.spec.consistency import ASP, BSP, SSP
+from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .local import Local

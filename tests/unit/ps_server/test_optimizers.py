@@ -8,10 +8,16 @@ import itertools
 import pytest
 import torch
 
-from ps_server import optimizers
-from ps_server.optimizers import KNOWN, REFUSED, PieceOptimizer, check_hyperparameters, state_slots
+from ps_server.shard.optimizer import piece_optimizer
+from ps_server.shard.optimizer.piece_optimizer import (
+    KNOWN,
+    REFUSED,
+    PieceOptimizer,
+    check_hyperparameters,
+    state_slots,
+)
 from ps_wire.errors import OptimizerUnsupported, PayloadMismatch
-from ps_wire.table import Hyperparameters, OptimizerSpec
+from ps_wire.spec.table import Hyperparameters, OptimizerSpec
 
 from .tables import group
 
@@ -155,7 +161,7 @@ def test_every_optimizer_of_torch_is_known_or_refused():
 def test_a_refused_one_is_told_why(name):
     """And which there are."""
     with pytest.raises(OptimizerUnsupported) as refused:
-        optimizers.known(name)
+        piece_optimizer.known(name)
     assert REFUSED[name] in refused.value.message
     assert all(known in refused.value.message for known in KNOWN)
     assert refused.value.facts == {"optimizer": name}
@@ -166,7 +172,7 @@ def test_an_unknown_name_is_not_run(name):
     """A subclass, somebody else's, or no optimizer at all."""
     spec = OptimizerSpec(name=name, hyperparameters=Hyperparameters(((("lr", 0.1),),)))
     with pytest.raises(OptimizerUnsupported, match="not known to be element-wise"):
-        optimizers.check(spec)
+        piece_optimizer.check(spec)
 
 
 @pytest.mark.parametrize(
@@ -185,18 +191,18 @@ def test_hyper_parameters_that_torch_refuses_are_refused_by_name(name, hyper, ma
     """Before any memory is taken."""
     groups = (defaults(name), group(**hyper))
     with pytest.raises(OptimizerUnsupported, match=match):
-        optimizers.check(OptimizerSpec(name=name, hyperparameters=Hyperparameters(groups)))
+        piece_optimizer.check(OptimizerSpec(name=name, hyperparameters=Hyperparameters(groups)))
 
 
 @EVERY
 def test_the_defaults_of_a_known_one_pass(name):
     """Whatever torch puts into its defaults."""
-    optimizers.check(OptimizerSpec(name=name, hyperparameters=Hyperparameters((defaults(name),))))
+    piece_optimizer.check(OptimizerSpec(name=name, hyperparameters=Hyperparameters((defaults(name),))))
 
 
 def test_warming_up_leaves_nothing_behind():
     """It may be done at any time."""
-    optimizers.warm_up()
+    piece_optimizer.warm_up()
 
 
 START = (group(lr=0.1, betas=(0.9, 0.99), amsgrad=False, name="x", limit=None),)

@@ -8,14 +8,14 @@ import struct
 import pytest
 import torch
 
-from ps_server import orders
-from ps_server.orders import Shards, carry_out
-from ps_server.shard import Shard
-from ps_wire import frame as wire
+from ps_server.coordinator.fleet import fleet as orders
+from ps_server.coordinator.fleet.fleet import Shards, carry_out
+from ps_server.shard.shard import Shard
 from ps_wire.errors import Fenced, ServerNotReady
-from ps_wire.frame import PROTOCOL
-from ps_wire.messages import table_to_proto
-from ps_wire.plan import Plan
+from ps_wire.frames import frame as wire
+from ps_wire.frames.frame import PROTOCOL
+from ps_wire.frames.messages import table_to_proto
+from ps_wire.spec.plan import Plan
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from tests.until import LIMIT_S

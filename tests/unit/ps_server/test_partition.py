@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.partition import MAX_TAU, Apply, Ledger
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_server.shard.partition.machine import MAX_TAU, Apply, Ledger
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
+from ps_wire.spec.consistency import ASP, BSP, SSP
 
 from .alone import ack, answer, ask, gradient, partition
 

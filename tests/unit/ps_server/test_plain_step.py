@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_server.optimizers import PieceOptimizer
+from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer
 
 PLAIN = (
     ("dampening", 0),

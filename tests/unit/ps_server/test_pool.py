@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from ps_server.outbox import Outbox, corked
-from ps_server.pool import BATCH, Pool
-from ps_wire import frame as wire
-from ps_wire.carrier import Message
+from ps_server.process.closing_pool import BATCH, Pool
+from ps_server.shard.transport.outbox import Outbox, corked
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
 from tests.until import LIMIT_S
 
 

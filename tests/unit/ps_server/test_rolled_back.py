@@ -8,22 +8,22 @@ import time
 
 import pytest
 
-from ps_server import coordinator_state
-from ps_server.dealt import Mark
-from ps_server.job_life import JobLife
-from ps_server.member import JobState, Member, TableRecord
-from ps_server.member_streams import MemberStreams
-from ps_server.membership import Job
-from ps_server.orders import Shards
-from ps_server.readers import Readers
-from ps_server.recovery import floor_of
-from ps_server.room import Room
-from ps_server.saved_job import SavedJob
-from ps_server.shard import Shard
-from ps_server.shares import Shares
-from ps_server.snapshot_policy import NO_SNAPSHOTS
-from ps_server.state_store import StateStore
-from ps_server.takings import Takings
+from ps_server.coordinator import hand_off
+from ps_server.coordinator.epochs.epoch_book import Shares
+from ps_server.coordinator.epochs.piece_usage import Mark
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.jobs.job_life import JobLife
+from ps_server.coordinator.jobs.member import JobState, Member, TableRecord
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.saved_job import SavedJob
+from ps_server.coordinator.member_streams import MemberStreams
+from ps_server.coordinator.readers import Readers
+from ps_server.coordinator.recovery import floor_of
+from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS
+from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.state_store import StateStore
+from ps_server.shard.shard import Shard
 from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -234,16 +234,16 @@ def test_who_does_not_come_back_leaves_its_share_to_the_others():
 @pytest.mark.parametrize(
     ("cls", "handed_on"),
     [
-        (JobLife, {*coordinator_state.PLAIN, *coordinator_state.PAIRS}),
-        (Member, set(coordinator_state.MEMBER)),
-        (TableRecord, set(coordinator_state.TABLE)),
+        (JobLife, {*hand_off.PLAIN, *hand_off.PAIRS}),
+        (Member, set(hand_off.MEMBER)),
+        (TableRecord, set(hand_off.TABLE)),
     ],
 )
 def test_a_coordinator_hands_on_every_field(cls, handed_on):
     """Or says which it leaves out: whoever adds one is asked."""
     names = {field.name for field in dataclasses.fields(cls)}
-    assert names == handed_on | coordinator_state.LEFT_OUT[cls]
-    assert not handed_on & coordinator_state.LEFT_OUT[cls]
+    assert names == handed_on | hand_off.LEFT_OUT[cls]
+    assert not handed_on & hand_off.LEFT_OUT[cls]
 
 
 async def test_thousands_who_never_come_back_go_together():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.member import MemberState
-from ps_server.roster import Roster
+from ps_server.coordinator.jobs.member import MemberState
+from ps_server.coordinator.jobs.roster import Roster
 from ps_wire.errors import JobFull, JobUnknown, WorkerNumberTaken
 
 

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from ps_server.rpc_errors import ErrorInterceptor
+from ps_server.rpc.errors import ErrorInterceptor
 
 
 class Stopped(grpc.aio.BaseError):

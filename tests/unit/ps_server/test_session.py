@@ -7,14 +7,14 @@ import struct
 
 import pytest
 
-from ps_server.session import Session
-from ps_server.shard import TOKEN_BYTES, Shard
-from ps_wire import frame as wire
-from ps_wire import shared_memory
-from ps_wire.carrier import MEMORY, Carrier, deliver
+from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.transport.session import Session
 from ps_wire.errors import FrameMalformed, InternalError, StrangerRefused
-from ps_wire.frame import Kind
-from ps_wire.messages import parse_message, refused_from_proto
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import MEMORY, Carrier, deliver
+from ps_wire.frames.frame import Kind
+from ps_wire.frames.messages import parse_message, refused_from_proto
+from ps_wire.sockets import shared_memory
 from ps_wire.v1 import coordinator_pb2
 
 from .tables import Kept, group, table_spec

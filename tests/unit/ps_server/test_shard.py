@@ -7,8 +7,7 @@ import struct
 import pytest
 import torch
 
-from ps_server.shard import CELL_BYTES, MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES, Shard
-from ps_wire import frame as wire
+from ps_server.shard.shard import CELL_BYTES, MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES, Shard
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
@@ -16,9 +15,10 @@ from ps_wire.errors import (
     OptimizerUnsupported,
     StrangerRefused,
 )
-from ps_wire.frame import Kind
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions
+from ps_wire.frames import frame as wire
+from ps_wire.frames.frame import Kind
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions
 
 from .tables import Kept, group, table_spec
 
@@ -196,7 +196,7 @@ def test_what_the_system_does_not_give_is_given_back(monkeypatch):
     def exhausted(**_):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("ps_server.shard.ShardTable", exhausted)
+    monkeypatch.setattr("ps_server.shard.shard.ShardTable", exhausted)
     with pytest.raises(MemoryLimitExceeded, match="Cannot allocate memory"):
         shard.open_table("j", spec_of())
     assert held(shard) == {"j": 0}
@@ -209,7 +209,7 @@ def test_what_torch_does_not_give_is_given_back(monkeypatch):
     def exhausted(**_):
         torch.empty(1 << 60)
 
-    monkeypatch.setattr("ps_server.shard.ShardTable", exhausted)
+    monkeypatch.setattr("ps_server.shard.shard.ShardTable", exhausted)
     with pytest.raises(MemoryLimitExceeded, match="does not give"):
         shard.open_table("j", spec_of())
     assert held(shard) == {"j": 0}
@@ -217,7 +217,7 @@ def test_what_torch_does_not_give_is_given_back(monkeypatch):
     def bug(**_):
         raise RuntimeError("sizes do not match")
 
-    monkeypatch.setattr("ps_server.shard.ShardTable", bug)
+    monkeypatch.setattr("ps_server.shard.shard.ShardTable", bug)
     with pytest.raises(RuntimeError, match="sizes do not match"):
         shard.open_table("j", spec_of())
     assert held(shard) == {"j": 0}

@@ -8,11 +8,9 @@ import struct
 import pytest
 import torch
 
-from ps_server.gate import gate_of
-from ps_server.kept_hyperparameters import KEPT_HYPERPARAMETERS
-from ps_server.shard_table import ShardTable
-from ps_wire import frame as wire
-from ps_wire.consistency import ASP, BSP
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.table.kept_hyperparameters import KEPT_HYPERPARAMETERS
+from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import (
     FrameMalformed,
     FrameRefused,
@@ -23,10 +21,12 @@ from ps_wire.errors import (
     StaleIncarnation,
     StrangerRefused,
 )
-from ps_wire.frame import Kind
-from ps_wire.messages import hyperparameters_to_proto
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, Hyperparameters
+from ps_wire.frames import frame as wire
+from ps_wire.frames.frame import Kind
+from ps_wire.frames.messages import hyperparameters_to_proto
+from ps_wire.spec.consistency import ASP, BSP
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters
 
 from .tables import Kept, bitmap, group, table_spec
 

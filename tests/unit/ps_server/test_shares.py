@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from ps_server.dealt import Dealt, Mark
-from ps_server.shares import ANY, Piece, Shares
-from ps_wire.json_fields import MAX_COUNT, MAX_SAMPLES, Field
-from ps_wire.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
+from ps_server.coordinator.epochs.epoch_book import ANY, Piece, Shares
+from ps_server.coordinator.epochs.piece_usage import Dealt, Mark
+from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES, Field
+from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
 
 from .desk import Desk
 

@@ -12,9 +12,9 @@ from functools import partial
 
 import pytest
 
-from ps_server.gate import gate_of
-from ps_server.snapshot_cut import clocks_of_snapshot, first_steps, workers_beyond
-from ps_wire.consistency import ASP, BSP, SSP, Consistency
+from ps_server.agreement.cut_points import clocks_of_snapshot, first_steps, workers_beyond
+from ps_server.agreement.gate import gate_of
+from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 from tests.unit.ps_server.test_cut import KEY, World, search
 
 

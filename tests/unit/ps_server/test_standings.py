@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.generations import Generations
-from ps_server.standings import Standings
+from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.fleet.registry import Standings
 from ps_wire.errors import Fenced
 from ps_wire.v1 import coordinator_pb2 as pb
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from ps_server import state_store
-from ps_server.state_store import MAX_NAMES, StateStore
+from ps_server.coordinator import state_store
+from ps_server.coordinator.state_store import MAX_NAMES, StateStore
 from ps_wire.errors import FrameMalformed, MemoryLimitExceeded
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_server.optimizers import KNOWN, PieceOptimizer
-from ps_server.state_stream import Loading, dump
+from ps_server.shard.optimizer.piece_optimizer import KNOWN, PieceOptimizer
+from ps_server.shard.state.optimizer_state import Loading, dump
 from ps_wire.errors import PayloadMismatch
-from ps_wire.state_messages import ENTRY_BYTES, MESSAGE_BYTES
-from ps_wire.table import BucketOptions
+from ps_wire.frames.state_messages import ENTRY_BYTES, MESSAGE_BYTES
+from ps_wire.spec.table import BucketOptions
 from ps_wire.v1 import shard_pb2 as pb
 
 from .tables import Push, Servers, draw, table_spec

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ps_server.gate import gate_of
-from ps_server.shard_table import ShardTable
-from ps_server.state_stream import Loading, dump
-from ps_server.table_state import TableState, capture, restore, resume
-from ps_server.table_state_codec import TableReader, encode
-from ps_wire.consistency import ASP, BSP, SSP
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.state.codec import TableReader, encode
+from ps_server.shard.state.optimizer_state import Loading, dump
+from ps_server.shard.state.table_state import TableState, capture, restore, resume
+from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import SnapshotMismatch
-from ps_wire.nonfinite import NonFinite
-from ps_wire.plan import Plan
+from ps_wire.spec.consistency import ASP, BSP, SSP
+from ps_wire.spec.nonfinite import NonFinite
+from ps_wire.spec.plan import Plan
 from tests.unit.ps_server import tables
 from tests.unit.ps_server.tables import Push, Servers, draw, group, table_spec
 from tests.unit.ps_server.test_optimizers import defaults

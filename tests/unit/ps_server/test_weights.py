@@ -7,11 +7,11 @@ import struct
 import pytest
 import torch
 
-from ps_server.weights import Weights
-from ps_wire import frame as wire
-from ps_wire.carrier import Message
-from ps_wire.consistency import parse
-from ps_wire.frame import Kind
+from ps_server.shard.optimizer.versioned_weights import Weights
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
+from ps_wire.frames.frame import Kind
+from ps_wire.spec.consistency import parse
 
 from .tables import Push, Servers, changed, draw, group, same, table_spec
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_server.gate import gate_of
-from ps_server.shard_table import ShardTable
-from ps_server.shared_regions import SharedRegions
-from ps_wire import frame as wire
-from ps_wire.buffer import bytes_of
-from ps_wire.carrier import Message
-from ps_wire.codec import BF16, FP16
-from ps_wire.consistency import BSP
+from ps_server.agreement.gate import gate_of
+from ps_server.shard.table.table import ShardTable
+from ps_server.shard.transport.shared_regions import SharedRegions
 from ps_wire.errors import PayloadMismatch
-from ps_wire.frame import Kind
-from ps_wire.meta import listed
-from ps_wire.plan import Plan
-from ps_wire.shared_memory import AVAILABLE, Layout
-from ps_worker.memory import SharedMemory
+from ps_wire.frames import frame as wire
+from ps_wire.frames.buffer import bytes_of
+from ps_wire.frames.carrier import Message
+from ps_wire.frames.frame import Kind
+from ps_wire.frames.meta import listed
+from ps_wire.sockets.shared_memory import AVAILABLE, Layout
+from ps_wire.spec.codec import BF16, FP16
+from ps_wire.spec.consistency import BSP
+from ps_wire.spec.plan import Plan
+from ps_worker.memory.os_memory import SharedMemory
 
 from .tables import group, table_spec
 

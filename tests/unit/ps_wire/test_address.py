@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_wire.address import MAX_SERVERS, check_job_name, is_loopback, parse_address, parse_servers
 from ps_wire.errors import AddressInvalid, UsageError
+from ps_wire.spec.address import MAX_SERVERS, check_job_name, is_loopback, parse_address, parse_servers
 
 
 @pytest.mark.parametrize(

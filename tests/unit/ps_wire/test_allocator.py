@@ -8,7 +8,7 @@ import sys
 import pytest
 
 SCRIPT = """
-from ps_wire.allocator import give_back_freed_blocks, keep_large_blocks
+from ps_wire.process.allocator import give_back_freed_blocks, keep_large_blocks
 
 def resident_mib():
     with open("/proc/self/statm") as file:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.certificate_authority import make_certificates
-from ps_wire.certificates import TlsFolder
+from ps_lab.cluster.certificate_authority import make_certificates
+from ps_wire.access.certificates import TlsFolder
 from ps_wire.errors import TlsRefused, UsageError
 
 
@@ -120,7 +120,7 @@ def test_a_certificate_that_expires_in_use_is_found(
 ):
     folder = opened(folder_of(made, tmp_path))
     folder.check()
-    monkeypatch.setattr("ps_wire.certificates.time.time", lambda: 4e9)
+    monkeypatch.setattr("ps_wire.access.certificates.time.time", lambda: 4e9)
     with pytest.raises(TlsRefused, match=r"ca.crt has expired, on "):
         folder.check()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_wire.buffer import bytes_of
-from ps_wire.codec import AS_THEY_ARE, BF16, FP16, codec_for, travelling
+from ps_wire.frames.buffer import bytes_of
+from ps_wire.spec.codec import AS_THEY_ARE, BF16, FP16, codec_for, travelling
 
 
 def numbers(smallest: float, largest: float) -> torch.Tensor:

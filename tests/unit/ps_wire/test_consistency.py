@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_wire.consistency import ASP, BSP, SSP, VALID, parse
 from ps_wire.errors import ConsistencyInvalid
+from ps_wire.spec.consistency import ASP, BSP, SSP, VALID, parse
 
 BOUNDS = st.integers(0, 10**9 - 1)
 MODELS = (

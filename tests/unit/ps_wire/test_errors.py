@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_wire import errors
+from ps_wire.access.status import error_of
 from ps_wire.errors import (
     BY_NAME,
     STATUS,
@@ -21,7 +22,6 @@ from ps_wire.errors import (
     facts_to_json,
     from_wire,
 )
-from ps_wire.status import error_of
 from ps_wire.text import one_line
 
 FACTS = st.dictionaries(

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
-from ps_wire.frame import (
+from ps_wire.frames.frame import (
     HEADER_BYTES,
     MAGIC,
     MAX_META_BYTES,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ps_wire import frame as wire
-from ps_wire.frame_queue import FrameQueue
-from ps_wire.frame_socket import BATCH_FRAMES, LARGE_BYTES, take_batch
+from ps_wire.frames import frame as wire
+from ps_wire.frames.queue import FrameQueue
+from ps_wire.sockets.frame_socket import BATCH_FRAMES, LARGE_BYTES, take_batch
 
 PUSH, PULL, PULLED, ACK, HYPER = (
     wire.Kind.PUSH,

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ps_wire import frame as wire
-from ps_wire.buffer import as_tensor
 from ps_wire.errors import ConnectionLost, FrameMalformed, FrameTooLarge, ProtocolMismatch
-from ps_wire.frame_socket import FrameSocket, close_all
-from ps_wire.shared_memory import AVAILABLE
+from ps_wire.frames import frame as wire
+from ps_wire.frames.buffer import as_tensor
+from ps_wire.sockets.frame_socket import FrameSocket, close_all
+from ps_wire.sockets.shared_memory import AVAILABLE
 from tests.silence import fall_silent, linux
 from tests.until import LIMIT_S
 

@@ -14,11 +14,11 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from ps_wire import frame as wire
-from ps_wire import lent_memory, shared_memory
 from ps_wire.errors import ConnectionLost
-from ps_wire.frame_socket import LARGE_BYTES, REFERRED_BYTES, FrameSocket
-from ps_wire.shared_memory import Mapped
+from ps_wire.frames import frame as wire
+from ps_wire.sockets import lent_memory, shared_memory
+from ps_wire.sockets.frame_socket import LARGE_BYTES, REFERRED_BYTES, FrameSocket
+from ps_wire.sockets.shared_memory import Mapped
 from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="no memory to be lent here")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_wire import messages
-from ps_wire.dtypes import ITEM_BYTES
-from ps_wire.epoch_use import EpochUse
 from ps_wire.errors import BY_NAME, FrameMalformed, ParameterUnsupported, PsError, UsageError
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.frames import messages
+from ps_wire.spec.dtypes import ITEM_BYTES
+from ps_wire.spec.epoch_use import EpochUse
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import spec_pb2 as spec

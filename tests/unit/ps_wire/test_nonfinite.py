@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ps_wire.errors import UsageError
-from ps_wire.nonfinite import NonFinite, parse
+from ps_wire.spec.nonfinite import NonFinite, parse
 
 
 @pytest.mark.parametrize("choice", list(NonFinite))

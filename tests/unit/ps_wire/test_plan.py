@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ps_wire.dtypes import ITEM_BYTES
-from ps_wire.plan import Plan
-from ps_wire.table import (
+from ps_wire.spec.dtypes import ITEM_BYTES
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import (
     MIB,
     PAGE_BYTES,
     BucketOptions,

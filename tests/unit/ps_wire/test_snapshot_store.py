@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ps_wire import snapshot_store, snapshot_writing
 from ps_wire.errors import (
     SnapshotCorrupt,
     SnapshotFailed,
@@ -20,9 +19,11 @@ from ps_wire.errors import (
     SnapshotMissing,
     UsageError,
 )
-from ps_wire.snapshot import MANIFEST, Manifest, SavedWorker, parse, shard_file
-from ps_wire.snapshot_store import SnapshotStore
-from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.snapshot import store as snapshot_store
+from ps_wire.snapshot import writing as snapshot_writing
+from ps_wire.snapshot.manifest import MANIFEST, Manifest, SavedWorker, parse, shard_file
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import spec_pb2
 from tests.until import LIMIT_S
 
@@ -255,10 +256,10 @@ def test_a_url_that_nothing_reads_is_refused():
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ps_wire import snapshot_store, snapshot_writing
-from ps_wire.snapshot import Manifest, shard_file
-from ps_wire.snapshot_store import SnapshotStore
-from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.snapshot import store as snapshot_store, writing as snapshot_writing
+from ps_wire.snapshot.manifest import Manifest, shard_file
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import spec_pb2
 
 JOB = spec_pb2.Job(name="j", consistency="bsp", num_workers=1, nonfinite="error")

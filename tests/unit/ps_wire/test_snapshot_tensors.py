@@ -5,7 +5,7 @@ import safetensors.torch
 import torch
 
 from ps_wire.errors import SnapshotCorrupt
-from ps_wire.snapshot_tensors import DTYPES, TensorFile, encode
+from ps_wire.snapshot.tensors import DTYPES, TensorFile, encode
 
 TENSORS = {
     **{str(dtype): torch.arange(5, dtype=dtype) for dtype in DTYPES},

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_wire.staleness import Staleness, merge_counts, summarize
+from ps_wire.spec.staleness import Staleness, merge_counts, summarize
 
 histograms = st.dictionaries(st.integers(0, 200), st.integers(0, 50), max_size=20)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ps_wire.dtypes import ITEM_BYTES, item_bytes
 from ps_wire.errors import ParameterUnsupported, TableMismatch, UsageError
-from ps_wire.table import (
+from ps_wire.spec.dtypes import ITEM_BYTES, item_bytes
+from ps_wire.spec.table import (
     MIB,
     BucketOptions,
     Hyperparameters,

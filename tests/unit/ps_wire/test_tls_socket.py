@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps_lab.certificate_authority import make_certificates
-from ps_wire import tls_socket
-from ps_wire.certificates import TlsFolder
+from ps_lab.cluster.certificate_authority import make_certificates
+from ps_wire.access.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, FrameMalformed
-from ps_wire.frame_socket import FrameSocket
-from ps_wire.tls_socket import DOWN, MAGIC, UP, TlsSocket
+from ps_wire.sockets import tls_socket
+from ps_wire.sockets.frame_socket import FrameSocket
+from ps_wire.sockets.tls_socket import DOWN, MAGIC, UP, TlsSocket
 from tests.silence import fall_silent, linux
 from tests.until import LIMIT_S
 
@@ -255,7 +255,7 @@ def test_a_server_of_another_name_is_not_connected_to(
     """Its certificate is good, for other names."""
     real = socket.create_connection
     monkeypatch.setattr(
-        "ps_wire.tls_socket.socket.create_connection",
+        "ps_wire.sockets.tls_socket.socket.create_connection",
         lambda address, limit_s: real(("127.0.0.1", address[1]), limit_s),
     )
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ps_wire.access import Access, read
+from ps_wire.access.access import Access, read
+from ps_wire.access.token import ANYBODY, Caller, TokenCheck, metadata, of_job
+from ps_wire.access.token import read as read_token
 from ps_wire.errors import TokenRefused, UsageError
-from ps_wire.token import ANYBODY, Caller, TokenCheck, metadata, of_job
-from ps_wire.token import read as read_token
 
 SERVICE = "a-token-that-is-long-enough"
 CHECK = TokenCheck(lambda: (SERVICE,))
@@ -66,7 +66,9 @@ def test_any_other_token_is_refused_and_not_shown(given: dict[str, str]):
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch):
     """By the library's function for it, the service's and the job's."""
     compared = []
-    monkeypatch.setattr("ps_wire.token.hmac.compare_digest", lambda one, other: compared.append((one, other)))
+    monkeypatch.setattr(
+        "ps_wire.access.token.hmac.compare_digest", lambda one, other: compared.append((one, other))
+    )
     with pytest.raises(TokenRefused):
         CHECK.caller(carried("guess", "a"))
     assert compared == [(b"guess", SERVICE.encode()), (b"guess", of_job(SERVICE, "a").encode())]

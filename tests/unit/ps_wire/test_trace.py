@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from ps_wire import trace
 from ps_wire.errors import UsageError
-from ps_wire.trace import Recorder
+from ps_wire.process import trace
+from ps_wire.process.trace import Recorder
 
 PROGRAM = """
 import os
-from ps_wire import trace
+from ps_wire.process import trace
 trace.start("server 7")
 with trace.span("mean"):
     pass

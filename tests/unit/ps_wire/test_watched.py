@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ps_wire import watched
+from ps_wire.process import watched
 from tests.until import LIMIT_S
 
 log = logging.getLogger("watched")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ps_server.durability import Durability
+from ps_server.coordinator.snapshots.durability import Durability
 
 from .service import Cluster, LoopThread
 

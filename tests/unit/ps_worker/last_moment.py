@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ps_wire import frame as wire
+from ps_wire.frames import frame as wire
 
 
 class LastMoment:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_server.durability import Durability
-from ps_wire.access import OPEN
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_server.coordinator.snapshots.durability import Durability
+from ps_wire.access.access import OPEN
 from tests.unit.ps_worker.service import Cluster, run_workers
 from tests.until import LIMIT_S
 

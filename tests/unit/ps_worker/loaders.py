@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from ps_worker.loader import Loader
-from ps_worker.share import Share
+from ps_worker.data.index_share import Share
+from ps_worker.data.loader import Loader
 
 
 class Stream(IterableDataset[int]):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ps_server.table_state import capture
-from ps_server.table_state_codec import encode, facts_text
-from ps_wire import snapshot_tensors
-from ps_wire.snapshot import Manifest, SavedWorker, shard_file, worker_file
-from ps_wire.snapshot_store import SnapshotStore
+from ps_server.shard.state.codec import encode, facts_text
+from ps_server.shard.state.table_state import capture
+from ps_wire.snapshot import tensors as snapshot_tensors
+from ps_wire.snapshot.manifest import Manifest, SavedWorker, shard_file, worker_file
+from ps_wire.snapshot.store import SnapshotStore
 
 from .service import Cluster
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_wire import frame as wire
+from ps_wire.frames import frame as wire
 
 
 class Sent:

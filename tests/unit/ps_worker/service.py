@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import torch
 
 import ps_worker as ps
-from ps_server.coordinator import Coordinator
-from ps_server.process import Server, ServerOptions
-from ps_wire.access import OPEN, Access
+from ps_server.coordinator.coordinator import Coordinator
+from ps_server.process.server import Server, ServerOptions
+from ps_wire.access.access import OPEN, Access
 from tests.until import LIMIT_S
 
 Result = TypeVar("Result")

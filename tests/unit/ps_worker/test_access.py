@@ -12,12 +12,13 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab.certificate_authority import make_certificates
-from ps_lab.observer import ask, is_serving
-from ps_server import gatekeeper
-from ps_wire import token as tokens
-from ps_wire.access import Access, read
-from ps_wire.channel import dial
+from ps_lab.cluster.certificate_authority import make_certificates
+from ps_lab.status.observer import ask, is_serving
+from ps_server.rpc import auth as gatekeeper
+from ps_wire.access import token as tokens
+from ps_wire.access.access import Access, read
+from ps_wire.access.channel import dial
+from ps_wire.access.status import error_of
 from ps_wire.errors import (
     ConfigurationRefused,
     FrameMalformed,
@@ -28,13 +29,12 @@ from ps_wire.errors import (
     TokenRefused,
     UsageError,
 )
-from ps_wire.frame import PROTOCOL, Frame, Kind
-from ps_wire.status import error_of
+from ps_wire.frames.frame import PROTOCOL, Frame, Kind
 from ps_wire.v1 import coordinator_pb2, shard_pb2, spec_pb2
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
-from ps_worker.connection import Connection
+from ps_worker.transport.connection import Connection
 from tests.until import LIMIT_S
 
 from .service import Cluster, LoopThread, fresh_name, run_workers

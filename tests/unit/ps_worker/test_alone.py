@@ -20,10 +20,10 @@ import pytest
 import torch
 
 import ps_worker as ps
-import ps_worker.reach
-from ps_server.local import LocalService
+import ps_worker.transport.reach
+from ps_server.process.in_process import LocalService
 from ps_wire.v1 import coordinator_pb2, shard_pb2
-from ps_worker.rejoining import ALONE
+from ps_worker.job.rejoiner import ALONE
 from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of
@@ -182,7 +182,7 @@ def test_a_connection_that_is_cut_is_made_again():
 
 
 def test_a_missing_entry_point_says_what_to_do(monkeypatch: Any):
-    monkeypatch.setattr(ps_worker.reach, "entry_points", lambda group: ())
+    monkeypatch.setattr(ps_worker.transport.reach, "entry_points", lambda group: ())
     with pytest.raises(ps.UsageError, match=r"install torch-parameter-server again .* or set PS_SERVERS"):
         ps.connect()
 

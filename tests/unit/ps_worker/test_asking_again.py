@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_server.saved_jobs import SavedJobs
-from ps_wire.access import OPEN
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
+from ps_wire.access.access import OPEN
 from ps_wire.errors import ServerNotReady, ServerUnreachable
 from tests.until import LIMIT_S
 

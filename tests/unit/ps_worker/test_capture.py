@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ps_worker import capture as capturing
-from ps_worker.capture import Capture
+from ps_worker.membership import snapshot_promise as capturing
+from ps_worker.membership.snapshot_promise import Capture
 from tests.until import LIMIT_S
 
 

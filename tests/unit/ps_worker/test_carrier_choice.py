@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab.observer import ask
-from ps_wire import frame as wire
-from ps_wire.carrier import VALID, Carrier, parse
+from ps_lab.status.observer import ask
 from ps_wire.errors import UsageError
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import VALID, Carrier, parse
 from ps_wire.v1 import shard_pb2
-from ps_worker import carrier_choice, socket_stream
+from ps_worker.transport import carrier_choice, socket_stream
 from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, run_workers

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.shard import TOKEN_BYTES
-from ps_wire import frame as wire
-from ps_wire.carrier import MEMORY
+from ps_server.shard.shard import TOKEN_BYTES
 from ps_wire.errors import ConnectionLost, PsError
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import MEMORY
 from ps_wire.v1 import shard_pb2
-from ps_worker.connection import Connection
+from ps_worker.transport.connection import Connection
 
 from .service import Cluster, run_workers
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-import ps_server.process
+import ps_server.process.server
 import ps_worker as ps
-import ps_worker.membership
-from ps_server.session import Session
-from ps_wire import frame as wire
-from ps_wire.carrier import Carrier, Message
+import ps_worker.membership.membership
+from ps_server.shard.transport.session import Session
 from ps_wire.errors import InternalError, ServerNotReady
-from ps_worker.connection import refusal
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Carrier, Message
+from ps_worker.transport.connection import refusal
 from tests.silence import fall_silent, linux
 from tests.until import LIMIT_S
 
@@ -257,8 +257,10 @@ def test_a_bug_on_the_sending_thread_ends_every_wait(one_shard: Cluster, carrier
 
 def test_the_retry_limit_ends_with_connection_lost(loop_thread: LoopThread, monkeypatch: Any):
     """A shard that is gone is named with its address; the limit is the one that was set, not longer."""
-    monkeypatch.setattr(ps_server.process, "GRACE_S", 0.05)
-    monkeypatch.setattr(ps_worker.membership, "LEAVE_LIMIT_S", 0.2)  # the shard that is gone cannot agree
+    monkeypatch.setattr(ps_server.process.server, "GRACE_S", 0.05)
+    monkeypatch.setattr(
+        ps_worker.membership.membership, "LEAVE_LIMIT_S", 0.2
+    )  # the shard that is gone cannot agree
     two = Cluster(loop_thread, 2)
 
     def body(worker: ps.Worker) -> float:

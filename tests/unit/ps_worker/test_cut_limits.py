@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_server import snapshot_taking
-from ps_wire.access import OPEN
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_server.coordinator.snapshots import attempt as snapshot_taking
+from ps_wire.access.access import OPEN
 from ps_wire.errors import CutAborted
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker import capture
+from ps_worker.membership import snapshot_promise
 from tests.until import LIMIT_S, until
 
 from .service import Cluster, fresh_name, run_workers, together
@@ -32,7 +32,7 @@ def saving(loop_thread, tmp_path):
 
 def test_a_worker_that_does_not_answer_holds_nobody_for_longer_than_a_limit(saving, monkeypatch):
     """A cut is given up before those who have promised to begin no step go on by themselves."""
-    assert snapshot_taking.ARM_LIMIT_S < capture.PROMISE_LIMIT_S <= 20.0
+    assert snapshot_taking.ARM_LIMIT_S < snapshot_promise.PROMISE_LIMIT_S <= 20.0
     monkeypatch.setattr(snapshot_taking, "ARM_LIMIT_S", 0.1)
     job, answers, over = fresh_name(), threading.Event(), threading.Event()
     steps = [0, 0]

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import ps_worker as ps
 from ps_wire.errors import JobMismatch
-from ps_worker.data_facts import facts_of, fingerprint
+from ps_worker.data.data_facts import facts_of, fingerprint
 from tests.until import LIMIT_S
 
 from .loaders import Stream

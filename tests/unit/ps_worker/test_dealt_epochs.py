@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab.observer import ask
+from ps_lab.status.observer import ask
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.dealing import Dealing
-from ps_worker.link import Link
+from ps_worker.data.epoch_dealer import Dealing
+from ps_worker.job.job_link import Link
 from tests.until import LIMIT_S, until
 
 from .loaders import Stream

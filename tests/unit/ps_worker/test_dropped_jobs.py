@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab import job_calls, snapshot_calls
-from ps_lab.observer import ask
-from ps_wire.access import OPEN
+from ps_lab.jobs import calls as job_calls
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_lab.status.observer import ask
+from ps_wire.access.access import OPEN
 from ps_wire.errors import (
     JobDropped,
     JobInUse,
@@ -21,7 +22,7 @@ from ps_wire.errors import (
     SnapshotFailed,
     TableMismatch,
 )
-from ps_wire.snapshot_store import DROPPED, MARK, SnapshotStore
+from ps_wire.snapshot.store import DROPPED, MARK, SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.until import LIMIT_S, until
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.carrier import Carrier
 from ps_wire.errors import Evicted, StrangerRefused
-from ps_worker.incarnation import Incarnation
-from ps_worker.member_stream import MemberStream
+from ps_wire.frames.carrier import Carrier
+from ps_worker.membership.incarnation import Incarnation
+from ps_worker.membership.member_stream import MemberStream
 from tests.until import LIMIT_S, until
 
 from .models import Mlp, loss_of

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_wire import frame as wire
 from ps_wire.errors import ConnectionLost, FrameMalformed
-from ps_wire.meta import bitmap
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.exchange import KEPT_HYPERPARAMETERS, Exchange
+from ps_wire.frames import frame as wire
+from ps_wire.frames.meta import bitmap
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.exchange.exchange import KEPT_HYPERPARAMETERS, Exchange
 from tests.until import LIMIT_S
 
 from .sent import Sent

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_lab.observer import ask
-from ps_server import recovery
-from ps_server.generations import Generations
-from ps_server.snapshot_taking import Taking
-from ps_server.state_store import CAPTURED
-from ps_wire.access import OPEN
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_lab.status.observer import ask
+from ps_server.coordinator import recovery
+from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.snapshots.attempt import Taking
+from ps_server.coordinator.state_store import CAPTURED
+from ps_wire.access.access import OPEN
 from ps_wire.errors import Fenced, JobFull, MemoryLimitExceeded, PsError, SnapshotFailed
-from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.until import until
 
@@ -88,7 +88,7 @@ def test_a_snapshot_of_a_history_that_was_undone_while_it_was_completed_does_not
 def test_a_coordinator_that_is_fenced_completes_no_snapshot(durable, tmp_path, monkeypatch):
     """It may not have noticed yet that another one was started on its state directory."""
     job, describe = fresh_name(), Taking._describe
-    monkeypatch.setattr("ps_server.coordinator.LOOK_S", LIMIT_S)
+    monkeypatch.setattr("ps_server.coordinator.coordinator.LOOK_S", LIMIT_S)
 
     def described(self, *args, **kwargs):
         Generations(tmp_path / "state")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire import frame as wire
-from ps_wire.frame_socket import FrameSocket
+from ps_wire.frames import frame as wire
+from ps_wire.sockets.frame_socket import FrameSocket
 from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ps_worker as ps
-import ps_worker.membership
-from ps_server.room import Room
+import ps_worker.membership.membership
+from ps_server.coordinator.jobs.runner import Room
 from tests.until import LIMIT_S
 
 from .reference import batch, seeded
@@ -109,7 +109,7 @@ def test_what_one_used_who_left_while_a_shard_was_away_is_used_once_though_its_l
     lasting, monkeypatch
 ):
     """Its leave waits for the shard, and so does its eviction: what it had committed is dealt to nobody."""
-    monkeypatch.setattr(ps_worker.membership, "LEAVE_LIMIT_S", 0.2)
+    monkeypatch.setattr(ps_worker.membership.membership, "LEAVE_LIMIT_S", 0.2)
     job, back = fresh_name(), threading.Event()
 
     def trained(worker, batches, most=1000):

@@ -10,11 +10,11 @@ import torch
 from torch.optim import lr_scheduler
 
 import ps_worker as ps
-from ps_server import optimizers
+from ps_server.shard.optimizer import piece_optimizer
 from ps_wire.errors import OptimizerUnsupported, UsageError
-from ps_wire.messages import hyperparameters_from_proto, hyperparameters_to_proto, parse_message
+from ps_wire.frames.messages import hyperparameters_from_proto, hyperparameters_to_proto, parse_message
 from ps_wire.v1 import spec_pb2
-from ps_worker.hyperparameters import EXECUTION, read_groups, spec_of
+from ps_worker.model.hyperparameters import EXECUTION, read_groups, spec_of
 
 NAMES = sorted(
     name
@@ -82,16 +82,16 @@ def test_a_param_group_that_lacks_a_value_is_named():
         read_groups(optimizer.defaults, optimizer.param_groups)
 
 
-@pytest.mark.parametrize("name", sorted(optimizers.KNOWN))
+@pytest.mark.parametrize("name", sorted(piece_optimizer.KNOWN))
 def test_what_arrives_makes_the_same_optimizer(name: str):
     """The server's own optimizer, made from the data, takes the same step to the bit."""
     given = GIVEN.get(name, {"lr": 0.3})
-    kind = {"fused": True} if optimizers.KNOWN[name].fused else {"foreach": False}
+    kind = {"fused": True} if piece_optimizer.KNOWN[name].fused else {"foreach": False}
     mine = torch.nn.Parameter(torch.linspace(-1, 1, 32))
     theirs = mine.detach().clone()
     local = getattr(torch.optim, name)([mine], **given, **kind)
     (group,) = spec_of(made(name, **given)).hyperparameters.groups
-    remote = optimizers.PieceOptimizer(name, group, [theirs])
+    remote = piece_optimizer.PieceOptimizer(name, group, [theirs])
     for step in range(3):
         gradient = torch.sin(torch.arange(32.0) + step)
         mine.grad = gradient.clone()
@@ -118,13 +118,13 @@ def test_subclasses_and_strangers_are_refused():
             spec_of(optimizer)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {*optimizers.KNOWN, "Adafactor"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {*piece_optimizer.KNOWN, "Adafactor"}))
 def test_the_servers_refuse_what_is_not_element_wise_with_a_reason(name: str):
     """It travels like the others: who refuses is the one who would run it."""
     spec = spec_of(made(name, **({"lr": 0.1} if name == "SparseAdam" else {})))
     with pytest.raises(OptimizerUnsupported, match=f"{name}': .*servers run SGD") as caught:
-        optimizers.check(spec)
-    assert optimizers.REFUSED[name] in caught.value.message
+        piece_optimizer.check(spec)
+    assert piece_optimizer.REFUSED[name] in caught.value.message
 
 
 def test_an_optimizer_whose_values_cannot_travel_is_refused_as_one():
@@ -171,7 +171,7 @@ def test_a_value_that_cannot_travel_is_named(value: Any):
         read_groups(optimizer.defaults, optimizer.param_groups)
 
 
-@pytest.mark.parametrize("name", sorted(optimizers.KNOWN))
+@pytest.mark.parametrize("name", sorted(piece_optimizer.KNOWN))
 def test_choices_for_tables_are_torchs_optimizers(name: str):
     choice = getattr(ps, name)(**GIVEN.get(name, {"lr": 0.3}))
     assert choice.spec() == spec_of(made(name, **GIVEN.get(name, {"lr": 0.3})))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ps_wire import frame as wire
 from ps_wire.errors import ConnectionLost
-from ps_worker import incarnation
-from ps_worker.incarnation import Incarnation
+from ps_wire.frames import frame as wire
+from ps_worker.membership import incarnation
+from ps_worker.membership.incarnation import Incarnation
 from ps_worker.settings import read
 
 FRAME = wire.Frame(kind=wire.Kind.PULLED, payload=b"1234")

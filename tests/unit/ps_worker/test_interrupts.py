@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker.stages import WAITING
+from ps_worker.optimizer.step_cycle import WAITING
 from tests.until import until
 
 from .models import Mlp, loss_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker.memory import can_overlay
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.memory.os_memory import can_overlay
 
 from .mapped import mapped
 from .models import Mlp, loss_of

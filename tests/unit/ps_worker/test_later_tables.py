@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab import snapshot_calls, snapshots
-from ps_server.durability import Durability
-from ps_server.snapshot_policy import SnapshotPolicy
-from ps_wire.access import OPEN
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_lab.snapshots import snapshots
+from ps_server.coordinator.snapshots.durability import Durability
+from ps_server.coordinator.snapshots.policy import SnapshotPolicy
+from ps_wire.access.access import OPEN
 from ps_wire.errors import ConfigurationRefused
 from tests.until import LIMIT_S, until
 

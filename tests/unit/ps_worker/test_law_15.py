@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.snapshot_saving import Saving
-from ps_wire.snapshot_store import SnapshotStore
+from ps_server.shard.state.snapshot_writer import Saving
+from ps_wire.snapshot.store import SnapshotStore
 from tests.unit.ps_worker.law_15 import STEPS, WAIT_S, Training, continues, start, take
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers
 from tests.until import until

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ps_worker as ps
-from ps_worker.reason import MAX_CHARACTERS, reason_of
+from ps_worker.process.exit_reason import MAX_CHARACTERS, reason_of
 
 from .interrupting import interrupted_at
 from .models import Mlp, loss_of

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_wire import frame as wire
-from ps_wire.frame_socket import FrameSocket
-from ps_wire.shared_memory import AVAILABLE
+from ps_wire.frames import frame as wire
+from ps_wire.sockets.frame_socket import FrameSocket
+from ps_wire.sockets.shared_memory import AVAILABLE
 from tests.until import LIMIT_S
 
 from .reference import alone, assert_same, batch, check, seeded

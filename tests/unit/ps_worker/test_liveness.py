@@ -13,8 +13,8 @@ import torch
 
 import ps_worker as ps
 from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable, TlsRefused, TokenRefused
-from ps_worker import liveness
-from ps_worker.liveness import ANSWER_LIMIT_S, SILENT_S, Liveness, is_silent
+from ps_worker.transport import liveness
+from ps_worker.transport.liveness import ANSWER_LIMIT_S, SILENT_S, Liveness, is_silent
 from tests.until import LIMIT_S
 
 from .service import Cluster, run_workers

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
-from ps_worker.loader import Loader
-from ps_worker.share import Share
+from ps_worker.data.index_share import Share
+from ps_worker.data.loader import Loader
 
 from .loaders import epoch_of, made, shares
 from .service import Cluster, run_workers

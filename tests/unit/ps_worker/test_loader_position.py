@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
-from ps_worker.loader import Loader
-from ps_worker.position import Position
+from ps_worker.data.loader import Loader
+from ps_worker.data.position import Position
 
 from .loaders import Stream, epoch_of, made
 from .service import Cluster, run_workers

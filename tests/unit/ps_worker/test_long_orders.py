@@ -11,11 +11,11 @@ import grpc
 import pytest
 import torch
 
-import ps_server.room
+import ps_server.coordinator.jobs.runner
 import ps_worker as ps
-from ps_wire.channel import CLIENT
+from ps_wire.access.channel import CLIENT
 from ps_wire.errors import InternalError
-from ps_wire.frame import PROTOCOL
+from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -102,7 +102,7 @@ def test_who_is_not_let_in_on_all_shards_in_time_holds_nobody_up(
         slow = Slow(members, "admit", lambda **it: (it["job"], it["worker"]) == (job, 1), monkeypatch)
     with ps.connect(servers=cluster.servers, job=job, num_workers="1:2", worker=0) as worker:
         if slow is not None:
-            monkeypatch.setattr(ps_server.room, "ORDER_LIMIT_S", 0.2)
+            monkeypatch.setattr(ps_server.coordinator.jobs.runner, "ORDER_LIMIT_S", 0.2)
         assert joins(cluster, job, 1).WhichOneof("kind") == "refused"
         if slow is not None:
             slow.go.set()

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_server.average import Scratch
-from ps_wire import frame as wire
-from ps_wire.carrier import Message
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker.memory import can_overlay
+from ps_server.shard.optimizer.mean import Scratch
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.memory.os_memory import can_overlay
 from tests.until import LIMIT_S
 
 from .mapped import SMALL, Wide, mapped, script, sgd

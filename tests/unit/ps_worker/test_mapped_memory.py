@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker import link
-from ps_worker.memory import can_overlay
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.job import job_link
+from ps_worker.memory.os_memory import can_overlay
 
 from .mapped import SMALL, Wide, mapped, script, sgd
 from .reference import seeded
@@ -29,7 +29,7 @@ def test_many_small_parameters_are_copied(cluster: Cluster):
         optimizer = worker.wrap(sgd(model), model)
         (started,) = optimizer._started
         assert not started.exchange.memory.mapped
-        assert link.WORTH_MAPPING_BYTES > mmap.PAGESIZE
+        assert job_link.WORTH_MAPPING_BYTES > mmap.PAGESIZE
 
     run_workers(cluster, body)
 

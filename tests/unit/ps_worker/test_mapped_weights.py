@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_wire import frame as wire
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker.memory import can_overlay
+from ps_wire.frames import frame as wire
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.memory.os_memory import can_overlay
 from tests.until import LIMIT_S, until
 
 from .mapped import SMALL, Wide, adam, mapped, momentum, script, sgd

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ps_wire import shared_memory
-from ps_wire.plan import Plan
-from ps_wire.shared_memory import Layout, SliceLayout
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.memory import can_overlay
-from ps_worker.table_memory import FOUND_WITHIN, Sharing, TableMemory
+from ps_wire.sockets import shared_memory
+from ps_wire.sockets.shared_memory import Layout, SliceLayout
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.memory.os_memory import can_overlay
+from ps_worker.memory.table_memory import FOUND_WITHIN, Sharing, TableMemory
 from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not can_overlay(), reason="no memory to be mapped here")

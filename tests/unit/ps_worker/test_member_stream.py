@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from ps_wire.errors import ConnectionLost, PsError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
-from ps_worker.member_stream import MemberStream
+from ps_worker.membership.member_stream import MemberStream
 from tests.until import LIMIT_S
 
 Requests = Iterator[pb.MemberRequest]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker import memory
-from ps_worker.memory import SharedMemory, private_memory
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.memory import os_memory
+from ps_worker.memory.os_memory import SharedMemory, private_memory
 from tests.until import LIMIT_S
 
 
@@ -75,7 +75,7 @@ def test_a_view_keeps_the_memory_and_its_end_gives_it_back():
 
 def test_where_the_system_cannot_wipe_it_is_plain_memory(monkeypatch: pytest.MonkeyPatch):
     """An advice that no system knows is refused, as an older Linux refuses this one."""
-    monkeypatch.setattr(memory, "_MADV_WIPEONFORK", 9999)
+    monkeypatch.setattr(os_memory, "_MADV_WIPEONFORK", 9999)
     made = private_memory(400, torch.float32)
     assert torch.equal(made, torch.zeros(100))
     assert in_child(lambda: made[0].item() == 0.0)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ps_wire.errors import ParameterUnsupported, UsageError
-from ps_wire.table import BucketOptions
-from ps_worker.model_spec import copy_into, model_table, outside_of, pack, parameters_of, unpack
+from ps_wire.spec.table import BucketOptions
+from ps_worker.model.model_table import copy_into, model_table, outside_of, pack, parameters_of, unpack
 
 from .models import Branches, Conv, Tied
 

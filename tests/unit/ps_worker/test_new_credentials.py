@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab.certificate_authority import make_certificates
-from ps_wire.access import Access, read
+from ps_lab.cluster.certificate_authority import make_certificates
+from ps_wire.access.access import Access, read
 from ps_wire.errors import TokenRefused
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ps_worker.noting import Noting
+from ps_worker.membership.noting import Noting
 from tests.until import LIMIT_S
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_worker.share import Share, ShareSampler
+from ps_worker.data.index_share import Share, ShareSampler
 
 from .models import Mlp, loss_of
 from .reference import alone, assert_same, seeded

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_server.optimizers import KNOWN
-from ps_wire.plan import Plan
-from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_server.shard.optimizer.piece_optimizer import KNOWN
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import shard_pb2 as pb
-from ps_worker.optimizer_state import SCALARS, Gathering, Scattering
+from ps_worker.model.optimizer_state import SCALARS, Gathering, Scattering
 
 from .models import Mlp
 from .reference import assert_same, batch, seeded

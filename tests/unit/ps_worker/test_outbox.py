@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_wire import frame as wire
-from ps_wire import meta
-from ps_worker.outbox import PULL_BYTES, Outbox
+from ps_wire.frames import frame as wire
+from ps_wire.frames import meta
+from ps_worker.transport.outbox import PULL_BYTES, Outbox
 
 MIB = bytes(1 << 20)
 HELLO = wire.Frame(kind=wire.Kind.HELLO)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_wire import shared_memory
-from ps_worker import memory as memory_module
-from ps_worker.memory import OverlaidMemory, can_overlay
+from ps_wire.sockets import shared_memory
+from ps_worker.memory import os_memory as memory_module
+from ps_worker.memory.os_memory import OverlaidMemory, can_overlay
 from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not can_overlay(), reason="no memory to be overlaid here")

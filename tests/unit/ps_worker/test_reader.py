@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-import ps_server.readers
-import ps_server.state_store
+import ps_server.coordinator.readers
+import ps_server.coordinator.state_store
 import ps_worker as ps
-from ps_server.shard_job import ShardJob
+from ps_server.shard.job import ShardJob
 from ps_wire.errors import JobUnknown, TableMismatch
 from tests.until import LIMIT_S, until
 
@@ -155,7 +155,7 @@ def test_another_model_is_refused_and_nothing_is_loaded(cluster: Cluster):
 
 def test_a_cut_that_does_not_come_about_is_given_up_and_the_job_goes_on(cluster: Cluster, monkeypatch: Any):
     """One BSP worker has begun a step and the other has not: the cut would be behind it."""
-    monkeypatch.setattr(ps_server.readers, "CUT_LIMIT_S", 0.2)
+    monkeypatch.setattr(ps_server.coordinator.readers, "CUT_LIMIT_S", 0.2)
     job = fresh_name()
     begun, given_up, read = threading.Barrier(2, timeout=LIMIT_S), threading.Event(), threading.Event()
 

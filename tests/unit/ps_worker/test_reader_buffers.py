@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import ps_server.readers
-import ps_server.state_store
+import ps_server.coordinator.readers
+import ps_server.coordinator.state_store
 import ps_worker as ps
 from ps_wire.errors import JobUnknown
 from tests.until import LIMIT_S, until
@@ -97,7 +97,7 @@ def test_a_worker_that_goes_is_not_waited_for_the_next_one_is_asked_for_buffers(
 
 def test_buffers_that_the_servers_refuse_stop_no_worker(cluster: Cluster, monkeypatch: Any):
     """They do not fit: the reader hears that it came to nothing, the worker trains on."""
-    monkeypatch.setattr(ps_server.readers, "LIVE_LIMIT_S", 0.05)
+    monkeypatch.setattr(ps_server.coordinator.readers, "LIVE_LIMIT_S", 0.05)
     job = fresh_name()
 
     def body(worker: ps.Worker) -> None:
@@ -113,7 +113,7 @@ def test_buffers_that_the_servers_refuse_stop_no_worker(cluster: Cluster, monkey
                     errors.append(error)
 
         with monkeypatch.context() as small:
-            small.setattr(ps_server.state_store, "MAX_JOB_BYTES", 10)
+            small.setattr(ps_server.coordinator.state_store, "MAX_JOB_BYTES", 10)
             thread = threading.Thread(target=reads, daemon=True)
             thread.start()
             while thread.is_alive():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire import frame as wire
+from ps_wire.frames import frame as wire
 from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker.registered import PREFIX, GroupsInForce, Registered, decode, encode
+from ps_worker.model.registered import PREFIX, GroupsInForce, Registered, decode, encode
 
 
 class Kept:

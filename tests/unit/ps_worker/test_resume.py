@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_lab.observer import ask
-from ps_wire.access import OPEN
-from ps_worker import stopping
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_lab.status.observer import ask
+from ps_wire.access.access import OPEN
+from ps_worker.process import stopping
 from tests.until import LIMIT_S
 
 from .service import Cluster, fresh_name, together

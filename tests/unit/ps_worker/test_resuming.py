@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.channel import CLIENT
+from ps_wire.access.channel import CLIENT
 from ps_wire.errors import StrangerRefused
-from ps_wire.messages import refused_from_proto
+from ps_wire.frames.messages import refused_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from tests.until import LIMIT_S

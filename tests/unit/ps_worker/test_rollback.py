@@ -16,22 +16,23 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_server import hand_off
-from ps_server.session import Session
-from ps_server.shard_job import ShardJob
-from ps_wire import snapshot_store, snapshot_tensors
-from ps_wire.access import OPEN
-from ps_wire.channel import dial
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_server.shard import hand_off
+from ps_server.shard.job import ShardJob
+from ps_server.shard.transport.session import Session
+from ps_wire.access.access import OPEN
+from ps_wire.access.channel import dial
 from ps_wire.errors import JobUnknown
-from ps_wire.snapshot import MANIFEST
-from ps_wire.snapshot_store import SnapshotStore
-from ps_wire.snapshot_tensors import TensorFile
+from ps_wire.snapshot import store as snapshot_store
+from ps_wire.snapshot import tensors as snapshot_tensors
+from ps_wire.snapshot.manifest import MANIFEST
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
-from ps_worker.model_spec import pack
+from ps_worker.model.model_table import pack
 from tests.until import LIMIT_S, until
 
 from .saving import save

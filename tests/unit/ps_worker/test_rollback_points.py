@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import ps_worker as ps
-from ps_lab import snapshot_calls
-from ps_server import recovery
-from ps_server.durability import Durability
-from ps_wire.access import OPEN
-from ps_wire.channel import dial
-from ps_wire.snapshot_store import SnapshotStore
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_server.coordinator import recovery
+from ps_server.coordinator.snapshots.durability import Durability
+from ps_wire.access.access import OPEN
+from ps_wire.access.channel import dial
+from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 import ps_worker as ps
-from ps_server.orders import Shards
-from ps_wire.access import OPEN
-from ps_wire.channel import dial
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_wire.access.access import OPEN
+from ps_wire.access.channel import dial
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
-from ps_worker.model_spec import pack
+from ps_worker.model.model_table import pack
 from tests.until import until
 
 from .saving import save

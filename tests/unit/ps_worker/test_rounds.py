@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from ps_worker.rounds import OUT_OF_USE, Rounds
+from ps_worker.membership.round_barrier import OUT_OF_USE, Rounds
 from tests.until import LIMIT_S
 
 

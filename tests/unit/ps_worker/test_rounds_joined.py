@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server import entrances
+from ps_server.coordinator import late_joins
 from tests.until import LIMIT_S, until
 
 from .service import Cluster, fresh_name, together
@@ -180,7 +180,7 @@ def test_two_who_come_at_once_enter_at_the_same_steps(one_shard):
 
 
 def test_who_makes_one_table_of_two_holds_the_others_up_for_a_limit_only(one_shard, monkeypatch, caplog):
-    monkeypatch.setattr(entrances, "ENTER_LIMIT_S", 0.1)
+    monkeypatch.setattr(late_joins, "ENTER_LIMIT_S", 0.1)
     job = fresh_name()
     inside, over = threading.Event(), threading.Event()
 

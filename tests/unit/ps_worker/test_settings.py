@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import ps_worker as ps
-from ps_wire.carrier import Carrier
-from ps_wire.consistency import ASP, BSP, SSP
-from ps_wire.nonfinite import NonFinite
+from ps_wire.frames.carrier import Carrier
+from ps_wire.spec.consistency import ASP, BSP, SSP
+from ps_wire.spec.nonfinite import NonFinite
 from ps_worker import settings
 
 FULL = {

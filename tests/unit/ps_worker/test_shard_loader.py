@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
-from ps_worker import torch_loader
+from ps_worker.data import torch_loader
 
 from .loaders import Stream, epoch_of, made
 from .service import Cluster, run_workers

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from torch.utils.data import DataLoader
 
-from ps_worker.share import Share
+from ps_worker.data.index_share import Share
 
 from .loaders import shares
 

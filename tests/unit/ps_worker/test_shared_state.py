@@ -11,8 +11,8 @@ import torch
 import ps_worker as ps
 from ps_wire.errors import PayloadMismatch, StartLimitExceeded, StrangerRefused, UsageError
 from ps_wire.v1 import shard_pb2 as pb
-from ps_worker.grpc_service import GrpcService
-from ps_worker.shared_state import SharedState
+from ps_worker.job.optimizer_state_calls import SharedState
+from ps_worker.transport.grpc_service import GrpcService
 
 from .models import Mlp, loss_of
 from .reference import seeded

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from ps_lab import snapshot_calls
-from ps_wire.access import OPEN
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_wire.access.access import OPEN
 from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
-from ps_wire.snapshot_store import SnapshotStore
+from ps_wire.snapshot.store import SnapshotStore
 from tests.unit.ps_worker.law_15 import STEPS, Training, continues, start
 from tests.unit.ps_worker.service import fresh_name
 

@@ -13,14 +13,15 @@ import safetensors.torch
 import torch
 
 import ps_worker as ps
-from ps_lab import snapshot_calls, snapshots
-from ps_server.snapshot_policy import SnapshotPolicy
-from ps_wire import snapshot_writing
-from ps_wire.access import OPEN
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_lab.snapshots import snapshots
+from ps_server.coordinator.snapshots.policy import SnapshotPolicy
+from ps_wire.access.access import OPEN
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError
-from ps_wire.snapshot import Manifest
-from ps_wire.snapshot_store import SnapshotStore
-from ps_wire.snapshot_tensors import TensorFile
+from ps_wire.snapshot import writing as snapshot_writing
+from ps_wire.snapshot.manifest import Manifest
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_worker.service import Cluster, fresh_name, run_workers, together
 from tests.until import LIMIT_S, until

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_worker.spans import sharing
+from ps_worker.memory.aliasing import sharing
 
 WHOLE = torch.arange(60.0)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker.staging import HostStaging, Stagings, StreamStaging
+from ps_worker.memory.staging import HostStaging, Stagings, StreamStaging
 from tests.lazy_device import LazyDevice
 
 from .arriving import PAGES, Model, adam, bare, exchange_of, train

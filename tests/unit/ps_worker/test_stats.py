@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ps_worker as ps
-from ps_wire.staleness import Staleness, summarize
+from ps_wire.spec.staleness import Staleness, summarize
 from ps_wire.v1 import shard_pb2
 from ps_worker.stats import gather
 from tests.until import LIMIT_S

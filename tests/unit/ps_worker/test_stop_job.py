@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ps_worker as ps
-from ps_lab.observer import ask
+from ps_lab.status.observer import ask
 from ps_wire.errors import UsageError
 from tests.until import LIMIT_S
 

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
-from ps_worker.stream_share import StreamShare
+from ps_worker.data.stream_share import StreamShare
 
 from .loaders import Stream, epoch_of, made
 from .service import Cluster, run_workers

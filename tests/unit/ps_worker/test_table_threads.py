@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire import frame as wire
-from ps_wire import trace
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.exchange import Exchange
+from ps_wire.frames import frame as wire
+from ps_wire.process import trace
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.exchange.exchange import Exchange
 from ps_worker.table import Table
 from tests.until import LIMIT_S, until
 

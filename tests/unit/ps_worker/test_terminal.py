@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ps_worker import terminal
+from ps_worker.process import console
 
 logger = logging.getLogger("ps_worker.test_terminal")
 
@@ -32,10 +32,10 @@ def test_a_script_that_sets_up_logging_later_gets_each_line_once(monkeypatch: py
     with fresh_root() as root:
         written = io.StringIO()
         monkeypatch.setattr(sys, "stderr", written)
-        terminal.show(logger)
+        console.show(logger)
         logger.info("before")
         root.addHandler(logging.StreamHandler(written))
-        terminal.show(logger)
+        console.show(logger)
         logger.info("after")
         assert written.getvalue() == "before\nafter\n"
 
@@ -44,7 +44,7 @@ def test_lines_go_to_the_stderr_of_the_moment(monkeypatch: pytest.MonkeyPatch):
     with fresh_root() as root:
         first, second = io.StringIO(), io.StringIO()
         monkeypatch.setattr(sys, "stderr", first)
-        terminal.show(logger)
+        console.show(logger)
         logger.info("one")
         assert first.getvalue() == "one\n"
         first.close()
@@ -59,11 +59,11 @@ def test_a_logger_that_the_script_has_set_up_is_left_alone():
     with fresh_root() as root:
         own = logging.NullHandler()
         logger.addHandler(own)
-        terminal.show(logger)
+        console.show(logger)
         assert logger.handlers == [own]
         logger.handlers.clear()
         root.addHandler(own)
-        terminal.show(logger)
+        console.show(logger)
         assert logger.handlers == []
 
 
@@ -71,6 +71,6 @@ def test_what_peers_say_stays_on_its_line(monkeypatch: pytest.MonkeyPatch):
     with fresh_root():
         written = io.StringIO()
         monkeypatch.setattr(sys, "stderr", written)
-        terminal.show(logger)
+        console.show(logger)
         logger.info("worker 1 (host %s) left", "a\nforged \x1b[31m")
         assert written.getvalue() == r"worker 1 (host a\nforged \x1b[31m) left" + "\n"

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import ps_worker as ps
 from ps_wire.errors import CallLimitExceeded, JobMismatch, JobUnknown, UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.together import Together
+from ps_worker.membership.together import Together
 from tests.until import LIMIT_S
 
 from .service import figures, fresh_name, partitions, run_workers, together

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire import shared_memory
 from ps_wire.errors import ConfigurationRefused
-from ps_wire.shared_memory import AVAILABLE
-from ps_worker.memory import OverlaidMemory
+from ps_wire.sockets import shared_memory
+from ps_wire.sockets.shared_memory import AVAILABLE
+from ps_worker.memory.os_memory import OverlaidMemory
 from tests.until import LIMIT_S
 
 from .mapped import SMALL, Wide, mapped, script, sgd

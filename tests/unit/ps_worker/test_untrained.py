@@ -10,7 +10,7 @@ import torch
 import ps_worker as ps
 from ps_wire.errors import ServerUnreachable
 from ps_worker import worker_state
-from ps_worker.server_check import check_servers
+from ps_worker.transport.server_check import check_servers
 
 from .service import fresh_name
 

@@ -10,8 +10,8 @@ import torch
 
 import ps_worker as ps
 from ps_wire.errors import ServerUnreachable
-from ps_worker import waiting
-from ps_worker.waiting import AFTER_S, AGAIN_S, LongWaits, Wait, wait_of, waits
+from ps_worker.process import waiting
+from ps_worker.process.waiting import AFTER_S, AGAIN_S, LongWaits, Wait, wait_of, waits
 
 from .service import LIMIT_S, Cluster, fresh_name, together
 

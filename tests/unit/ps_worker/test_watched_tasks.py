@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.snapshot_policy import SnapshotPolicy
-from ps_wire import watched
+from ps_server.coordinator.snapshots.policy import SnapshotPolicy
 from ps_wire.errors import InternalError
+from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.until import LIMIT_S, until
 

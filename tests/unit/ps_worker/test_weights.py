@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_wire.plan import Plan
-from ps_wire.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.table_memory import Sharing, TableMemory
-from ps_worker.weights import WINDOW_ELEMENTS, Weights
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.memory.table_memory import Sharing, TableMemory
+from ps_worker.optimizer.shown_weights import WINDOW_ELEMENTS, Weights
 
 from .models import Mlp
 from .reference import assert_same, check, seeded

@@ -10,15 +10,15 @@ import torch
 from typer.testing import CliRunner
 
 import ps_worker as ps
-from ps_wire import frame as wire
-from ps_wire.codec import BF16
 from ps_wire.errors import FrameMalformed, NonFiniteGradient
-from ps_wire.plan import Plan
-from ps_wire.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_wire.wire_dtype import WireDtype
+from ps_wire.frames import frame as wire
+from ps_wire.spec.codec import BF16
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_wire.spec.wire_dtype import WireDtype
 from ps_worker import settings
 from ps_worker.cli import app
-from ps_worker.exchange import Exchange
+from ps_worker.exchange.exchange import Exchange
 from tests.until import LIMIT_S
 
 from .models import Mlp, loss_of

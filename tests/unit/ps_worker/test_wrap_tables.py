@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-import ps_worker.waits
+import ps_worker.exchange.waits
 
 from .models import Mlp, Normed
 from .reference import assert_same, batch, seeded
@@ -65,7 +65,7 @@ class _GivenUp(Exception):
 
 def test_optimizers_that_step_unequally_often_wait_and_name_their_tables(cluster: Cluster, monkeypatch: Any):
     """Worker 0 steps both in turn, worker 1 the first one only: they wait for each other, at two tables."""
-    monkeypatch.setattr(ps_worker.waits, "REPORT_WAIT_S", 0.2)
+    monkeypatch.setattr(ps_worker.exchange.waits, "REPORT_WAIT_S", 0.2)
     said: dict[int, str] = {}
 
     def body(worker: ps.Worker) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ps_lab.bench import picture, traced
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
-from ps_wire.trace import Recorder
+from ps_wire.process.trace import Recorder
 
 FACTS = {
     "model": "tiny<1>",

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ps_lab.bench import usage
-from ps_wire import shared_memory
+from ps_wire.sockets import shared_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
 NBYTES = 1 << 20

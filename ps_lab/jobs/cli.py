@@ -1,0 +1,66 @@
+"""`ps-lab job`: what a person types about jobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
+from ps_wire.errors import UsageError
+from ps_wire.spec.address import check_job_name, parse_servers
+
+app = typer.Typer(name="job", help="End what servers keep of a job.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """End what servers keep of a job."""
+
+
+@app.command()
+def drop(
+    job: Annotated[str, typer.Argument(envvar="PS_JOB", help="The job.", show_default=False)],
+    servers: Annotated[
+        str,
+        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
+    ] = "127.0.0.1:50051",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a job that has live workers: they end with JobDropped.")
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar=TOKEN_FILE, help="Holds the token of the service, or the job's.", show_default=False
+        ),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
+    ] = None,
+) -> None:
+    """Have the servers forget JOB: weights, optimizer state, and who was in it. Its name then begins anew.
+
+    Its snapshots stay where they are, and the job does not go on from them by itself; ps-lab snapshot restore
+    has it do so.
+
+    Exit codes: 0, 1 there is no such job, 69 a server does not answer, 78 the job has live workers (--force
+    ends them), 130 you said no.
+    """
+    from ps_lab.jobs.calls import drop as drop_one  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.jobs.display import dropped_lines, held_text  # noqa: PLC0415
+    from ps_lab.status.observer import ask  # noqa: PLC0415
+
+    access = read(token_file=token_file, tls_dir=tls_dir, job=check_job_name(job), complain=typer.echo)
+    addresses = parse_servers(servers)
+    found = ask(addresses, access).job(job)
+    what = "" if found is None else held_text(found)
+    if found is not None and (force or not found.has_live_workers) and not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"job {job} ({what}) would be dropped: say --yes where nobody can be asked")
+        typer.confirm(f"Drop job {job} ({what})? It cannot be undone.", abort=True)
+    for line in dropped_lines(job, what, drop_one(addresses[0], job, access, force=force)):
+        print(line)

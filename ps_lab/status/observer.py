@@ -1,0 +1,196 @@
+"""Asks servers how they are, over gRPC. Blocking; every call has a deadline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ps_lab.status.status import Job, Shard, Status, Table, TableWorker, Worker, merge_tables
+from ps_wire.access.access import OPEN, Access
+from ps_wire.access.channel import dial
+from ps_wire.access.status import error_of
+from ps_wire.access.tls_diagnosis import diagnose
+from ps_wire.errors import ServerUnreachable, ShardMismatch
+from ps_wire.frames.messages import epoch_use_from_proto
+from ps_wire.v1 import coordinator_pb2 as coordinator
+from ps_wire.v1 import shard_pb2 as shard
+from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
+from ps_wire.v1.shard_pb2_grpc import ShardStub
+
+ANSWER_LIMIT_S = 3.0
+HEALTH_LIMIT_S = 0.5
+
+
+def ask(servers: tuple[str, ...], access: Access = OPEN, *, timeout_s: float = ANSWER_LIMIT_S) -> Status:
+    """All that these servers say of themselves and their jobs.
+
+    Args:
+        servers: all addresses, in shard order.
+        access: certificates and token, where the servers want any.
+        timeout_s: for each answer.
+
+    Raises:
+        TlsRefused, TokenRefused: a server does not let us in.
+        ServerUnreachable: an address does not answer, or what answers is no server of this project.
+        ShardMismatch: the list has the wrong length or order.
+    """
+    replies = [_tables(address, position, access, timeout_s) for position, address in enumerate(servers)]
+    with _call(servers[0], access) as channel:
+        cluster: coordinator.StatusReply = CoordinatorStub(channel).Status(
+            coordinator.StatusRequest(), timeout=timeout_s, metadata=access.metadata
+        )
+    if cluster.num_shards != len(servers):
+        raise ShardMismatch(
+            f"{servers[0]} is one of {cluster.num_shards} servers; the list has {len(servers)}",
+            expected=cluster.num_shards,
+            got=len(servers),
+        )
+    return Status(
+        shards=tuple(_shard(reply, address) for reply, address in zip(replies, servers, strict=True)),
+        jobs=tuple(_job(job, replies) for job in cluster.jobs),
+    )
+
+
+def is_serving(address: str, access: Access = OPEN, *, timeout_s: float = HEALTH_LIMIT_S) -> bool:
+    """Whether the server on that address says that it is ready."""
+    with dial(address, access) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=""), timeout=timeout_s
+            )
+        except grpc.RpcError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _tables(address: str, position: int, access: Access, timeout_s: float) -> shard.TablesReply:
+    with _call(address, access) as channel:
+        reply: shard.TablesReply = ShardStub(channel).Tables(
+            shard.TablesRequest(), timeout=timeout_s, metadata=access.metadata
+        )
+    if reply.shard != position:
+        raise ShardMismatch(
+            f"{address} is shard {reply.shard}, and stands in place {position} of the list",
+            expected=position,
+            got=reply.shard,
+            address=address,
+        )
+    return reply
+
+
+@contextmanager
+def _call(address: str, access: Access) -> Iterator[grpc.Channel]:
+    with dial(address, access) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise ServerUnreachable(
+                    f"what answers on {address} is no such server: {error.details()}", address=address
+                ) from None
+            named = error_of(error, address)
+            if isinstance(named, ServerUnreachable):
+                raise diagnose(address, access.tls) or named from None
+            raise named from None
+
+
+def _shard(reply: shard.TablesReply, address: str) -> Shard:
+    return Shard(
+        shard=reply.shard,
+        address=address,
+        memory_bytes=reply.memory_bytes,
+        memory_limit_bytes=reply.memory_limit_bytes,
+        refused_frames=reply.refused_frames,
+    )
+
+
+def _job(job: coordinator.JobStatus, replies: list[shard.TablesReply]) -> Job:
+    parts: dict[int, list[Table]] = {}
+    for reply in replies:
+        for table in reply.tables:
+            if table.job == job.job.name:
+                parts.setdefault(table.table, []).append(_table(table))
+    return Job(
+        name=job.job.name,
+        consistency=job.job.consistency,
+        num_workers=job.job.num_workers,
+        min_workers=job.job.min_workers,
+        nonfinite=job.job.nonfinite,
+        state=job.state,
+        epoch=job.epoch,
+        events=_events(job, replies, [table for part in parts.values() for table in part]),
+        happened=tuple(job.happened),
+        epochs=tuple(map(epoch_use_from_proto, job.epochs)),
+        workers=tuple(_worker(worker) for worker in sorted(job.workers, key=lambda worker: worker.worker)),
+        tables=tuple(merge_tables(parts[number]) for number in sorted(parts)),
+    )
+
+
+def _events(
+    job: coordinator.JobStatus, replies: list[shard.TablesReply], parts: list[Table]
+) -> dict[str, int]:
+    """What the coordinator and the shards have seen; of pushes that were dropped, each shard's partitions."""
+    counts: Counter[str] = Counter(job.events)
+    for reply in replies:
+        for events in reply.events:
+            if events.job == job.job.name:
+                counts.update(events.counts)
+    counts["drop"] = sum(worker.dropped for part in parts for worker in part.workers)
+    return {kind: count for kind, count in sorted(counts.items()) if count}
+
+
+def _worker(worker: coordinator.WorkerStatus) -> Worker:
+    return Worker(
+        worker=worker.worker,
+        incarnation=worker.incarnation,
+        host=worker.host,
+        pid=worker.pid,
+        state=worker.state,
+        step=worker.progress.step,
+        samples=worker.progress.samples,
+        waited_s=worker.progress.waited_s,
+        heartbeat_age_s=worker.heartbeat_age_s,
+        lease_left_s=None if worker.lease_left_s < 0 else worker.lease_left_s,
+        metrics=dict(sorted(worker.progress.metrics.items())),
+        waits=worker.progress.waits,
+        passed_over=worker.progress.passed_over,
+    )
+
+
+def _table(table: shard.TableStatus) -> Table:
+    return Table(
+        table=table.table,
+        partitions=table.partitions,
+        min_version=table.min_version,
+        max_version=table.max_version,
+        bytes_in=table.bytes_in,
+        bytes_out=table.bytes_out,
+        weight_bytes=table.weight_bytes,
+        optimizer_bytes=table.optimizer_bytes,
+        hyper_mismatches=table.hyper_mismatches,
+        mixed_steps=table.mixed_steps,
+        tau_counts=dict(sorted(table.tau.items())),
+        workers=tuple(_table_worker(worker) for worker in table.workers),
+    )
+
+
+def _table_worker(worker: shard.TableWorker) -> TableWorker:
+    return TableWorker(
+        worker=worker.worker,
+        member=worker.member,
+        min_clock=worker.min_clock,
+        max_clock=worker.max_clock,
+        max_gap=worker.max_gap,
+        received=worker.received,
+        applied=worker.applied,
+        dropped=worker.dropped,
+        missed=worker.missed,
+        abstained=worker.abstained,
+        duplicates=worker.duplicates,
+        gate_wait_s=worker.gate_wait_s,
+        carriers=(worker.carrier,) if worker.carrier else (),
+    )

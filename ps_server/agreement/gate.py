@@ -1,0 +1,57 @@
+"""The one gate: when a pull is answered, and whether pushes are averaged or applied one by one.
+
+`docs/consistency.md` defines it. The same two parameters carry BSP, SSP and ASP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """When pulls are answered.
+
+    Attributes:
+        aggregates: pushes of a step are held until the step closes, averaged and applied once (BSP);
+            otherwise each is applied on arrival.
+        staleness: the bound s; None is infinite.
+        max_delay: a push whose version staleness is larger is dropped; None drops none.
+        backup: so many workers of a step need not be waited for; 0: it closes with all (BSP).
+    """
+
+    aggregates: bool
+    staleness: int | None
+    max_delay: int | None = None
+    backup: int = 0
+
+    def opens(self, clock: int, version: int, clocks: Iterable[int]) -> bool:
+        """Whether a pull at `clock` may be answered.
+
+        Args:
+            clock: of the worker that pulls: its next step on this partition.
+            version: of the partition.
+            clocks: of all live members, the puller's included.
+        """
+        if self.aggregates:
+            return version >= clock
+        if self.staleness is None:
+            return True
+        return min(clocks) >= clock - self.staleness
+
+
+def gate_of(consistency: Consistency) -> Gate:
+    """The gate of a consistency model."""
+    match consistency:
+        case BSP(backup):
+            return Gate(aggregates=True, staleness=0, backup=backup)
+        case SSP(staleness):
+            return Gate(aggregates=False, staleness=staleness)
+        case ASP(max_delay):
+            return Gate(aggregates=False, staleness=None, max_delay=max_delay)
+        case _:
+            assert_never(consistency)

@@ -1,0 +1,192 @@
+"""Jobs that a person drops: all are told, shards and coordinator forget the job, and its name begins anew.
+
+Snapshots stay where they are, and are marked, so that no later job of the name goes on from them by itself.
+What was begun is brought to its end, whoever asked for it has gone or not. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from ps_server.agreement.refusals import dropped
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.jobs.member import named
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.readers import Readers
+from ps_server.coordinator.recovery import Recovery
+from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.state_store import StateStore
+from ps_server.log import logger
+from ps_wire.errors import JobDropped, JobInUse, JobUnknown, PsError, ServerNotReady
+from ps_wire.process import watched
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.v1 import coordinator_pb2 as pb
+
+MAX_KEPT = 1024  # names of dropped jobs, so that those who come back hear why
+AGAIN_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """What was dropped.
+
+    Attributes:
+        state: that the job was in.
+        workers: live ones that were told, for people.
+        readers: that were told.
+        tables: that it had.
+        snapshots: that stay.
+        where: they are.
+    """
+
+    state: str
+    workers: tuple[str, ...]
+    readers: int
+    tables: int
+    snapshots: int
+    where: str
+
+
+class Drops:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: dict[str, Room],
+        states: StateStore,
+        *,
+        store: SnapshotStore | None,
+        readers: Readers,
+        recovery: Recovery,
+        takings: Takings,
+    ) -> None:
+        """Takes what knows of jobs; `store`: where snapshots are, None where none are taken."""
+        self._shards = shards
+        self._rooms = rooms
+        self._states = states
+        self._store = store
+        self._readers = readers
+        self._recovery = recovery
+        self._takings = takings
+        self._under_way: dict[str, asyncio.Task[Dropped | PsError]] = {}
+        self._ends: OrderedDict[str, int] = OrderedDict()  # job -> the last incarnation that was in it
+
+    def check(self, job: str) -> None:
+        """Raises ServerNotReady while the job is being dropped: who comes then is to begin the next one."""
+        if job in self._under_way:
+            raise ServerNotReady(f"job {job[:64]} is being dropped: come again")
+
+    def over(self, job: str, incarnation: int) -> JobDropped | None:
+        """Why an incarnation is in no job: its job was dropped; None: it was not, as far as is known."""
+        return dropped(job) if 0 < incarnation <= self._ends.get(job, 0) else None
+
+    def last_incarnation(self, job: str) -> int:
+        """Of workers of jobs of this name that were dropped: the next one's are larger."""
+        return self._ends.get(job, 0)
+
+    async def settle(self) -> None:
+        """Returns once none is under way."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way.values()))
+
+    async def drop(self, job: str, *, force: bool) -> Dropped:
+        """Drops a job.
+
+        Args:
+            job: its name.
+            force: also where it has live workers, who are told and end.
+
+        Raises:
+            JobUnknown: there is no such job.
+            JobInUse: it has live workers; they are named.
+            ServerNotReady: not all shards are there, or the job is going back to a snapshot: later.
+            SnapshotFailed: its snapshots cannot be marked; nothing was dropped.
+        """
+        self.check(job)
+        self._shards.check_ready()
+        asleep = self._recovery.sleeps(job)
+        room = self._rooms.get(job)
+        if room is None and not asleep:
+            raise JobUnknown(f"there is no job {job!r} to drop: ps-lab status lists them", job=job)
+        live = room.job.roster.heard() if room is not None else []
+        if live and not force:
+            raise JobInUse(
+                f"job {job} has live workers: {named([member.holder for member in live])}. Stop them, or "
+                "drop it with --force, which ends them",
+                job=job,
+                workers=len(live),
+            )
+        task = asyncio.get_running_loop().create_task(self._end(job, room))
+        watched.outcome(f"dropping job {job}", task, log=logger)
+        self._under_way[job] = task
+        task.add_done_callback(lambda _: self._under_way.pop(job))
+        outcome = await asyncio.shield(task)  # else it would end half-way when nobody waits any more
+        if isinstance(outcome, PsError):
+            raise outcome
+        return outcome
+
+    async def _end(self, job: str, room: Room | None) -> Dropped | PsError:
+        await self._takings.bar(job)
+        try:
+            return await self._drop(job, room)
+        except PsError as error:
+            logger.error("job %s: cannot be dropped: %s", job, error)
+            return error
+        finally:
+            self._takings.unbar(job)
+
+    async def _drop(self, job: str, room: Room | None) -> Dropped:
+        snapshots = await asyncio.to_thread(self._mark, job)
+        error = dropped(job)
+        state, tables, workers = "asleep", 0, tuple[str, ...]()
+        if room is not None:
+            await room.freeze()  # the order that is under way comes to its end
+            state, tables = room.job.state.value, room.job.num_tables
+            workers = tuple(member.holder for member in room.job.roster.heard())
+            self._keep_end(job, room.job.roster.newest_incarnation)
+            room.do(room.job.dismiss(error))
+            del self._rooms[job]
+        self._recovery.dismiss(job)
+        readers = self._readers.dismiss(job, error)
+        await self._order(pb.Order(drop_job=pb.DropJob(job=job)))
+        self._states.drop(job)
+        self._takings.forget(job)
+        if room is not None:
+            room.wake()  # whoever waits in it sees that it is gone
+        logger.warning(
+            "job %s: dropped; it was %s, with %d tables, %d workers and %d readers",
+            *(job, state, tables, len(workers), readers),
+        )
+        where = "" if self._store is None else self._store.where(job, "")
+        return Dropped(
+            state=state, workers=workers, readers=readers, tables=tables, snapshots=snapshots, where=where
+        )
+
+    def _mark(self, job: str) -> int:
+        """Marks the job's snapshots; returns how many there are."""
+        if self._store is None:
+            return 0
+        count = len(self._store.names(job))
+        if count:
+            self._store.drop(job)
+        return count
+
+    def _keep_end(self, job: str, incarnation: int) -> None:
+        self._ends[job] = max(incarnation, self._ends.pop(job, 0))
+        while len(self._ends) > MAX_KEPT:
+            self._ends.popitem(last=False)
+
+    async def _order(self, order: pb.Order) -> None:
+        """Until all shards have carried it out: what one keeps of it would be in the next job of the name."""
+        left = True
+        while left:
+            try:
+                await self._shards.wait_complete(None)
+                await self._shards.order(order)
+                left = False
+            except ServerNotReady as error:
+                logger.warning("%s; trying again", error)
+                await asyncio.sleep(AGAIN_S)

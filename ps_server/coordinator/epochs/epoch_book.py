@@ -1,0 +1,373 @@
+"""Who hands out which samples of which epoch of which loader, and what became of them. Pure.
+
+An epoch is dealt when the first worker asks for its part of it. What somebody had and did not use when it
+left, or was evicted, goes whole to whoever next comes to the end of its share of that epoch; where nobody is
+left in it, of a later one. What nobody takes is unused. Of a loader of whose batches no step was ever made,
+such as one to validate on, nothing is left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from ps_server.coordinator.epochs.agreed import Agreed
+from ps_server.coordinator.epochs.epoch import Epoch
+from ps_server.coordinator.epochs.piece_usage import Dealt, Mark
+from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES
+from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch
+from ps_wire.spec.epoch_use import EpochUse
+
+KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
+ANY = 0  # instead of an incarnation: whoever comes first under that number
+NOBODY = -1  # its share was handed out before a rollback, or is left over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a worker hands out next: a share of an epoch without its first batches."""
+
+    epoch: int
+    place: int
+    count: int
+    first: int
+
+
+_Answer: TypeAlias = tuple[int, int, Piece | None]  # to an incarnation's request
+
+
+@dataclass(slots=True)
+class Shares:
+    """See the module's docstring. Not thread-safe.
+
+    Attributes:
+        agreed: what workers say of the loaders' data, until all of them are gone.
+    """
+
+    agreed: Agreed = field(default_factory=Agreed)
+    _epochs: dict[tuple[int, int], Epoch] = field(default_factory=dict)
+    _dealt: dict[tuple[int, int], tuple[int, list[Dealt]]] = field(default_factory=dict)  # loader, worker
+    _training: set[int] = field(default_factory=set)  # loaders of whose batches steps were made
+    _live: dict[tuple[int, int], None] = field(default_factory=dict)  # epochs that are not over
+    _ended: list[EpochUse] = field(default_factory=list)  # and not asked for yet
+    _answers: dict[tuple[int, int], _Answer] = field(default_factory=dict)  # loader, worker: the last one
+
+    def once(
+        self, loader: int, worker: int, incarnation: int, request: int, ask: Callable[[], Piece | None]
+    ) -> Piece | None:
+        """What `ask` gives, once for each request: one whose answer was lost is asked again. 0: it is not."""
+        known = self._answers.get((loader, worker))
+        if not request or known is None or known[:2] != (incarnation, request):
+            known = self._answers[loader, worker] = incarnation, request, ask()
+        return known[2]
+
+    def ask(
+        self,
+        loader: int,
+        epoch: int,
+        worker: int,
+        incarnation: int,
+        sharing: Mapping[int, int],
+        *,
+        begins: bool = True,
+        first: int = 0,
+        samples: int = 0,
+        mark: Mark | None = None,
+        rest: Mark | None = None,
+    ) -> Piece | None:
+        """What a worker hands out next of an epoch; None where there is nothing for it.
+
+        Args:
+            loader: its number, the same on all workers.
+            epoch: of the worker's iteration.
+            worker: who asks.
+            incarnation: of it. One that came after the epoch was dealt has no share, but what is left over.
+            sharing: worker -> incarnation, or `ANY`, of those who share it if it is not dealt yet.
+            begins: its iteration does; else the piece before is at its end.
+            first: batches of its share that were used before the job.
+            samples: of an epoch; 0: not known.
+            mark: how far it had come in the piece before, and its pace from now on.
+            rest: how far it comes in it with the step that follows; None: no further.
+        """
+        mark = mark or Mark()
+        self._close(loader, worker, incarnation, mark, rest or mark)
+        dealt = self._epochs.get((loader, epoch)) or self._begin(loader, epoch, sharing, samples)
+        if dealt.owners.get(worker) == ANY:
+            dealt.owners[worker] = incarnation
+        if not begins and worker not in dealt.begun and not self._training:
+            begins = True  # it comes again to a job of which all were gone before its first step
+        if not begins or dealt.owners.get(worker) != incarnation:
+            return self._left_over(loader, epoch, worker, incarnation, mark)
+        again = worker in dealt.begun
+        place, start = dealt.place(worker), 0 if again else dealt.starts.get(worker, 0)
+        if first > start:
+            dealt.samples, start = 0, first
+        if not again:
+            dealt.begun.add(worker)
+            self._take(loader, worker, incarnation, mark, Dealt(epoch=epoch, place=place, first=start))
+        return Piece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
+
+    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> Epoch:
+        places = sum(len(known.owners) for known in self._epochs.values()) + len(sharing)
+        while self._epochs and (len(self._epochs) >= MAX_EPOCHS or places > MAX_PLACES):
+            oldest = next(iter(self._epochs))
+            places -= len(self._epochs.pop(oldest).owners)
+            self._live.pop(oldest, None)
+        self._live[loader, epoch] = None
+        begun = self._epochs[loader, epoch] = Epoch(dict(sharing), samples=samples)
+        return begun
+
+    def _left_over(self, loader: int, epoch: int, worker: int, incarnation: int, mark: Mark) -> Piece | None:
+        for other, number in self._live if loader in self._training else ():
+            dealt = self._epochs[other, number]
+            due = number == epoch or (number < epoch and not self._pieces(loader, number))
+            if other == loader and due and dealt.left:
+                own = dealt.place(worker) if worker in dealt.owners else None
+                places = [place for place, _ in dealt.left]  # its own share first: all may come again
+                place, first = dealt.left.pop(places.index(own) if own in places else 0)
+                piece = Dealt(epoch=number, place=place, first=first, left_over=True)
+                self._take(loader, worker, incarnation, mark, piece)
+                return Piece(epoch=number, place=place, count=len(dealt.owners), first=first)
+        return None
+
+    def trains(self, loader: int) -> bool:
+        """Whether steps were made of its batches."""
+        return loader in self._training
+
+    def mark(self, loader: int, worker: int, incarnation: int, mark: Mark) -> None:
+        """A worker says how far it has come, before the pushes of the step leave."""
+        for piece in self._of(loader, worker, incarnation)[-1:]:
+            if piece.open:
+                self._training.add(loader)
+                piece.mark(mark)
+
+    def finished(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker wants no more: what it has not used stays unused."""
+        self._cut_off(worker, incarnation, clock, left_over=False)
+
+    def gone(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker has left, or was evicted: what is not of its first `clock` steps is left over."""
+        self._cut_off(worker, incarnation, clock, left_over=True)
+
+    def _cut_off(self, worker: int, incarnation: int, clock: int, *, left_over: bool) -> None:
+        for loader in self._loaders(worker):
+            for piece in self._of(loader, worker, incarnation):
+                was_open, before = piece.open, piece.used()
+                if not was_open:
+                    self._count(loader, piece, -1)
+                used = piece.used(clock)
+                piece.cut_off(clock)
+                self._count(loader, piece)
+                key = loader, piece.epoch
+                if key in self._epochs and (was_open or used.batches < before.batches):
+                    self._live[key] = None
+                    if left_over:
+                        self._epochs[key].left.append((piece.place, piece.first + used.batches))
+            self._dealt.pop((loader, worker), None)
+        for epoch in self._epochs.values():  # the shares that it has not asked for
+            if epoch.owners.get(worker) in (incarnation, ANY):
+                epoch.give_up([worker], NOBODY, left_over=left_over)
+
+    def never_came(self, workers: Iterable[int]) -> None:
+        """Those who had shares before a rollback, and did not come back: what they had is left over."""
+        gone = set(workers)
+        for epoch in self._epochs.values():
+            awaited = {worker for worker, owner in epoch.owners.items() if owner == ANY}
+            epoch.give_up(gone & awaited, NOBODY, left_over=True)
+
+    def end(self) -> None:
+        """The job has ended: what is left over stays unused."""
+        for key in list(self._live):
+            self._settle(key)
+
+    def suspend(self) -> None:
+        """All workers are gone: what they left over is for who goes on with the job.
+
+        Epochs that are over stay so. Those of loaders that no step was made of are forgotten: who comes again
+        validates, and has all of them.
+        """
+        self.agreed.clear()
+        for key in list(self._live):
+            if key[0] not in self._training or self._is_over(key):
+                self._settle(key)
+        self._epochs = {key: epoch for key, epoch in self._epochs.items() if key[0] in self._training}
+
+    def clear(self) -> None:
+        """The job's state is given up: who comes begins its epochs anew."""
+        self.end()
+        self.agreed.clear()
+        self._epochs.clear()
+        self._dealt.clear()
+        self._training.clear()
+
+    # -- snapshots -------------------------------------------------------------------------------------
+
+    def capture(self, clocks: Mapping[int, int]) -> list[SavedEpoch]:
+        """What `restore` needs, as it was when each worker had taken so many steps.
+
+        What workers have said that cannot be is cut to what a snapshot takes.
+
+        Args:
+            clocks: of the cut, by worker; at most a few steps ago.
+        """
+        return [self._capture(key, epoch, clocks) for key, epoch in self._epochs.items()]
+
+    def _capture(self, key: tuple[int, int], epoch: Epoch, clocks: Mapping[int, int]) -> SavedEpoch:
+        starts = {n: epoch.starts.get(n, 0) for n in epoch.owners if n not in epoch.begun}
+        left, used, handed_on = list(epoch.left), epoch.used, epoch.handed_on
+        for (loader, worker), (_, pieces) in self._dealt.items():
+            for piece in pieces if loader == key[0] else ():
+                if piece.epoch != key[1]:
+                    continue
+                now, then = piece.used(), piece.used(clocks.get(worker))
+                samples = then.samples - (0 if piece.open else now.samples)
+                used, handed_on = used + samples, handed_on + samples * piece.left_over
+                if not piece.open and then.batches >= now.batches:
+                    continue
+                if piece.left_over or worker not in epoch.owners:
+                    left.append((piece.place, piece.first + then.batches))
+                else:
+                    starts[worker] = piece.first + then.batches
+        return SavedEpoch(
+            loader=key[0],
+            epoch=key[1],
+            workers=tuple(sorted(epoch.owners)),
+            samples=min(epoch.samples, MAX_SAMPLES),
+            used=min(max(used, 0), MAX_SAMPLES),
+            handed_on=min(max(handed_on, 0), MAX_SAMPLES),
+            starts={worker: min(first, MAX_COUNT) for worker, first in sorted(starts.items())},
+            left=tuple((place, min(first, MAX_COUNT)) for place, first in left),
+            trains=key[0] in self._training,
+        )
+
+    def restore(self, captured: Iterable[SavedEpoch]) -> None:
+        """All is as captured; each worker goes on in its share under the incarnation that asks first."""
+        for name in ("_epochs", "_dealt", "_training", "_live", "_ended", "_answers"):
+            getattr(self, name).clear()
+        self.agreed.clear()
+        for entry in captured:
+            key = entry.loader, entry.epoch
+            self._epochs[key] = Epoch(
+                {worker: ANY if worker in entry.starts else NOBODY for worker in entry.workers},
+                samples=entry.samples,
+                used=entry.used,
+                handed_on=entry.handed_on,
+                starts=dict(entry.starts),
+                begun=set(entry.workers) - set(entry.starts),
+                left=list(entry.left),
+            )
+            if entry.trains:
+                self._training.add(entry.loader)
+            if entry.starts or entry.left:
+                self._live[key] = None
+
+    def hand_off(self) -> dict[str, Any]:
+        """All of it, as it is now, for JSON: what a coordinator that is stopped hands to its successor."""
+        return {
+            "agreed": self.agreed.hand_off(),
+            "epochs": [[*key, epoch.hand_off()] for key, epoch in self._epochs.items()],
+            "dealt": [
+                [*key, incarnation, [asdict(piece) for piece in pieces]]
+                for key, (incarnation, pieces) in self._dealt.items()
+            ],
+            "training": sorted(self._training),
+            "live": list(self._live),
+            "ended": [asdict(use) for use in self._ended],
+            "answers": [
+                [*key, incarnation, request, None if piece is None else asdict(piece)]
+                for key, (incarnation, request, piece) in self._answers.items()
+            ],
+        }
+
+    def take_over(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was handed off."""
+        self.agreed.take_over(facts.get("agreed", ()))  # a release before has none
+        for loader, number, epoch in facts["epochs"]:
+            self._epochs[loader, number] = Epoch.taken_over(epoch)
+        for loader, worker, incarnation, pieces in facts["dealt"]:
+            self._dealt[loader, worker] = incarnation, [Dealt.taken_over(piece) for piece in pieces]
+        self._training.update(facts["training"])
+        self._live.update(dict.fromkeys(map(tuple, facts["live"])))
+        self._ended.extend(EpochUse(**use) for use in facts["ended"])
+        for loader, worker, incarnation, request, piece in facts["answers"]:
+            self._answers[loader, worker] = incarnation, request, None if piece is None else Piece(**piece)
+
+    # -- accounts --------------------------------------------------------------------------------------
+
+    def uses(self, clocks: Mapping[int, int], most: int) -> list[EpochUse]:
+        """Of the epochs that began last, of loaders that train; `clocks` are workers' steps so far."""
+        keys = [key for key in self._epochs if key[0] in self._training]
+        return [self._use(key, clocks) for key in keys[-most:]]
+
+    def over(self) -> list[EpochUse]:
+        """Of the epochs of loaders that train which have come to their end since this was last asked."""
+        for key in list(self._live):
+            if self._is_over(key):
+                self._settle(key)
+        ended, self._ended = self._ended, []
+        return ended
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _take(self, loader: int, worker: int, incarnation: int, mark: Mark, piece: Dealt) -> None:
+        piece.mark(Mark(step=mark.step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples))
+        pieces = self._of(loader, worker, incarnation)
+        pieces.append(piece)
+        del pieces[:-KEPT_PIECES]
+        self._dealt[loader, worker] = incarnation, pieces
+
+    def _close(self, loader: int, worker: int, incarnation: int, mark: Mark, rest: Mark) -> None:
+        for piece in self._of(loader, worker, incarnation)[-1:]:
+            if piece.open:
+                if mark.batches:
+                    self._training.add(loader)
+                piece.close(mark, rest)
+                self._count(loader, piece)
+
+    def _count(self, loader: int, piece: Dealt, sign: int = 1) -> None:
+        epoch = self._epochs.get((loader, piece.epoch))
+        if epoch is not None:
+            epoch.used += sign * piece.used().samples
+            epoch.handed_on += sign * piece.used().samples * piece.left_over
+
+    def _of(self, loader: int, worker: int, incarnation: int) -> list[Dealt]:
+        known, pieces = self._dealt.get((loader, worker), (incarnation, []))
+        return pieces if known == incarnation else []
+
+    def _loaders(self, worker: int) -> list[int]:
+        return [loader for loader, other in self._dealt if other == worker]
+
+    def _pieces(self, loader: int, epoch: int) -> list[tuple[int, Dealt]]:
+        """That are open, with their workers."""
+        return [
+            (worker, piece)
+            for (other, worker), (_, pieces) in self._dealt.items()
+            for piece in pieces
+            if other == loader and piece.epoch == epoch and piece.open
+        ]
+
+    def _is_over(self, key: tuple[int, int]) -> bool:
+        loader, number = key
+        epoch = self._epochs[key]
+        begun = all(worker in epoch.begun for worker in epoch.owners)
+        left = epoch.left and loader in self._training
+        return begun and not left and not self._pieces(loader, number)
+
+    def _settle(self, key: tuple[int, int]) -> None:
+        self._live.pop(key, None)
+        if key[0] in self._training:
+            self._ended.append(self._use(key, {}))
+
+    def _use(self, key: tuple[int, int], clocks: Mapping[int, int]) -> EpochUse:
+        loader, number = key
+        epoch = self._epochs[key]
+        now = [(piece, piece.used(clocks.get(worker)).samples) for worker, piece in self._pieces(*key)]
+        return EpochUse(
+            loader=loader,
+            epoch=number,
+            samples=epoch.samples,
+            used=epoch.used + sum(samples for _, samples in now),
+            handed_on=epoch.handed_on + sum(samples for piece, samples in now if piece.left_over),
+            over=key not in self._live,
+        )

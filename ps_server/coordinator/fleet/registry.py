@@ -1,0 +1,66 @@
+"""Which process is the live one of each shard above 0: the last that the coordinator has let in. Pure.
+
+A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a
+process that follows again, or one that took up what its predecessor handed off. What it holds counts if it is
+of the generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with
+another boot holds nothing, and the one before it, if it lives, is fenced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ps_server.coordinator.fleet.generations import Generations
+from ps_wire.errors import Fenced
+from ps_wire.v1 import coordinator_pb2 as pb
+
+
+@dataclass(slots=True)
+class Standings:
+    """See the module's docstring. Not thread-safe.
+
+    Attributes:
+        generations: where new ones come from.
+        known: shard -> boot and generation of its live process.
+    """
+
+    generations: Generations
+    known: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+
+    def register(self, message: pb.Register) -> tuple[int, bool]:
+        """A process comes as a shard.
+
+        Returns:
+            Its generation; what it holds is void if that is not the one that it had. And whether this
+            shard's part of the jobs is lost: another process has held it, or it is void, for a rollback that
+            this one has not heard of is under way.
+
+        Raises:
+            Fenced: a newer process has this shard; or shards have followed a newer coordinator than this.
+        """
+        if self.generations.lasting and message.coordinator > self.generations.own:
+            raise Fenced(
+                f"shard {message.shard} has followed a coordinator of generation {message.coordinator}; this "
+                f"one is of {self.generations.own}: another shard 0 was started after it, or its --state-dir "
+                "was lost. If this is the only shard 0: give it its --state-dir again (a volume that "
+                "outlives the process), or start all shards anew, with state directories that are empty",
+                coordinator=message.coordinator,
+            )
+        boot, generation = self.known.get(message.shard, (message.boot, 0))
+        if boot != message.boot and 0 < message.generation < generation:
+            raise Fenced(
+                f"another process was started as shard {message.shard} (generation {generation}, this one "
+                f"has {message.generation}): this one stops, and what it holds is void",
+                shard=message.shard,
+                generation=generation,
+            )
+        if boot != message.boot or generation == 0:
+            self.known[message.shard] = message.boot, self.generations.next()
+        void = generation > 0 and message.generation not in (0, generation)
+        return self.known[message.shard][1], boot != message.boot or void
+
+    def raise_all(self) -> int:
+        """What every shard holds is about to be replaced: one new generation for all."""
+        generation = self.generations.next()
+        self.known = {shard: (boot, generation) for shard, (boot, _) in self.known.items()}
+        return generation

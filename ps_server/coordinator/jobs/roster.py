@@ -1,0 +1,126 @@
+"""Who is in a job: numbers, incarnations, and who of them trains, has finished or only reads. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ps_server.coordinator.jobs.member import Member, MemberState
+from ps_wire.errors import JobFull, JobUnknown, WorkerNumberTaken
+
+
+@dataclass(slots=True)
+class Roster:
+    """The latest incarnation of every worker of one job. Not thread-safe.
+
+    Attributes:
+        floor: incarnations up to this one are over, whoever had them.
+    """
+
+    job: str
+    num_workers: int
+    members: dict[int, Member] = field(default_factory=dict)
+    floor: int = 0
+
+    def holders(self, wanted: int | None) -> list[Member]:
+        """Who is in the way of one that wants this number, or any: nobody where it can have it."""
+        present = self.present()
+        if wanted is not None:
+            return [member for member in present if member.worker == wanted]
+        return present if len(present) >= self.num_workers else []
+
+    def number(self, wanted: int | None, before: int = 0) -> int:
+        """The number that a joining worker gets: the wanted one, else the lowest free one.
+
+        One that had it as incarnation `before`, and was told to come back, gets it again.
+
+        Raises:
+            JobFull: the number is not one of the job's, or none is free.
+            WorkerNumberTaken: the number is held; its holder is named.
+        """
+        taken = {member.worker for member in self.present() if not member.returns_from(before)}
+        if wanted is None:
+            free = [number for number in range(self.num_workers) if number not in taken]
+            if free:
+                return free[0]
+            raise JobFull(
+                f"job {self.job} has all the workers of its --num-workers {self.num_workers}; "
+                "start another --job, or more workers from the beginning"
+            )
+        if wanted >= self.num_workers:
+            raise JobFull(
+                f"worker {wanted}: job {self.job} has --num-workers {self.num_workers}, "
+                f"numbered 0 to {self.num_workers - 1}"
+            )
+        if wanted in taken:
+            holder = self.members[wanted]
+            raise WorkerNumberTaken(
+                f"{holder.holder} holds this number in job {self.job}",
+                worker=wanted,
+                host=holder.host,
+                pid=holder.pid,
+            )
+        return wanted
+
+    def add(
+        self, number: int, *, host: str, pid: int, reader: bool, late: bool = False, lease_s: float = 0.0
+    ) -> Member:
+        """A new incarnation under a number that is free."""
+        before = self.members.get(number)
+        member = Member(
+            worker=number,
+            incarnation=max(before.incarnation if before is not None else 0, self.floor) + 1,
+            host=host,
+            pid=pid,
+            reader=reader,
+            late=late,
+            lease_s=lease_s,
+        )
+        if before is not None and before.present:
+            before.state = MemberState.LOST
+        self.members.pop(number, None)  # so that the order is that of arrival
+        self.members[number] = member
+        return member
+
+    def member(self, worker: int, incarnation: int) -> Member:
+        """The present member of that number.
+
+        Raises:
+            JobUnknown: there is none with this incarnation.
+        """
+        member = self.members.get(worker)
+        if member is None or member.incarnation != incarnation or not member.present:
+            raise JobUnknown(f"worker {worker}, incarnation {incarnation}, is not in job {self.job}")
+        return member
+
+    @property
+    def newest_incarnation(self) -> int:
+        """The largest that a worker has had."""
+        return max([self.floor, *(member.incarnation for member in self.members.values())])
+
+    def present(self) -> list[Member]:
+        """Those who are connected, as far as they have said."""
+        return [member for member in self.members.values() if member.present]
+
+    def heard(self) -> list[Member]:
+        """Those of them of whom something was heard."""
+        return [member for member in self.members.values() if member.present and not member.unheard]
+
+    def here(self) -> list[Member]:
+        """Those who have joined and not begun to go."""
+        return [member for member in self.members.values() if member.state is MemberState.JOINED]
+
+    def returning(self) -> list[Member]:
+        """Those who were told to come back and have not yet."""
+        return [member for member in self.members.values() if member.state is MemberState.RETURNING]
+
+    def training(self) -> list[Member]:
+        """Those whom the job waits for."""
+        return [member for member in self.members.values() if member.trains]
+
+    def finished(self) -> list[Member]:
+        """Those who wait for the others to finish."""
+        return [member for member in self.members.values() if member.state is MemberState.FINISHED]
+
+    def first_finished(self) -> Member | None:
+        """The lowest of them: it is asked for the last state."""
+        return min(self.finished(), key=lambda member: member.worker, default=None)

@@ -1,0 +1,240 @@
+"""One job's room on the coordinator: mailboxes and leases of its members, and the task that acts in order.
+
+The decisions are `membership.Job`'s. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from ps_server.coordinator.fleet.fleet import ORDER_LIMIT_S, RESTART_LIMIT_S, Shards
+from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.jobs.event_log import Events
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.jobs.leases import Leases
+from ps_server.coordinator.jobs.mailbox import Mailbox
+from ps_server.coordinator.jobs.member import Action, Member, MemberState, ToMember
+from ps_server.coordinator.jobs.saved_job import SavedJob
+from ps_server.events import Event
+from ps_server.log import logger
+from ps_wire.errors import InternalError, PsError, ServerNotReady
+from ps_wire.process import watched
+from ps_wire.v1 import coordinator_pb2 as pb
+
+UNKNOWN_HOST = "?"  # a worker says it when it joins
+MAX_JOBS = 1024  # that have one
+ALL_TAKEN = 1 << 62  # more than anybody says
+
+
+class Room:
+    """See the module's docstring."""
+
+    def __init__(self, job: Job, shards: Shards, on_empty: Callable[[Room], None]) -> None:
+        self.job = job
+        self.events = Events(job.name)
+        self.leases = Leases()
+        self.mailboxes: dict[tuple[int, int], Mailbox] = {}
+        self.progress: dict[int, pb.Progress] = {}
+        self.heard_s: dict[int, float] = {}
+        self._asked_s = 0.0  # when members were last asked for heartbeats
+        self._changed = asyncio.Event()
+        self._shards = shards
+        self._on_empty = on_empty
+        self._agenda = Agenda()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way to members or shards."""
+        return self._task is None and self._agenda.empty
+
+    def admit(self, member: Member, actions: Sequence[Action]) -> Mailbox:
+        """Makes the mailbox of a member that has just joined, then does what follows."""
+        mailbox = self.mailboxes[member.worker, member.incarnation] = Mailbox()
+        self.progress.pop(member.worker, None)
+        self.heard_s[member.worker] = time.monotonic()
+        self.do(actions)
+        return mailbox
+
+    def take_back(self, member: Member, resume: pb.Resume) -> Mailbox:
+        """A member of the job that the coordinator before this one knew is here, to be told to come back.
+
+        Nothing that it has said to that one is to be said again.
+        """
+        self.leases.end(member.worker, member.incarnation)
+        member.incarnation, member.host = resume.incarnation, UNKNOWN_HOST
+        mailbox = Mailbox(session=resume.session, number=resume.heard, taken=ALL_TAKEN)
+        self.mailboxes[member.worker, member.incarnation] = mailbox
+        self.leases.grant(member.worker, member.incarnation, member.lease_s, time.monotonic())
+        mailbox.put(self.job.go_back(member).reply)
+        return mailbox
+
+    def halt(self) -> None:
+        """Does nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def settle(self) -> None:
+        """Returns once nothing is on its way to members or shards."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    def loses(self, shard: int) -> None:
+        """A shard has lost its part: no order is sent any more, and what became of one is of no interest."""
+        self.events.say(Event.LOSE, shard=shard)
+        self._agenda.freeze()
+
+    async def freeze(self) -> None:
+        """Does nothing more, for the job goes back; returns once nothing is on its way."""
+        self._agenda.freeze()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def roll_back(self, saved: SavedJob, *, floor: int) -> None:
+        """The shards have the snapshot's part of the job: it goes on, with what follows for its members."""
+        actions = self.job.roll_back(saved, floor=floor)
+        self.events.say(Event.RESTORE, snapshot=saved.snapshot, step=saved.step)
+        now_s = time.monotonic()
+        for member in self.job.roster.returning():  # each has a full term
+            self.leases.grant(member.worker, member.incarnation, member.lease_s, now_s)
+            self.events.record(Event.ROLL_BACK, member, epoch=self.job.epoch, detail=saved.snapshot)
+        self.thaw(actions)
+
+    def thaw(self, actions: Sequence[Action]) -> None:
+        """Goes on, with these."""
+        self._agenda.thaw(actions)
+        self.do([])
+
+    def heard(self, member: Member) -> None:
+        """A member is alive."""
+        now_s = self.heard_s[member.worker] = time.monotonic()
+        self.leases.renew(member.worker, member.incarnation, now_s)
+        self.wake()
+
+    async def changed(self) -> None:
+        """Waits until a member is heard, or goes, or a call of all workers is complete."""
+        await self._changed.wait()
+
+    def wake(self) -> None:
+        """Whoever waits for a change looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def ask(self, members: Iterable[Member], every_s: float) -> None:
+        """Wants a heartbeat of these at once, if it has not asked for `every_s` seconds."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s < every_s:
+            return
+        self._asked_s = now_s
+        for member in members:
+            mailbox = self.mailboxes.get((member.worker, member.incarnation))
+            if mailbox is not None:
+                mailbox.ask(pb.MemberReply(prove=pb.Prove()))
+
+    def evict_silent(self, now_s: float) -> list[Member]:
+        """Evicts those whose leases are over, and returns them."""
+        silent: list[Member] = []
+        unheard: list[Member] = []
+        for worker, incarnation in self.leases.expired(now_s):
+            member = self.job.roster.members.get(worker)
+            if member is not None and member.incarnation == incarnation and member.present:
+                (unheard if member.unheard else silent).append(member)
+        if unheard:
+            self.give_up(unheard)
+        for member in silent:
+            self.evict(member)
+        return silent
+
+    def give_up(self, unheard: Sequence[Member]) -> None:
+        """Those who have not come back since servers did: nobody has them in a gate, so they go together."""
+        for member in unheard:
+            self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+        self.do(self.job.give_up(unheard))
+
+    def evict(self, member: Member) -> None:
+        """A member's lease is over: the others go on without it."""
+        why = f"was evicted: silent for longer than its lease of {member.lease_s:g} s; we go on"
+        self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+        self.do(self.job.lost(member, why))
+
+    def do(self, actions: Sequence[Action]) -> None:
+        """Queues actions; one task carries them out, one change at a time."""
+        self._agenda.add(actions)
+        if self._task is None and not self._agenda.empty:
+            self._task = watched.endless_task(f"the tasks of job {self.job.name}", self._run, log=logger)
+
+    async def _run(self) -> None:
+        try:
+            while (action := self._agenda.next()) is not None:
+                if isinstance(action, ToMember):
+                    self._deliver(action)
+                else:
+                    await self._order(action)
+        finally:
+            if not isinstance(sys.exception(), Exception):  # else it begins again, with what comes next
+                self._task = None
+        self.say_epochs()
+        self.wake()
+        self._check_empty()
+
+    def say_epochs(self) -> None:
+        """Says what became of the samples of epochs that have come to their end."""
+        for use in self.job.shares.over():
+            self.events.record_epoch(use)
+
+    def close(self, member: Member) -> None:
+        """A member has heard its last word: its mailbox goes."""
+        self.mailboxes.pop((member.worker, member.incarnation), None)
+        self.leases.end(member.worker, member.incarnation)
+        self._check_empty()
+
+    def _check_empty(self) -> None:
+        if self.idle and self.job.forgotten and not self.mailboxes:
+            self._on_empty(self)
+
+    def _deliver(self, action: ToMember) -> None:
+        kind = action.reply.WhichOneof("kind")
+        logger.debug("job %s worker %d: %s", self.job.name, action.worker, kind)
+        key = action.worker, action.incarnation
+        mailbox = self.mailboxes.get(key)
+        if mailbox is None:
+            return
+        if kind == "joined":
+            action.reply.joined.session = mailbox.session
+            action.reply.joined.shards.extend(self._shards.places)
+            member = self.job.roster.members[action.worker]
+            if member.incarnation == action.incarnation and member.state is MemberState.JOINED:
+                self.leases.grant(*key, member.lease_s, time.monotonic())
+        mailbox.put(action.reply)
+        if mailbox.over:  # nobody is there to hear it
+            del self.mailboxes[key]
+            self.leases.end(*key)
+
+    async def _order(self, order: pb.Order) -> None:
+        """Has the shards carry an order out, and the one that follows from their answers."""
+        agenda = self._agenda
+        # who joins may be told to come later; all else is awaited, by workers that have limits of their own
+        limit_s = ORDER_LIMIT_S if order.HasField("admit") else None
+        sent = False
+        try:
+            await self._shards.wait_complete(RESTART_LIMIT_S if order.HasField("admit") else None)
+            sent = True
+            following: pb.Order | None = order
+            while following is not None:
+                order = following
+                figures = await self._shards.order(order, least=agenda.least, limit_s=limit_s)
+                following = agenda.answered(self.job, figures)
+        except PsError as error:
+            if isinstance(error, ServerNotReady):  # a shard that comes back empty has the job rolled back
+                with suppress(ServerNotReady):
+                    await self._shards.wait_complete()
+            if not agenda.frozen:
+                logger.warning("job %s: order %s: %s", self.job.name, order.WhichOneof("kind"), error)
+            agenda.refused(self.job, error, sent=sent)
+        except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait
+            logger.exception("bug in order %s of job %s", order.WhichOneof("kind"), self.job.name)
+            agenda.refused(self.job, InternalError(f"{type(error).__name__}: {error}"), sent=sent)

@@ -1,0 +1,79 @@
+"""The tables of a job on the coordinator: which there are, and what the next one waits for. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ps_server.coordinator.jobs.member import Member, TableRecord
+from ps_server.coordinator.jobs.roster import Roster
+from ps_wire.errors import ConfigurationRefused
+from ps_wire.spec.table import MAX_TABLES, TableSpec, check_same
+
+
+@dataclass(slots=True)
+class JobTables:
+    """Tables by number. Not thread-safe."""
+
+    job: str
+    records: list[TableRecord] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def check(self, member: Member, spec: TableSpec, *, fixed: bool) -> None:
+        """Refuses a table that is not the member's next one, or not the one that others have made.
+
+        Args:
+            member: who makes it.
+            spec: the table.
+            fixed: no table can be added any more.
+
+        Raises:
+            ConfigurationRefused: not its next one, or one too many.
+            TableMismatch: it differs from the one that another worker has made.
+        """
+        if spec.number != member.num_tables or spec.number >= MAX_TABLES:
+            raise ConfigurationRefused(
+                f"worker {member.worker} makes table {spec.number}; its next is {member.num_tables} "
+                f"of at most {MAX_TABLES}"
+            )
+        if spec.number < len(self.records):
+            check_same(self.records[spec.number].spec, spec)
+        elif fixed:
+            raise ConfigurationRefused(
+                f"job {self.job} has {len(self.records)} tables, not {spec.number + 1}"
+            )
+
+    @property
+    def begun(self) -> bool:
+        """Whether one has started, or is about to: for a worker that comes now that is too late."""
+        return any(record.starting or record.started for record in self.records)
+
+    def waiting(self) -> int | None:
+        """The first table that has not started."""
+        waits = [number for number, record in enumerate(self.records) if not record.started]
+        return waits[0] if waits else None
+
+    def missing(self, roster: Roster, needed: range, at_least: int = 0) -> list[str]:
+        """What keeps the first table that has not started from starting, as people read it.
+
+        Args:
+            roster: who is here.
+            needed: numbers of the workers who must be.
+            at_least: how many must be, by whichever numbers.
+        """
+        here = roster.here()
+        numbers = {member.worker for member in here}
+        missing = [f"worker {number} to join" for number in needed if number not in numbers]
+        if len(here) < at_least:
+            missing.append(f"{at_least - len(here)} more workers to join")
+        table = self.waiting()
+        if table is not None:
+            late = [member.worker for member in here if member.num_tables <= table]
+            missing += [f"worker {number} to make table {table}" for number in late]
+        return missing
+
+    def suspend(self) -> None:
+        """All workers are gone: what has started stays, and is made again otherwise."""
+        while self.records and not self.records[-1].started:
+            self.records.pop()

@@ -1,0 +1,377 @@
+"""Streams of a job's members to the coordinator: joins, what workers say, streams that break and come again.
+
+A stream that breaks is no death: the lease decides. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import grpc.aio
+
+from ps_server.coordinator.drops import Drops
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.jobs.mailbox import LAST_WORDS, Mailbox, Stream
+from ps_server.coordinator.jobs.member import JobState, Member, MemberState
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.late_joins import Entrances
+from ps_server.coordinator.readers import Readers
+from ps_server.coordinator.recovery import Recovery
+from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.events import Event
+from ps_server.log import logger
+from ps_server.rpc import auth as gatekeeper
+from ps_wire.errors import (
+    FrameMalformed,
+    InternalError,
+    JobFull,
+    JobUnknown,
+    PsError,
+    ServerNotReady,
+    StrangerRefused,
+    WorkerNumberTaken,
+)
+from ps_wire.frames.frame import check_protocol
+from ps_wire.frames.messages import refused_to_proto, table_from_proto
+from ps_wire.process import watched
+from ps_wire.spec.job_spec import check_lease, check_spec
+from ps_wire.spec.table import MAX_TABLES, TableSpec
+from ps_wire.text import one_line
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+MAX_METRICS = 64
+MAX_HOST, MAX_REASON = 255, 500  # characters
+JOIN_LIMIT_S = 10.0
+LOOK_S = 0.1  # between two looks at the leases
+
+
+class MemberStreams:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: dict[str, Room],
+        readers: Readers,
+        takings: Takings,
+        room_of: Callable[[spec_pb2.Job], Room],
+    ) -> None:
+        """Takes `room_of`, which gives the room of a job, a new one if need be."""
+        self._shards = shards
+        self._rooms = rooms
+        self._readers = readers
+        self._takings = takings
+        self._room_of = room_of
+        self._looking: asyncio.Task[None] | None = None
+        self.entrances = Entrances()
+        self.recovery: Recovery | None = None
+        self.drops: Drops | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends all streams; who comes is to come again, to this coordinator's successor."""
+        self._closed = True
+        for room in self._rooms.values():
+            for mailbox in room.mailboxes.values():
+                mailbox.end_stream()
+
+    def stop(self) -> None:
+        """Evicts nobody any more, and lets nobody in."""
+        self.entrances.stop()
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def serve(self, messages: AsyncIterator[pb.MemberRequest]) -> AsyncGenerator[pb.MemberReply]:
+        """One stream: the first message joins, or resumes; an error ends it with `refused`."""
+        try:
+            room, member, mailbox, stream = await self._begin(messages)
+        except PsError as error:
+            level = logging.DEBUG if error.retryable else logging.WARNING
+            self._shards.own.complaints.say(level, "a worker", "join refused: %s", error)
+            yield pb.MemberReply(refused=refused_to_proto(error))
+            return
+        reading = watched.task(
+            f"reading the stream of worker {member.worker} of job {room.job.name}",
+            self._read(messages, room, member, mailbox),
+            log=logger,
+            failed=lambda error: mailbox.put(_refused_by(error)),
+        )
+        try:
+            while (reply := await stream.get()) is not None:
+                yield reply
+                if reply.WhichOneof("kind") in LAST_WORDS:
+                    # The worker closes first, so that its last message is not cut off by ours.
+                    await asyncio.wait([reading], timeout=JOIN_LIMIT_S)
+                    self._gone(room, member)
+                    room.close(member)
+                    return
+        finally:
+            reading.cancel()
+            mailbox.detach(stream)
+            if member.lease_s == 0 and not self._closed:  # nothing else says that it is gone
+                self._gone(room, member)
+            if (mailbox.over or not member.present) and not self._closed:
+                room.close(member)
+
+    async def _begin(self, messages: AsyncIterator[pb.MemberRequest]) -> tuple[Room, Member, Mailbox, Stream]:
+        if self._closed:
+            raise ServerNotReady("the coordinator stops, and its successor goes on")
+        try:
+            async with asyncio.timeout(JOIN_LIMIT_S):
+                first = await anext(aiter(messages))
+        except (TimeoutError, StopAsyncIteration):
+            raise FrameMalformed("a member's stream starts with a join") from None
+        match first.WhichOneof("kind"):
+            case "join":
+                return await self._join(first.join)
+            case "resume":
+                return self._resume(first.resume)
+        raise FrameMalformed("a member's stream starts with a join")
+
+    async def _join(self, join: pb.Join) -> tuple[Room, Member, Mailbox, Stream]:
+        check_protocol(join.protocol)
+        gatekeeper.check_job(join.job.name)
+        self._shards.check_ready()
+        self._check_recovered(join.job.name)
+        wanted = check_spec(join.job)
+        lease_s = check_lease(join.lease_s)
+        worker = join.worker if join.HasField("worker") else None
+        while True:
+            room = self._room_of(wanted)
+            try:
+                member, actions = room.job.join(
+                    wanted,
+                    worker=worker,
+                    host=one_line(join.host, MAX_HOST),
+                    pid=join.pid,
+                    lease_s=lease_s,
+                    before=join.evicted,
+                )
+                break
+            except (WorkerNumberTaken, JobFull):
+                if not await self._gives_way(room, worker):
+                    raise
+        if not member.reader:
+            self._takings.joins(room.job.name)
+        mailbox = room.admit(member, actions)
+        event = Event.REJOIN if join.evicted else Event.JOIN
+        room.events.record(event, member, epoch=room.job.epoch)
+        self.look()
+        return room, member, mailbox, mailbox.attach()
+
+    def look(self) -> None:
+        """Looks at leases from now on, as long as there are jobs."""
+        if self._looking is None or self._looking.done():
+            self._looking = watched.endless_task("looking at leases", self._look, log=logger)
+
+    async def _gives_way(self, room: Room, worker: int | None) -> bool:
+        """Whether one of those who are in the way of a join goes before all have shown that they live."""
+        holders = room.job.roster.holders(worker)
+        before_s = {id(holder): room.heard_s.get(holder.worker, 0.0) for holder in holders}
+        for holder in holders:
+            mailbox = room.mailboxes.get((holder.worker, holder.incarnation))
+            if mailbox is not None:
+                mailbox.ask(pb.MemberReply(prove=pb.Prove()))
+        while holders:
+            if not all(holder.present for holder in holders):
+                return True
+            if all(
+                holder.state is not MemberState.LEAVING
+                and (holder.lease_s == 0 or room.heard_s.get(holder.worker, 0.0) > before_s[id(holder)])
+                for holder in holders
+            ):
+                return False
+            await room.changed()
+        return False
+
+    def _resume(self, resume: pb.Resume) -> tuple[Room, Member, Mailbox, Stream]:
+        gatekeeper.check_job(resume.job)
+        if self.drops is not None and (gone := self.drops.over(resume.job, resume.incarnation)) is not None:
+            raise gone
+        room = self._rooms.get(resume.job)
+        if room is None:
+            self._check_recovered(resume.job)
+            raise JobUnknown(
+                f"no job {resume.job[:64]!r} here: shard 0 was started again, and keeps nothing of it; start "
+                "it again, and servers with --snapshot-dir, --snapshot-every and --state-dir"
+            )
+        known = room.job.roster.members.get(resume.worker)
+        unheard = known is not None and (known.worker, known.incarnation) not in room.mailboxes
+        of_before = resume.incarnation <= room.job.roster.floor  # as all that a coordinator has given
+        if known is not None and known.state is MemberState.RETURNING and unheard and of_before:
+            # one of those that the coordinator before this one knew
+            taken_back = room.take_back(known, resume)
+            return room, known, taken_back, self._attached(taken_back)
+        mailbox = room.mailboxes.get((resume.worker, resume.incarnation))
+        if mailbox is None or known is None or known.incarnation != resume.incarnation:
+            over = room.job.over(resume.worker, resume.incarnation)
+            raise over or JobUnknown(f"worker {resume.worker} is not in job {room.job.name}")
+        if not hmac.compare_digest(mailbox.session, resume.session):
+            raise StrangerRefused(f"this is not the session of worker {resume.worker}", worker=resume.worker)
+        mailbox.heard(resume.heard)
+        stream = self._attached(mailbox)
+        room.heard(known)
+        room.events.record(Event.RESUME, known, epoch=room.job.epoch)
+        return room, known, mailbox, stream
+
+    @staticmethod
+    def _attached(mailbox: Mailbox) -> Stream:
+        stream = mailbox.attach()
+        mailbox.ask(pb.MemberReply(resumed=pb.Resumed(taken=mailbox.taken)))
+        return stream
+
+    def _check_recovered(self, job: str) -> None:
+        if self.recovery is not None:
+            self.recovery.check(job)
+        if self.drops is not None:
+            self.drops.check(job)
+
+    # -- what workers say ------------------------------------------------------------------------------
+
+    async def _read(
+        self, messages: AsyncIterator[pb.MemberRequest], room: Room, member: Member, mailbox: Mailbox
+    ) -> None:
+        try:
+            async for message in messages:
+                if not member.present or self._closed:  # it has not heard yet that it was evicted
+                    continue
+                room.heard(member)
+                spec = None
+                if message.WhichOneof("kind") == "make_table":  # it takes as long as there are parameters
+                    spec = await asyncio.to_thread(_table_of, message.make_table, room.job.specs)
+                    if not member.present or self._closed:
+                        continue
+                # what one says who is to come back, but that it goes, is of steps that are no more
+                void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
+                if mailbox.takes(message) and not void:
+                    if spec is not None:
+                        self.entrances.make_table(room, member, spec, message.make_table.table)
+                    else:
+                        self._take(message, room, member, mailbox)
+        except PsError as error:
+            peer = f"job {room.job.name} worker {member.worker}"
+            self._shards.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
+            mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
+        except grpc.aio.AioRpcError as error:
+            logger.debug("job %s worker %d: stream broke: %s", room.job.name, member.worker, error)
+
+    def _take(self, message: pb.MemberRequest, room: Room, member: Member, mailbox: Mailbox) -> None:
+        job = room.job
+        match message.WhichOneof("kind"):
+            case "heartbeat":
+                progress = message.heartbeat.progress
+                room.progress[member.worker] = _bounded(progress)
+                if progress.HasField("calls"):
+                    job.stands(member, progress.calls)
+                member.taken = dict(progress.taken)
+                mailbox.heard(message.heartbeat.heard)
+            case "uploaded" if message.uploaded.final:
+                room.do(job.uploaded_final(member))
+            case "uploaded" if message.uploaded.live:
+                uploaded = message.uploaded
+                self._readers.uploaded(job.name, member, uploaded.step, begins=uploaded.begins)
+            case "uploaded":
+                room.do(job.uploaded(member, message.uploaded.table))
+            case "cut_ready" | "cut_captured" | "holding" as kind:
+                self._hold(kind, message, job.name, member)
+            case "finish":
+                room.progress[member.worker] = _bounded(message.finish.progress)
+                member.steps = message.finish.progress.step
+                room.do(job.finish(member))
+                room.events.record(Event.FINISH, member, epoch=job.epoch)
+                self._no_more(job.name, member)
+            case "leave":
+                room.progress[member.worker] = _bounded(message.leave.progress)
+                member.steps = message.leave.progress.step
+                reason = one_line(message.leave.reason, MAX_REASON)
+                room.do(job.leave(member, reason, dict(message.leave.clocks)))
+                event = Event.DRAIN if message.leave.drained else Event.LEAVE
+                room.events.record(event, member, epoch=job.epoch, detail=reason or "done")
+                self._no_more(job.name, member)
+            case kind:
+                raise FrameMalformed(f"a member's stream does not take {kind!r} here")
+
+    def _hold(self, kind: str, message: pb.MemberRequest, job: str, member: Member) -> None:
+        """What a member says that is asked to wait between two steps."""
+        if kind == "cut_ready":
+            self._takings.ready(job, member, message.cut_ready)
+        elif kind == "cut_captured":
+            self._takings.captured(job, member, message.cut_captured)
+        else:
+            self.entrances.holding(job, member, message.holding)
+
+    def _gone(self, room: Room, member: Member) -> None:
+        """A member has heard its last word: if that was not its own wish, it is out at once."""
+        if room.job.roster.members.get(member.worker) is member and member.present:
+            room.do(room.job.lost(member))
+        self._no_more(room.job.name, member)
+
+    def _no_more(self, job: str, member: Member) -> None:
+        """A member takes no more steps."""
+        self._readers.gone(job, member)
+        self._takings.gone(job, member)
+
+    # -- leases ----------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while self._rooms:
+            now_s, bug = time.monotonic(), None
+            for room in list(self._rooms.values()):
+                try:
+                    for member in room.evict_silent(now_s):
+                        self._no_more(room.job.name, member)
+                except Exception as error:  # noqa: BLE001 - the leases of other jobs end all the same
+                    bug = bug or error
+            if bug is not None:
+                raise bug
+            await asyncio.sleep(LOOK_S)
+
+
+def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
+    """A member, for people."""
+    running = room.job.state is JobState.RUNNING and member.state is not MemberState.JOINING
+    left_s = room.leases.left_s(member.worker, member.incarnation, now_s)
+    return pb.WorkerStatus(
+        worker=member.worker,
+        incarnation=member.incarnation,
+        host=member.host,
+        pid=member.pid,
+        state="running" if running and member.trains else member.state.value,
+        progress=room.progress.get(member.worker, pb.Progress()),
+        heartbeat_age_s=now_s - room.heard_s.get(member.worker, now_s),
+        lease_left_s=-1.0 if left_s is None else max(left_s, 0.0),
+    )
+
+
+def _refused_by(bug: Exception) -> pb.MemberReply:
+    """What a worker is told whose messages nobody takes any more."""
+    return pb.MemberReply(refused=refused_to_proto(InternalError(f"{type(bug).__name__}: {bug}")))
+
+
+def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:
+    """What a worker makes: the very one that others have made, if it is the same: none is compared again."""
+    spec = table_from_proto(message.table)
+    same = spec.number < len(known) and known[spec.number] == spec
+    return known[spec.number] if same else spec
+
+
+def _leaves(message: pb.MemberRequest) -> bool:
+    return bool(message.WhichOneof("kind") == "leave")
+
+
+def _bounded(progress: pb.Progress) -> pb.Progress:
+    """A worker's progress with a bounded number of metrics and tables, and short, printable texts."""
+    for name in [name for name in progress.metrics if len(name) > 64 or not name.isprintable()]:
+        del progress.metrics[name]
+    for name in sorted(progress.metrics)[MAX_METRICS:]:
+        del progress.metrics[name]
+    for table in sorted(progress.taken)[MAX_TABLES:]:
+        del progress.taken[table]
+    progress.waits = one_line(progress.waits, MAX_REASON)
+    progress.passed_over = one_line(progress.passed_over, MAX_REASON)
+    return progress

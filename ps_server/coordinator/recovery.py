@@ -1,0 +1,351 @@
+"""What becomes of jobs when servers come back without what they held: on the coordinator.
+
+A shard that comes back empty, or a coordinator that does, takes all shards back to the last snapshot of each
+job, together: one that goes on with newer state beside one with older would be torn. A job without a snapshot
+is lost, and its members are told so.
+
+A coordinator that was started again leaves jobs that have snapshots asleep, ended ones too, until somebody
+comes to one. While a job goes back nobody joins it, and no order goes out but for that.
+
+Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from ps_server.agreement.refusals import too_many_jobs
+from ps_server.coordinator.allowance import Allowance
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.jobs.member import check_job
+from ps_server.coordinator.jobs.runner import MAX_JOBS, Room
+from ps_server.coordinator.jobs.saved_job import SavedJob, Snapshots
+from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.state_store import StateStore
+from ps_server.log import logger
+from ps_wire.errors import (
+    ConfigurationRefused,
+    JobMismatch,
+    JobUnknown,
+    MemoryLimitExceeded,
+    PsError,
+    RestoredTooOften,
+    ServerNotReady,
+    SnapshotMismatch,
+    SnapshotMissing,
+    SnapshotUnusable,
+)
+from ps_wire.frames.frame import MAX_GENERATION
+from ps_wire.frames.messages import table_to_proto
+from ps_wire.process import watched
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+
+AGAIN_S = 0.2
+LIST_AGAIN_S = 2.0
+LOAD_LIMIT_S = 600.0  # for a shard to read its part
+TRIES = 16  # snapshots of a job, the newest first: each costs a generation
+RESTORES, RESTORES_WITHIN_S = 4, 600.0  # that people may ask for, of one job
+
+
+class Recovery:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: dict[str, Room],
+        states: StateStore,
+        room_of: Callable[[spec_pb2.Job], Room],
+        snapshots: Snapshots | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes `room_of`, which makes a room of a job; `snapshots`, or None where nothing is durable."""
+        self._clock = clock
+        self._restores = Allowance(RESTORES, RESTORES_WITHIN_S)
+        self._shards = shards
+        self._rooms = rooms
+        self._states = states
+        self._room_of = room_of
+        self._snapshots = snapshots
+        self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
+        self.takings: Takings | None = None  # of what a job is that is about to go back none is taken
+        self._went_to: dict[str, str] = {}  # job -> snapshot
+        self._too_large: dict[str, MemoryLimitExceeded] = {}  # jobs whose snapshot did not fit; nobody knows
+        self._lost: set[int] = set()
+        self._pending: set[str] = set()
+        self._current = ""  # the job that goes back now
+        self._asleep: set[str] = set()  # jobs with snapshots that nobody has come to
+        self._listed = True  # that they are known
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job goes back, or is about to; jobs to sleep on may still be looked for."""
+        return not self._pending and not self._current
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Jobs that have snapshots and are not held by the servers yet: name -> what becomes of it."""
+        going_back = self._pending | ({self._current} if self._current else set())
+        asleep = self._asleep | self._too_large.keys()
+        states = dict.fromkeys(asleep, "asleep") | dict.fromkeys(going_back, "going back")
+        return {name: states[name] for name in sorted(states.keys() - self._rooms.keys())}
+
+    def check(self, job: str) -> None:
+        """Refuses who comes to a job that goes back to its snapshot; one that sleeps is woken.
+
+        Raises:
+            ServerNotReady: come again.
+            JobFull: there are too many jobs for another one.
+            MemoryLimitExceeded: its snapshot did not fit into the servers; it is tried again for the next
+                one who comes.
+        """
+        if (too_large := self._too_large.pop(job, None)) is not None:
+            self._asleep.add(job)
+            raise too_large
+        if job in self._asleep:
+            if len(self._rooms) >= MAX_JOBS:
+                raise too_many_jobs(MAX_JOBS)
+            self._asleep.discard(job)
+            self._pending.add(job)
+            self._start()
+        if not self._listed or job in self._pending or job == self._current:
+            raise ServerNotReady(f"servers have come back, and job {job} is going back to its snapshot")
+
+    def sleeps(self, job: str) -> bool:
+        """Whether the job has a snapshot that nobody has come to.
+
+        Raises:
+            ServerNotReady: it goes back to a snapshot now, or may be about to.
+        """
+        if not self._listed or job in {*self._pending, self._current}:
+            raise ServerNotReady(f"job {job} is going back to its snapshot: drop it when it has")
+        return job in self._asleep
+
+    def dismiss(self, job: str) -> None:
+        """The job was dropped: it is not woken any more."""
+        self._asleep.discard(job)
+
+    def begin(self) -> None:
+        """The coordinator has started: jobs go on from their snapshots when somebody comes to them."""
+        if self._snapshots is not None:
+            self._listed = False
+            self._start()
+
+    def lost(self, shard: int) -> None:
+        """A shard came back without what it held: every job had a slice of its weights there."""
+        self._lost.add(shard)
+        for room in self._rooms.values():
+            room.loses(shard)
+        self._pending |= self._rooms.keys()
+        self._asleep |= self._too_large.keys()  # the shard may have come back with more memory
+        self._too_large.clear()
+        if self._current:
+            self._pending.add(self._current)
+        self._start()
+
+    async def go_back(self, job: str, snapshot: str) -> int:
+        """A person wants it: a job goes back to its newest snapshot, as if a shard had been lost.
+
+        Args:
+            job: its name; it need not run.
+            snapshot: the name of that snapshot, which all shards have.
+
+        Returns:
+            The step that it goes on from.
+
+        Raises:
+            ConfigurationRefused: nothing is kept of jobs here.
+            SnapshotMissing: this is not the newest one that can be used; nothing happens.
+            SnapshotUnusable: a shard cannot use it.
+            RestoredTooOften: the job has done so `RESTORES` times in a short time.
+            MemoryLimitExceeded: it does not fit into a shard; it is kept, and nobody trains the job.
+        """
+        if self._snapshots is None:
+            raise ConfigurationRefused("jobs cannot go back: start the servers with --snapshot-dir")
+        saved = await asyncio.to_thread(next, self._saved(job), None)
+        if saved is None or saved.snapshot != snapshot:
+            raise SnapshotMissing(
+                f"{snapshot[:64]!r} is not the newest snapshot of job {job} that can be used"
+            )
+        if (wait_s := self._restores.wait_s(job, self._clock())) > 0:
+            raise RestoredTooOften(
+                f"job {job} has gone back {RESTORES} times in {RESTORES_WITHIN_S:g} s: try again in "
+                f"{wait_s:.0f} s",
+                wait_s=wait_s,
+            )
+        self._restores.take(job, self._clock())
+        self._went_to.pop(job, None)
+        self._asleep.discard(job)
+        self._too_large.pop(job, None)
+        self._pending.add(job)
+        await asyncio.wait([self._start()])
+        if (too_large := self._too_large.get(job)) is not None:
+            raise too_large
+        if self._went_to.get(job) != snapshot:
+            raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
+        return saved.step
+
+    def stop(self) -> None:
+        """Ends what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._task is None:
+            self._task = watched.endless_task("going back to snapshots", self._run, log=logger)
+        return self._task
+
+    async def _run(self) -> None:
+        try:
+            await self._list()
+            while self._pending:
+                name = self._current = self._pending.pop()
+                try:
+                    await self._recover(name)
+                except Exception:  # noqa: BLE001 - the other jobs are not to wait for ever
+                    logger.exception("job %s: bug while it goes back to its snapshot", name)
+                    await self._give_up(name)
+        finally:
+            self._current = ""
+            if not isinstance(sys.exception(), Exception):  # else it begins again, with those that are left
+                self._task = None
+                self._lost.clear()
+
+    async def _list(self) -> None:
+        """Finds the jobs to sleep on: none of them is to begin anew where storage does not answer."""
+        while not self._listed and self._snapshots is not None:
+            try:
+                self._asleep = set(await asyncio.to_thread(self._snapshots.jobs)) - self._rooms.keys()
+                self._listed = True
+            except PsError as error:
+                logger.error("nobody can join: %s; trying again", error)
+                await asyncio.sleep(LIST_AGAIN_S)
+
+    async def _recover(self, name: str) -> None:
+        room = self._rooms.get(name)
+        if self.takings is not None:
+            self.takings.goes_back(name)
+        if room is not None:
+            await room.freeze()
+        await self._shards.wait_complete(None)
+        if self.takings is not None:
+            await self.takings.over(name)
+        self._pending.discard(name)  # all that was lost until here it goes back for now
+        snapshots = self._saved(name)
+        for _ in range(TRIES):
+            saved = await asyncio.to_thread(next, snapshots, None)
+            if saved is None:
+                break
+            try:
+                _check_same(room, saved)
+                floor = await self._restore(saved)
+            except ServerNotReady as error:  # a shard has gone again: from the beginning
+                logger.warning("job %s: %s", name, error)
+                self._pending.add(name)
+                await asyncio.sleep(AGAIN_S)
+                return
+            except MemoryLimitExceeded as error:  # nothing is wrong with the snapshot
+                too_large = MemoryLimitExceeded(
+                    f"job {name} goes on from its snapshot {saved.snapshot}, which is kept, once it fits: "
+                    f"{error.message}. Start the job again when other jobs have ended, or servers with a "
+                    "larger --memory-limit",
+                    **error.facts,
+                )
+                logger.error("%s", too_large.message)
+                self._too_large[name] = too_large
+                await self._give_up(name, too_large)
+                return
+            except PsError as error:
+                logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)
+                continue
+            if name in self._pending:  # a shard that had read its part has lost it while others still read
+                return
+            self._go_on(room or self._room_of(saved.job), saved, floor)
+            return
+        await self._give_up(name)
+
+    def _saved(self, name: str) -> Iterator[SavedJob]:
+        """One after the other, on another thread: each may be large."""
+        return iter(self._snapshots.saved(name) if self._snapshots is not None else ())
+
+    async def _restore(self, saved: SavedJob) -> int:
+        """All shards load their parts; returns the last incarnation that is over."""
+        generation = self._shards.raise_generation()
+        await self._shards.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
+        return floor_of(generation)
+
+    def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
+        name = saved.job.name
+        logger.warning("job %s: goes on from its snapshot %s, step %d", name, saved.snapshot, saved.step)
+        self._states.drop(name, but="start/")
+        for key, blob in saved.states.items():
+            self._states.put(name, key, blob)
+        self._went_to[name] = saved.snapshot
+        room.roll_back(saved, floor=floor)
+        self.on_restored()
+
+    async def _give_up(self, name: str, why: PsError | None = None) -> None:
+        """Members of a job hear why it ends, by default that it is lost; shards forget it."""
+        room = self._rooms.get(name)
+        if room is None:  # nobody is there; some shards may have read their parts
+            with suppress(PsError):
+                await self._shards.order(pb.Order(drop_job=pb.DropJob(job=name)))
+            return
+        error = why or self._is_lost(room.job.name)
+        room.thaw([*room.job.tell_all(error), *room.job.drop()])
+
+    def _is_lost(self, job: str) -> JobUnknown:
+        shards = ", ".join(map(str, sorted(self._lost)))
+        why = (
+            "nothing is kept of it (--durability none)"
+            if self._snapshots is None
+            else "it has no snapshot that can be read"
+        )
+        return JobUnknown(
+            f"shard {shards} was started again without its state: its part of job {job} is lost, for "
+            f"{why}; start the job again, and servers with --snapshot-dir and --snapshot-every",
+            shard=min(self._lost, default=0),
+        )
+
+
+def _check_same(room: Room | None, saved: SavedJob) -> None:
+    """Refuses a snapshot of a job that trains otherwise than the one that is here."""
+    if room is None or room.job.forgotten:
+        return
+    try:
+        check_job(room.job.spec, saved.job)
+    except JobMismatch as error:
+        facts = error.facts
+        raise SnapshotMismatch(
+            f"it is of a job that trains otherwise: {facts['what']}: the job has {facts['expected']}, the "
+            f"snapshot {facts['got']}",
+            **facts,
+        ) from None
+
+
+def floor_of(generation: int) -> int:
+    """The last incarnation of workers that is over when shards have been restored as of this generation.
+
+    Whoever restores may not know how often workers have joined: it is above all that could have been given.
+    """
+    return generation * (MAX_GENERATION + 1)
+
+
+def restoration(saved: SavedJob, generation: int) -> pb.Order:
+    """The order for every shard to load its part, as of this generation."""
+    restore = pb.Restore(
+        job=saved.job,
+        tables=[table_to_proto(spec) for spec in saved.tables],
+        snapshot=saved.snapshot,
+        generation=generation,
+        incarnation=floor_of(generation),
+        step=saved.step,
+        steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},
+    )
+    return pb.Order(restore=restore)

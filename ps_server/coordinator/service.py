@@ -1,0 +1,354 @@
+"""The coordinator's gRPC service: streams of members, readers and following shards, and single calls.
+
+Thin: what a member says is taken by `member_streams`, what a reader says by `readers`, what a shard says by
+`orders`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
+
+import grpc.aio
+
+from ps_server.agreement.messages import attendance_from_proto, norm_from_proto
+from ps_server.coordinator import share_messages
+from ps_server.coordinator.drops import Drops
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.jobs import member as members
+from ps_server.coordinator.jobs.collectives import Part
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.member_streams import MemberStreams, worker_status
+from ps_server.coordinator.readers import Readers
+from ps_server.coordinator.recovery import Recovery
+from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.state_store import StateStore
+from ps_server.log import logger
+from ps_server.rpc import auth as gatekeeper
+from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
+from ps_wire.frames.messages import epoch_use_to_proto, state_parts
+from ps_wire.process import watched
+from ps_wire.spec.address import check_job_name
+from ps_wire.text import one_line
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import coordinator_pb2_grpc as rpc
+from ps_wire.v1 import spec_pb2
+
+MAX_ABSENT_SHOWN = 1024  # jobs that have snapshots, and nobody has come to
+MAX_EPOCHS_SHOWN = 4
+REGISTER_LIMIT_S = 10.0
+MAX_REASON = 200  # characters, of who stops a job
+MAX_TOLD = 1024  # workers of a job that was dropped, by name
+COLLECT_S = 2.0  # that a call waits for other workers; then its worker looks after itself, and asks again
+LOOK_S = 0.02  # then it asks the others where they are: they may wait for a step of one that waits here
+LAST_LOOK_S = 0.5  # they are asked less and less often: a heartbeat costs 0.24 ms
+
+
+class CoordinatorService(rpc.CoordinatorServicer):
+    """See the module's docstring. Used on the event loop only."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: Mapping[str, Room],
+        states: StateStore,
+        *,
+        member_streams: MemberStreams,
+        readers: Readers,
+        recovery: Recovery,
+        takings: Takings,
+        drops: Drops,
+        on_fenced: Callable[[Fenced], None],
+    ) -> None:
+        """Takes the coordinator's parts; `on_fenced` hears of a newer coordinator."""
+        self._shards = shards
+        self._rooms = rooms
+        self._states = states
+        self._member_streams = member_streams
+        self._readers = readers
+        self._recovery = recovery
+        self._takings = takings
+        self._drops = drops
+        self._on_fenced = on_fenced
+
+    # -- streams ---------------------------------------------------------------------------------------
+
+    async def Member(
+        self, request_iterator: AsyncIterator[pb.MemberRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.MemberReply]:
+        """A worker's stream."""
+        async with aclosing(self._member_streams.serve(request_iterator)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def Read(
+        self, request_iterator: AsyncIterator[pb.ReadRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ReadReply]:
+        """A reader's stream."""
+        async with aclosing(self._readers.serve(request_iterator)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def Follow(
+        self, request_iterator: AsyncIterator[pb.FollowRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.Order]:
+        """A shard above 0 registers, then carries orders out."""
+        try:
+            gatekeeper.check_service("be a shard")
+            async with asyncio.timeout(REGISTER_LIMIT_S):
+                first = await anext(aiter(request_iterator))
+        except (TimeoutError, StopAsyncIteration):
+            raise FrameMalformed("a shard's stream starts with register") from None
+        register = first.register
+        try:
+            await self._shards.check_held(register)
+            outbox = self._shards.register(register)
+        except PsError as error:
+            if isinstance(error, Fenced) and error.facts.get("coordinator"):
+                self._on_fenced(error)
+            raise
+        await context.send_initial_metadata(())  # tells the shard that it is registered
+        reading = watched.task(
+            f"reading what shard {register.shard} says",
+            self._read_follower(request_iterator, register.shard, outbox),
+            log=logger,
+            failed=lambda _: outbox.put_nowait(None),  # it follows again
+        )
+        try:
+            while (order := await outbox.get()) is not None:
+                yield order
+        finally:
+            reading.cancel()
+            self._shards.unregister(register.shard, outbox)
+
+    async def _read_follower(
+        self,
+        messages: AsyncIterator[pb.FollowRequest],
+        shard: int,
+        outbox: asyncio.Queue[pb.Order | None],
+    ) -> None:
+        try:
+            async for message in messages:
+                if message.WhichOneof("kind") == "norm":
+                    self._shards.reported(shard, norm_from_proto(message.norm))
+                elif message.WhichOneof("kind") == "attendance":
+                    self._shards.attended(shard, attendance_from_proto(message.attendance))
+                else:
+                    self._shards.answered(shard, message.done)
+        except (grpc.aio.AioRpcError, FrameMalformed) as error:
+            logger.debug("shard %d: stream broke: %s", shard, error)
+        outbox.put_nowait(None)
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    async def PutState(
+        self, request_iterator: AsyncIterator[pb.StateChunk], context: grpc.aio.ServicerContext
+    ) -> pb.PutStateReply:
+        """A member puts state, in chunks; kept once it is whole."""
+        chunks = aiter(request_iterator)
+        first = await anext(chunks, None)
+        if first is None:
+            raise FrameMalformed("a state without chunks")
+        key = first.key
+        self._check_member(key)
+        with self._states.arriving(key.job, key.name[:64], key.worker) as take:
+            take(first.data)
+            async for chunk in chunks:
+                take(chunk.data)
+        return pb.PutStateReply()
+
+    async def GetState(
+        self, request: pb.GetStateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.StateChunk]:
+        """A member gets state, in chunks; with `at_least` it waits for it, as long as its call may take."""
+        key = request.key
+        self._check_member(key)
+        if key.name in ("live", "noted"):
+            async for chunk in self._position(key):
+                yield chunk
+            return
+        while request.HasField("at_least") and not self._states.reached(key.job, key.name, request.at_least):
+            await self._states.change(key.job)
+            self._check_member(key)
+        blob = self._states.get(key.job, key.name)
+        for part in state_parts(blob):
+            yield pb.StateChunk(data=part)
+
+    async def _position(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
+        room, live = self._rooms[key.job], self._readers.live
+        joiner = room.job.roster.member(key.worker, key.incarnation)
+        noted = live.noted(room, joiner) if key.name == "noted" else await live.for_joiner(room, joiner)
+        yield pb.StateChunk(clocks=noted.clocks)
+        for part in state_parts(noted.blob):
+            yield pb.StateChunk(data=part)
+
+    def _check_member(self, key: pb.StateKey) -> None:
+        self._member(key.job, key.worker, key.incarnation)
+
+    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
+        gatekeeper.check_job(job)
+        if (gone := self._drops.over(job, incarnation)) is not None:
+            raise gone
+        room = self._rooms.get(job)
+        if room is None:
+            self._recovery.check(job)
+            raise JobUnknown(f"no job {job[:64]!r} here")
+        if (over := room.job.over(worker, incarnation)) is not None:
+            raise over
+        return room, room.job.roster.member(worker, incarnation)
+
+    async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
+        """What of an epoch of a loader a worker hands out next."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        loader, shares = share_messages.check_loader(request.loader), room.job.shares
+        shares.agreed.check(loader, member.worker, request.data)
+        if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):
+            return pb.ShareReply()  # the job was stopped
+        piece = shares.once(
+            loader,
+            member.worker,
+            member.incarnation,
+            request.request,
+            lambda: shares.ask(
+                loader,
+                share_messages.check_epoch(request.epoch),
+                member.worker,
+                member.incarnation,
+                room.job.sharing(),
+                begins=request.begins,
+                first=request.first,
+                samples=request.samples,
+                mark=share_messages.mark_of(request.mark),
+                rest=share_messages.mark_of(request.rest),
+            ),
+        )
+        room.say_epochs()
+        if piece is None:
+            return pb.ShareReply()
+        return pb.ShareReply(
+            piece=pb.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+        )
+
+    async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
+        """How far a worker has come in what it hands out."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        loader = share_messages.check_loader(request.loader)
+        room.job.shares.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
+        return pb.UseReply()
+
+    async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
+        """Whether a worker is to begin an epoch of its loop."""
+        room, _ = self._member(request.job, request.worker, request.incarnation)
+        if room.job.begin_epoch(request.epoch):
+            return pb.EpochReply()
+        return pb.EpochReply(last=room.job.last_epoch, why=room.job.stopped)
+
+    async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
+        """The job ends, for all workers after the same epoch."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        reason = one_line(request.reason, MAX_REASON)
+        room.do(room.job.stop(member, reason))
+        return pb.EpochReply(last=room.job.last_epoch, why=room.job.stopped)
+
+    async def Collect(self, request: pb.CollectRequest, context: grpc.aio.ServicerContext) -> pb.CollectReply:
+        """A call that all workers make together; waits for the others for a while."""
+        room, member = self._member(request.job, request.worker, request.incarnation)
+        if not request.HasField("number"):
+            return pb.CollectReply(number=room.job.collectives.next_open)
+        if member.reader or member.state is not members.MemberState.JOINED:
+            raise ConfigurationRefused(f"worker {member.worker} has finished or reads: it makes no such call")
+        part = Part(
+            form=request.form,
+            op=request.op,
+            source=request.source,
+            values=tuple(request.values),
+            blob=request.blob,
+            begun=request.begun,
+        )
+        number, job = request.number, room.job
+        made = job.collectives.outcome(number)
+        if made is None:
+            job.collectives.bring(number, member.worker, member.incarnation, part)
+            made = job.settle_call(number)
+            if made is not None:
+                room.wake()
+        until_s, pause_s = time.monotonic() + COLLECT_S, LOOK_S
+        steps: Mapping[int, int] = {}
+        while made is None and not steps and time.monotonic() < until_s:
+            if self._rooms.get(job.name) is not room or room.job is not job:
+                break
+            room.ask(job.elsewhere() if request.clocks else (), pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await room.changed()
+            pause_s = min(2 * pause_s, LAST_LOOK_S)
+            made = job.settle_call(number)
+            steps = job.needed(member, request.clocks)
+        if made is None:
+            return pb.CollectReply(number=number, missing=job.missing_in_call(number), steps=steps)
+        made.check(number, part)
+        return pb.CollectReply(number=number, done=True, values=made.values, blob=made.blob)
+
+    async def Snapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.SnapshotProgress]:
+        """Takes a snapshot; the last word says where it is."""
+        gatekeeper.check_job(request.job)
+        async for progress in self._takings.take(request.job):
+            yield progress
+
+    async def NameSnapshot(
+        self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A name that no snapshot of the job has."""
+        gatekeeper.check_job(request.job)
+        return pb.SnapshotProgress(snapshot=await self._takings.new_name(check_job_name(request.job)))
+
+    async def Restore(
+        self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotProgress:
+        """A job goes back to a snapshot that was brought here."""
+        gatekeeper.check_job(request.job)
+        step = await self._recovery.go_back(check_job_name(request.job), request.snapshot)
+        return pb.SnapshotProgress(phase="done", snapshot=request.snapshot, step=step)
+
+    async def Drop(self, request: pb.DropRequest, context: grpc.aio.ServicerContext) -> pb.DropReply:
+        """A job is forgotten: its name begins anew."""
+        gatekeeper.check_job(request.job)
+        dropped = await self._drops.drop(check_job_name(request.job), force=request.force)
+        return pb.DropReply(
+            state=dropped.state,
+            workers=dropped.workers[:MAX_TOLD],
+            readers=dropped.readers,
+            tables=dropped.tables,
+            snapshots=dropped.snapshots,
+            where=dropped.where,
+        )
+
+    # -- status ----------------------------------------------------------------------------------------
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusReply:
+        """All jobs with their workers."""
+        jobs = [self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)]
+        absent = [(name, state) for name, state in self._recovery.absent.items() if gatekeeper.sees(name)]
+        for name, state in absent[:MAX_ABSENT_SHOWN]:
+            jobs.append(pb.JobStatus(job=spec_pb2.Job(name=name), state=state))
+        return pb.StatusReply(num_shards=self._shards.num_shards, shards=self._shards.addresses, jobs=jobs)
+
+    @staticmethod
+    def _job_status(room: Room) -> pb.JobStatus:
+        now_s = time.monotonic()
+        job = room.job
+        clocks = {worker: progress.step for worker, progress in room.progress.items()}
+        return pb.JobStatus(
+            job=job.spec,
+            state=job.state.value,
+            num_tables=job.num_tables,
+            epoch=job.epoch,
+            events=room.events.counts,
+            happened=room.events.last,
+            epochs=[epoch_use_to_proto(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
+            workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
+        )

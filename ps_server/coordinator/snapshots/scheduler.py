@@ -1,0 +1,284 @@
+"""Snapshots of all jobs that are taken, on the coordinator: when they are due, and who waits for one.
+
+Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.jobs.member import JobState, Member
+from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.snapshots.attempt import Taking
+from ps_server.coordinator.snapshots.policy import SnapshotPolicy
+from ps_server.coordinator.state_store import StateStore
+from ps_server.log import logger
+from ps_wire.errors import (
+    ConfigurationRefused,
+    CutAborted,
+    InternalError,
+    JobUnknown,
+    PsError,
+    SnapshotFailed,
+)
+from ps_wire.process import watched
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.v1 import coordinator_pb2 as pb
+
+LOOK_S = 0.1  # between two looks at jobs
+SAY_S = 0.2  # between two words of how one gets on
+TRIES = 3  # of a cut that was disturbed
+LASTING = (JobState.RUNNING, JobState.ENDED)  # jobs of which there is something to keep
+
+
+class Takings:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        rooms: Mapping[str, Room],
+        states: StateStore,
+        *,
+        store: SnapshotStore | None,
+        policy: SnapshotPolicy,
+        lock_of: Callable[[Room], asyncio.Lock],
+    ) -> None:
+        """Takes `lock_of`, which gives what is held while a job is cut; `store`: None where there is none."""
+        self._shards = shards
+        self._rooms = rooms
+        self._states = states
+        self._store = store
+        self._policy = policy
+        self._lock_of = lock_of
+        self._numbers = itertools.count(secrets.randbits(32))
+        self._takings: dict[str, Taking] = {}
+        self._tasks: dict[str, asyncio.Task[Taking]] = {}
+        self._last: dict[str, tuple[int, float]] = {}  # job -> step and time of its last one
+        self._tables: dict[str, int] = {}  # job -> tables that had started at its last one
+        self._errors: dict[str, PsError] = {}
+        self._training: set[str] = set()  # jobs that somebody has joined, and whose end was not seen
+        self._barred: set[str] = set()  # jobs that are being dropped
+        self._periodic: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Takes snapshots when they are due, from now on."""
+        if self._store is not None and (self._policy.every_steps or self._policy.every_s):
+            self._periodic = watched.endless_task("periodic snapshots", self._run, log=logger)
+
+    def stop(self) -> None:
+        """Takes none any more."""
+        if self._periodic is not None:
+            self._periodic.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+
+    # -- what members say, and what becomes of them ----------------------------------------------------
+
+    def ready(self, job: str, member: Member, message: pb.CutReady) -> None:
+        """See `Taking.ready`."""
+        if job in self._takings:
+            self._takings[job].ready(member, message)
+
+    def captured(self, job: str, member: Member, message: pb.CutCaptured) -> None:
+        """See `Taking.captured`."""
+        if job in self._takings:
+            self._takings[job].captured(member, message)
+
+    def gone(self, job: str, member: Member) -> None:
+        """See `Taking.gone`."""
+        if job in self._takings:
+            self._takings[job].gone(member)
+
+    def joins(self, job: str) -> None:
+        """Somebody does: a cut would keep its pushes back, and waits until it is in."""
+        self._training.add(job)
+        if job in self._takings:
+            self._takings[job].disturb(CutAborted(f"job {job}: a worker joined during the cut"))
+
+    def goes_back(self, job: str) -> None:
+        """The job goes back to an older snapshot: one of what it was is not taken any more."""
+        self._last.pop(job, None)
+        self._tables.pop(job, None)
+        if job in self._takings:
+            self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
+
+    async def bar(self, job: str) -> None:
+        """The job is being dropped: none is taken until `unbar`; returns once none is under way."""
+        self._barred.add(job)
+        if job in self._takings:
+            self._takings[job].disturb(SnapshotFailed(f"job {job} is being dropped"))
+        await self.over(job)
+
+    def unbar(self, job: str) -> None:
+        """What there is of the job from now on is new, or was not dropped after all."""
+        self._barred.discard(job)
+
+    def forget(self, job: str) -> None:
+        """The job was dropped: nothing that was known of it holds for another one of its name."""
+        self._last.pop(job, None)
+        self._tables.pop(job, None)
+        self._training.discard(job)
+
+    async def over(self, job: str) -> None:
+        """Returns once none is under way: one that was given up is gone, and its manifest with it."""
+        if job in self._takings:
+            await asyncio.wait([self._tasks[job]])
+
+    # -- taking ----------------------------------------------------------------------------------------
+
+    async def take(self, job: str) -> AsyncIterator[pb.SnapshotProgress]:
+        """Takes a snapshot of a job, or waits for the one that is being taken; the last word is `done`.
+
+        Raises:
+            ConfigurationRefused: there is no --snapshot-dir.
+            JobUnknown: there is no such job.
+            PsError: it could not be taken.
+        """
+        room = self._rooms.get(job)
+        if room is None:
+            raise JobUnknown(f"no job {job[:64]!r} here", job=job[:64])
+        taking = self._start(room)
+        task = self._tasks[job]
+        while not task.done():
+            await asyncio.wait([task], timeout=SAY_S)
+            taking = self._takings.get(job, taking)
+            if taking.manifest is None:
+                yield taking.progress
+        taking = task.result()
+        if taking.manifest is None:
+            raise self._errors.get(job) or SnapshotFailed(f"job {job}: no snapshot was taken")
+        yield taking.progress
+
+    async def new_name(self, job: str) -> str:
+        """A name for a snapshot that comes from elsewhere. Raises ConfigurationRefused: as `take`."""
+        return await asyncio.to_thread(self._place().new_name, job)
+
+    def _place(self) -> SnapshotStore:
+        if self._store is None:
+            raise ConfigurationRefused(
+                "the servers have no place for snapshots: start them with --snapshot-dir"
+            )
+        return self._store
+
+    def _start(self, room: Room) -> Taking:
+        """The one that is being taken, else another one."""
+        name = room.job.name
+        if name in self._barred:
+            raise SnapshotFailed(f"job {name} is being dropped")
+        if name not in self._takings:
+            taking = self._takings[name] = self._make(room)
+            self._errors.pop(name, None)
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._take(room, taking))
+            watched.outcome(f"a snapshot of job {name}", task, log=logger)  # the periodic ones nobody awaits
+        return self._takings[name]
+
+    def _make(self, room: Room) -> Taking:
+        return Taking(
+            room,
+            self._shards,
+            self._states,
+            self._place(),
+            number=next(self._numbers),
+            keep=self._policy.keep,
+        )
+
+    async def _take(self, room: Room, taking: Taking) -> Taking:
+        """The last of its tries."""
+        name = room.job.name
+        began_s = time.monotonic()
+        try:
+            for left in reversed(range(TRIES)):
+                try:
+                    manifest = await taking.run(self._lock_of(room))
+                    break
+                except CutAborted as error:
+                    if not left:
+                        raise
+                    logger.info("%s; trying again", error)
+                    await asyncio.sleep(LOOK_S)
+                    taking.check_again()
+                    taking = self._takings[name] = self._make(room)
+            room.events.counts["snapshot"] += 1
+            logger.info(
+                "job %s: snapshot %s of step %d, %d bytes, %.2f s",
+                name,
+                taking.progress.snapshot,
+                manifest.step,
+                manifest.total_bytes,
+                time.monotonic() - began_s,
+            )
+        except Exception as error:  # noqa: BLE001 - training goes on whatever it is
+            self._errors[name] = (
+                error if isinstance(error, PsError) else InternalError(f"{type(error).__name__}: {error}")
+            )
+            room.events.counts["snapshot_failed"] += 1
+            logger.error(
+                "job %s: NO SNAPSHOT: %s; the job goes on, and older snapshots stay",
+                name,
+                error,
+                exc_info=None if isinstance(error, PsError) else error,
+            )
+        finally:
+            try:
+                self._last[name] = await self._step_of(room), time.monotonic()
+                self._tables[name] = room.job.num_started
+            finally:
+                self._takings.pop(name, None)
+        return taking
+
+    # -- when they are due -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for name in [name for name in self._last if name not in self._rooms]:
+                del self._last[name]
+                self._tables.pop(name, None)
+            bug = None
+            for room in list(self._rooms.values()):
+                try:
+                    if self._may_be_due(room) and self._is_due(room, await self._step_of(room)):
+                        with suppress(PsError):  # it was said
+                            self._start(room)
+                except Exception as error:  # noqa: BLE001 - other jobs have theirs all the same
+                    bug = bug or error
+            if bug is not None:
+                raise bug
+
+    def _may_be_due(self, room: Room) -> bool:
+        known = self._rooms.get(room.job.name) is room
+        busy = room.job.name in self._takings or room.job.name in self._barred
+        return known and not busy and room.job.state in LASTING
+
+    def _is_due(self, room: Room, step: int) -> bool:
+        name = room.job.name
+        if not self._may_be_due(room):  # any more: another thread has looked at the step
+            return False
+        if room.job.state is JobState.ENDED:  # once, whatever its step
+            ends = name in self._training
+            self._training.discard(name)
+            return ends
+        now_s = time.monotonic()
+        last_step, last_s = self._last.setdefault(name, (step, now_s))
+        if step < last_step:  # the fastest has gone: the others have it as far to the next one as before
+            last_step, _ = self._last[name] = step, last_s
+        if room.job.num_started > self._tables.get(name, room.job.num_started):
+            return True  # workers could not go back to one that has not all tables
+        every_steps, every_s = self._policy.every_steps, self._policy.every_s
+        if every_steps:
+            return step // every_steps > last_step // every_steps
+        return now_s - last_s >= every_s and step > last_step
+
+    async def _step_of(self, room: Room) -> int:
+        """The largest step that anybody who is here has begun, as this process sees it."""
+        here = {member.worker for member in room.job.roster.here()}
+        steps = [progress.step for worker, progress in room.progress.items() if worker in here]
+        newest = await asyncio.to_thread(self._shards.own.newest_clock, room.job.name)  # cells have locks
+        return max([newest, *steps])

@@ -1,0 +1,68 @@
+"""Threads that close steps: sums and optimizers of several partitions run beside each other.
+
+torch lets go of the interpreter in its kernels, so as many run at once as the process has cores. It must not
+know what a job does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ps_server.log import logger
+from ps_server.shard.transport.outbox import corked
+from ps_wire.process import watched
+
+Job: TypeAlias = Callable[[], None]
+
+BATCH = 8  # jobs whose replies leave together, while others wait
+
+
+class Pool:
+    """See the module's docstring. Jobs begin in the order in which they were given."""
+
+    def __init__(self) -> None:
+        """Starts the threads; they end with `close`, or with the process."""
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads = [watched.endless_thread("ps-apply", self._run, log=logger) for _ in range(_cores())]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Has a job done. It handles its errors itself."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Ends the threads when all jobs that were given are done."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while self._batch():
+            pass
+
+    def _batch(self) -> bool:
+        """Does some jobs; False: there will be none any more."""
+        with corked():
+            for place in range(BATCH):
+                try:
+                    job = self._jobs.get(block=place == 0)
+                except queue.Empty:
+                    break
+                if job is None:
+                    return False
+                try:
+                    job()
+                except Exception:  # noqa: BLE001 - the threads serve all jobs; this one's workers are told
+                    logger.exception("bug while closing a step")
+        return True
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,367 @@
+"""The server process: one gRPC server with all services, its readiness, its end.
+
+Everything on the event loop only moves messages; tensors are worked on in the threads of `data_stream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import torch
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from ps_server.coordinator.coordinator import Coordinator
+from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.generations import Generations, Hold
+from ps_server.coordinator.snapshots.durability import Durability
+from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS, SnapshotPolicy
+from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
+from ps_server.log import logger
+from ps_server.process.closing_pool import Pool
+from ps_server.rpc.auth import Gatekeeper
+from ps_server.rpc.errors import ErrorInterceptor
+from ps_server.rpc.health import Health
+from ps_server.shard import hand_off
+from ps_server.shard.follower import Follower
+from ps_server.shard.hand_off import Inherited
+from ps_server.shard.optimizer import piece_optimizer
+from ps_server.shard.optimizer.device_optimizer import device_of
+from ps_server.shard.service import ShardService
+from ps_server.shard.shard import Shard
+from ps_server.shard.transport.grpc_stream import DataStreams
+from ps_server.shard.transport.socket_server import SocketServer
+from ps_wire.access.access import OPEN, Access
+from ps_wire.access.channel import SERVER, bind
+from ps_wire.access.token import TokenCheck
+from ps_wire.errors import Fenced, PsError, Unavailable
+from ps_wire.frames.carrier import Carrier
+from ps_wire.process import watched
+from ps_wire.process.allocator import keep_large_blocks
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
+
+GRACE_S = 3.0  # calls that are answering may finish; streams of members and data do not end by themselves
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What a person typed, checked.
+
+    Attributes:
+        shard: number of this shard.
+        num_shards: of the service.
+        host: to bind; loopback unless told otherwise.
+        port: of the control plane and the gRPC carrier; 0 lets the system choose.
+        coordinator: HOST:PORT of shard 0; None on shard 0 itself.
+        advertise: the host under which workers reach this shard.
+        memory_limit_bytes: for the tables of all jobs; None for no limit.
+        data_port: of the TCP carrier; 0 lets the system choose.
+        health_port: of the health service alone, without TLS; None: it is on the control port only.
+        state_dir: where generations, and what is handed off, are kept; None: nowhere.
+        snapshot_dir: URL of the jobs' snapshots, the same for all shards; None: there are none.
+        snapshots: when they are taken, and how many are kept.
+        durability: what becomes of jobs when a shard loses what it held.
+        access: certificates for both planes; the token that calls must carry, and that its own carry.
+        device: on which optimizers run.
+    """
+
+    shard: int
+    num_shards: int
+    host: str
+    port: int
+    coordinator: str | None
+    advertise: str
+    memory_limit_bytes: int | None
+    data_port: int = 0
+    health_port: int | None = None
+    state_dir: Path | None = None
+    snapshot_dir: str | None = None
+    durability: Durability = Durability.NONE
+    access: Access = OPEN
+    device: str = "cpu"
+    snapshots: SnapshotPolicy = NO_SNAPSHOTS
+
+
+class Server:
+    """One server process. `run` serves until a signal and returns the exit code."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._pool = Pool()
+        self._shard = Shard(
+            index=options.shard,
+            num_shards=options.num_shards,
+            memory_limit_bytes=options.memory_limit_bytes,
+            submit=self._pool.submit,
+            device=device_of(options.device),
+        )
+        self._saved: SavedJobs | None = None
+        self._store: SnapshotStore | None = None
+        if options.snapshot_dir is not None:
+            self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
+            self._saved = SavedJobs(self._store)
+            self._saved.give(self._shard)
+        self._inherited = Inherited(boot=secrets.token_bytes(16))
+        self._coordinator: Coordinator | None = None
+        self._follower: Follower | None = None
+        self._stopped: asyncio.Future[int] | None = None
+        self._grace_s = GRACE_S
+        self._health = Health(self._shard.count_refused)
+        self._stops: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], None]] = []  # last of all
+
+    async def run(self) -> int:
+        """Serves until SIGTERM (0) or SIGINT (130); a second signal ends the process at once.
+
+        Raises:
+            Unavailable: the port is in use, or the host is not ours to bind.
+            Fenced: a newer process has this server's place.
+        """
+        keep_large_blocks(one_arena=True)
+        piece_optimizer.warm_up()
+        torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
+        stopped = self._stopped = self._catch_signals()
+        handed_off = await self._find_hand_off()
+        server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
+        port = self._bind(server)
+        sockets = self._listen()
+        probed = self._bind_health()
+        advertised = f"{self._options.advertise}:{port}"
+        self._add_services(server, advertised)  # takes a generation: whatever can fail is before it
+        following: asyncio.Task[None] | None = None
+        hands_off = False
+        if not stopped.done():
+            if handed_off is not None:
+                await asyncio.to_thread(handed_off.use_up)  # and before anything is taken
+            await server.start()
+            sockets.begin()
+            if probed is not None:
+                await probed.start()
+            self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+            following = self._start_following(advertised)
+            logger.info("serving on %s:%d", self._options.host, port)
+            await asyncio.wait([stopped])
+            logger.info("stopping")
+            self._health.end()
+            hands_off = await self._drain(stopped)
+        if following is not None:
+            following.cancel()
+        for stop in self._stops:
+            stop()
+        await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(self._grace_s))
+        if probed is not None:
+            await probed.stop(None)
+        await asyncio.to_thread(self._pool.close)
+        if hands_off:
+            await asyncio.to_thread(self._hand_off)
+        for end in self._ends:
+            end()
+        logger.info("stopped")
+        return stopped.result()
+
+    async def _find_hand_off(self) -> hand_off.Found | None:
+        """What the process before this one has handed off, put into the shard; it is not used up yet."""
+        if self._options.state_dir is None:
+            return None
+        found = await asyncio.to_thread(hand_off.find, self._options.state_dir, self._shard)
+        if found is not None and found.inherited is not None:
+            self._inherited = found.inherited
+        return found
+
+    async def _drain(self, stopped: asyncio.Future[int]) -> bool:
+        """Takes nothing any more; what is under way comes to its end. Whether all can be handed off."""
+        if self._options.state_dir is None or stopped.exception() is not None or stopped.result() != 0:
+            return False
+        self._service.ready = False
+        if self._follower is not None:
+            await self._follower.drain()
+        drained = self._coordinator is None or await self._coordinator.drain()
+        if drained and self._coordinator is not None:
+            self._stops.remove(self._coordinator.stop)
+            self._stops.append(self._coordinator.halt)
+        await asyncio.to_thread(self._shard.retire)
+        return drained
+
+    def _hand_off(self) -> None:
+        """No thread works on the shard any more: writes what it holds for the process after this one."""
+        assert self._options.state_dir is not None
+        more: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        coordinator = self._inherited.coordinator
+        if self._coordinator is not None:
+            more, tensors = self._coordinator.capture()
+        if self._follower is not None:
+            more = {"done": [it.SerializeToString().hex() for it in self._follower.done.values()]}
+            coordinator = self._follower.coordinator
+        handed_on = Inherited(
+            boot=self._inherited.boot,
+            coordinator=coordinator,
+            more=more,
+            tensors=tensors,
+        )
+        try:
+            hand_off.write(self._options.state_dir, self._shard, handed_on)
+        except (PsError, OSError) as error:
+            logger.error("nothing is handed off, and what this shard held is lost: %s", error)
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        access = self._options.access
+        if access.token is None:
+            return [ErrorInterceptor()]
+        return [ErrorInterceptor(), Gatekeeper(TokenCheck(access.tokens), self._shard.count_refused)]
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address = f"{self._options.host}:{self._options.port}"
+        try:
+            port = bind(server, address, self._options.access.tls)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {_why(self._options) or error}") from None
+        return port
+
+    def _bind_health(self) -> grpc.aio.Server | None:
+        """For probes, which have neither certificate nor token."""
+        options = self._options
+        if options.health_port is None:
+            return None
+        server = grpc.aio.server(options=SERVER)
+        server.add_generic_rpc_handlers((self._health.handler(),))
+        address = f"{options.host}:{options.health_port}"
+        try:
+            bind(server, address, None)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {error} (--health-port)") from None
+        return server
+
+    def _listen(self) -> SocketServer:
+        """For data, which waits until `begin`; the service then offers it."""
+        options = self._options
+        sockets = SocketServer(
+            self._shard,
+            host=options.host,
+            port=options.data_port,
+            tls=options.access.tls,
+        )
+        grpc_carrier = shard_pb2.Carrier(name=Carrier.GRPC)
+        self._service = ShardService(self._shard, carriers=[*sockets.offers, grpc_carrier])
+        return sockets
+
+    def _add_services(self, server: grpc.aio.Server, advertised: str) -> None:
+        names = [
+            shard_pb2.DESCRIPTOR.services_by_name["Shard"].full_name,
+            health.SERVICE_NAME,
+            reflection.SERVICE_NAME,
+        ]
+        shard_pb2_grpc.add_ShardServicer_to_server(self._service, server)
+        streams = DataStreams(self._shard)
+        self._stops.append(streams.close)
+        server.add_generic_rpc_handlers((streams.handler(),))
+        server.add_generic_rpc_handlers((self._health.handler(),))
+        if self._options.shard == 0:
+            coordinator = self._take_over(advertised)
+            coordinator.begin()
+            self._coordinator = coordinator
+            self._stops.append(coordinator.stop)
+            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator.service, server)
+            names.append(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name)
+        reflection.enable_server_reflection(names, server)
+
+    def _take_over(self, advertised: str) -> Coordinator:
+        """A coordinator with what its predecessor has handed off, if that can be used."""
+        if self._options.state_dir is not None:
+            hold = Hold(self._options.state_dir)
+            self._ends.append(hold.let_go)
+        generations = Generations(self._options.state_dir)
+        coordinator = self._make_coordinator(advertised, generations)
+        if self._inherited.more:
+            try:
+                coordinator.take_over(self._inherited.more, self._inherited.tensors)
+            except Exception:  # noqa: BLE001 - whatever it is: the file is used up
+                logger.exception(
+                    "WHAT THE COORDINATOR BEFORE HAS HANDED OFF CANNOT BE USED: as if it had been killed, "
+                    "jobs go back to their snapshots, and are lost where there are none"
+                )
+                coordinator.halt()
+                for entry in self._shard.jobs():
+                    self._shard.end(entry.name)
+                self._inherited = Inherited(boot=secrets.token_bytes(16))
+                coordinator = self._make_coordinator(advertised, generations)
+        return coordinator
+
+    def _make_coordinator(self, advertised: str, generations: Generations) -> Coordinator:
+        return Coordinator(
+            Shards(self._shard, advertised, asyncio.get_running_loop(), generations),
+            self._saved if self._options.durability is Durability.SNAPSHOT else None,
+            store=self._store,
+            policy=self._options.snapshots,
+            on_fenced=self._fence,
+        )
+
+    def _start_following(self, advertised: str) -> asyncio.Task[None] | None:
+        if self._options.coordinator is None:
+            self._set_ready(True)
+            return None
+        self._set_ready(False)
+        follower = self._follower = Follower(
+            self._shard,
+            address=self._options.coordinator,
+            advertise=advertised,
+            inherited=self._inherited,
+            on_ready=self._set_ready,
+            on_fenced=self._fence,
+            access=self._options.access,
+        )
+        return watched.endless_task("following the coordinator", follower.run, log=logger)
+
+    def _fence(self, error: Fenced) -> None:
+        """A newer process has this server's place: nothing is taken any more."""
+        self._set_ready(False)
+        self._shard.void()
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_exception(error)
+
+    def _set_ready(self, ready: bool) -> None:
+        self._service.ready = ready
+        status = health_pb2.HealthCheckResponse
+        state = status.SERVING if ready else status.NOT_SERVING
+        for name in (READINESS, health.OVERALL_HEALTH):
+            self._health.set(name, state)
+
+    def _catch_signals(self) -> asyncio.Future[int]:
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[int] = loop.create_future()
+
+        def stop(number: signal.Signals, code: int) -> None:
+            if stopped.done():
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            else:
+                logger.info("got %s", number.name)
+                stopped.set_result(code)
+
+        loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM, 0)
+        loop.add_signal_handler(signal.SIGINT, stop, signal.SIGINT, 130)
+        return stopped
+
+
+def _why(options: ServerOptions) -> str:
+    """The system's own words for why an address cannot be bound; gRPC does not pass them on."""
+    host = options.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, options.port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

@@ -1,0 +1,128 @@
+"""One job on one shard: who may connect, who is in the gates, its tables. Guarded by the shard's lock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ps_server.agreement.refusals import evicted, rolled_back
+from ps_server.events import Event, line_of
+from ps_server.log import logger
+from ps_server.shard.table.table import ShardTable
+from ps_wire.errors import ServerNotReady, StrangerRefused
+from ps_wire.spec import consistency
+from ps_wire.spec.nonfinite import NonFinite
+
+
+class Retirable(Protocol):
+    """A connection that another one can replace.
+
+    Attributes:
+        carrier: its name.
+    """
+
+    carrier: str
+
+    def retire(self) -> None:
+        """Takes no more frames; waits for the one that is being taken."""
+        ...
+
+    def cut(self) -> None:
+        """Ends the connection at once, once it is retired, and frees what it holds. Never blocks."""
+        ...
+
+
+@dataclass(slots=True)
+class ShardJob:
+    """A job's part on this shard.
+
+    Attributes:
+        members: worker -> (incarnation, first step by table); those in the gates.
+        known: worker -> live incarnation; members, and those who may only read.
+        tokens: (worker, incarnation) -> tokens good for one connection each.
+        sessions: worker -> its live connection.
+        fenced: worker -> the newest incarnation that was fenced; it and older ones may do nothing any more.
+        expelled: worker -> the connection that its fence has ended, until the verdict.
+        connected: worker -> the incarnation that has had a connection.
+        events: kind -> how often it came here.
+        floor: incarnations up to this one were before the rollback to `floor_step`; 0: there was none.
+    """
+
+    name: str
+    consistency: consistency.Consistency
+    num_workers: int
+    nonfinite: NonFinite = NonFinite.ERROR
+    members: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
+    tables: dict[int, ShardTable] = field(default_factory=dict)
+    tokens: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    sessions: dict[int, Retirable] = field(default_factory=dict)
+    memory_bytes: int = 0
+    fenced: dict[int, int] = field(default_factory=dict)
+    expelled: dict[int, Retirable | None] = field(default_factory=dict)
+    connected: dict[int, int] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    floor: int = 0
+    floor_step: int = 0
+
+    def copy(self) -> ShardJob:
+        """Of this moment, with the same tables and connections: for who reads it without the lock."""
+        return replace(
+            self,
+            members=dict(self.members),
+            known=dict(self.known),
+            tables=dict(self.tables),
+            tokens={key: list(tokens) for key, tokens in self.tokens.items()},
+            sessions=dict(self.sessions),
+            fenced=dict(self.fenced),
+            expelled=dict(self.expelled),
+            connected=dict(self.connected),
+            events=Counter(self.events),
+        )
+
+    def connections(self) -> list[Retirable]:
+        """All that are live, or wait for a verdict."""
+        here = [*self.sessions.values(), *self.expelled.values()]  # at once: others come and go
+        return [it for it in here if it is not None]
+
+    def retire(self) -> None:
+        """Nothing more is taken of its workers; waits for what is being taken."""
+        for session in self.connections():
+            session.retire()
+
+    def count_connection(self, worker: int) -> None:
+        """A worker has a connection: its first one, or another one in place of it."""
+        incarnation = self.known.get(worker, 0)
+        if self.connected.get(worker) == incarnation:
+            self.say(Event.RETRY, worker=worker, incarnation=incarnation)
+        self.connected[worker] = incarnation
+
+    def say(self, event: Event, **facts: object) -> None:
+        """Counts and logs an event."""
+        self.events[event.value] += 1
+        logger.info("job %s: %s", self.name, line_of(event, facts))
+
+    def check_known(self, worker: int, incarnation: int) -> None:
+        """Refuses who has not joined.
+
+        Raises:
+            RolledBack: it is of a time that is undone.
+            Evicted: it was silent for longer than its lease.
+            ServerNotReady: it is about to be evicted.
+            StrangerRefused: the worker has not joined, or another incarnation of it has.
+        """
+        if self.known.get(worker) == incarnation:
+            return
+        if self.floor and incarnation <= self.floor:
+            raise rolled_back(self.name, self.floor_step)
+        if incarnation <= self.fenced.get(worker, -1):
+            if worker in self.expelled:
+                raise ServerNotReady(f"worker {worker} of job {self.name} is being evicted", worker=worker)
+            raise evicted(self.name, worker, incarnation)
+        raise StrangerRefused(
+            f"worker {worker} with incarnation {incarnation} has not joined job {self.name}",
+            worker=worker,
+            incarnation=incarnation,
+        )

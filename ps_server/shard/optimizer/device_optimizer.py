@@ -1,0 +1,82 @@
+"""Optimizers on an accelerator, with their state there; weights stay on the host, where they are sent from.
+
+A step takes the weights and the mean of the gradients to the device and brings the weights back, so nobody
+else has to know that there is one. It waits for its own copies, never for the whole device. Not measured on a
+GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State, known
+from ps_wire.errors import UsageError
+from ps_wire.spec.table import Group
+
+HOST = torch.device("cpu")
+
+
+def device_of(text: str) -> torch.device:
+    """The device of `--device`.
+
+    Raises:
+        UsageError: torch knows no such device, or has none here.
+    """
+    try:
+        device = torch.device(text)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--device {text!r}: torch cannot use it here: {reason}") from None
+    return device
+
+
+def optimizer_on(device: torch.device) -> Callable[..., PieceOptimizer]:
+    """What makes an optimizer whose steps run on a device."""
+    return PieceOptimizer if device.type == "cpu" else partial(DeviceOptimizer, device=device)
+
+
+class DeviceOptimizer(PieceOptimizer):
+    """See the module's docstring. P pieces as a `PieceOptimizer` has them, on the host."""
+
+    def __init__(
+        self, name: str, group: Group, pieces: Sequence[torch.Tensor], *, device: torch.device
+    ) -> None:
+        """As `PieceOptimizer`; `device` is where the state is."""
+        self._device = device
+        self._hosts = list(pieces)
+        super().__init__(name, group, [piece.to(device, copy=True) for piece in pieces])
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor | None], group: Group) -> None:
+        """See `PieceOptimizer.step`; gradients are on the host."""
+        there = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        hosts, pieces = [self._hosts[place] for place in there], [self._pieces[place] for place in there]
+        torch._foreach_copy_(pieces, hosts)
+        taken = [None if gradient is None else gradient.to(self._device) for gradient in gradients]
+        super().step(taken, group)
+        torch._foreach_copy_(hosts, pieces)
+
+    def plain(self, group: Group) -> bool:  # noqa: ARG002 - the base's
+        """Never: `step_plain` works on the host."""
+        return False
+
+    def crosses(self, group: Group) -> bool:  # noqa: ARG002 - the base's
+        """Never: nor does `step_across`."""
+        return False
+
+    def rebind(self, pieces: Sequence[torch.Tensor]) -> None:
+        """See `PieceOptimizer.rebind`."""
+        self._hosts = list(pieces)
+
+    def export_state(self) -> list[State]:
+        """See `PieceOptimizer.export_state`; on the host."""
+        return [{key: value.cpu() for key, value in state.items()} for state in super().export_state()]
+
+    def _own(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        own = super()._own(key, value)
+        entry = known(self._name)
+        return own.to(self._device) if entry.fused or key not in entry.scalars else own

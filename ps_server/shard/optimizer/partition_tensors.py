@@ -1,0 +1,243 @@
+"""The tensors of one partition: its weights, and the optimizer that changes them.
+
+Legend: E = elements of the partition, P = parameter pieces in it.
+
+It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
+
+from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
+from ps_server.shard.optimizer.splitter import Splitter
+from ps_server.shard.optimizer.versioned_weights import Weights
+from ps_wire.errors import PsError
+from ps_wire.frames.buffer import bytes_of
+from ps_wire.frames.carrier import Message
+from ps_wire.process import kernels, trace
+from ps_wire.spec import codec as codecs
+from ps_wire.spec.plan import Piece
+from ps_wire.spec.table import Group
+
+
+class CellValues:
+    """See the module's docstring.
+
+    Attributes:
+        cuts: pieces that the optimizer works on: P, or more where parts of one have counted different steps.
+        zeros: shape (E,), for who has no gradient.
+        doubled: the weights lie in two halves that workers map; each version takes the other one.
+        ahead: the other half holds what the next `apply` makes.
+    """
+
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        pieces: Sequence[Piece],
+        optimizer: Callable[[Sequence[torch.Tensor]], PieceOptimizer],
+    ) -> None:
+        """Takes `weights`, shape (E,), over; `optimizer` makes one for P pieces."""
+        self._weights = Weights(weights)
+        self._pieces = self.cuts = tuple(pieces)
+        self._whose: list[int] | None = None  # piece of each cut; None: they are the pieces
+        self._split = Splitter(pieces, weights.numel())
+        self._make_optimizer = optimizer
+        self._optimizer = optimizer(self._split(weights)) if pieces else None
+        self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
+        self.doubled = False
+        self.ahead = False
+        self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
+        self._rounded: dict[int, tuple[int, memoryview]] = {}  # by codec: of which version
+        self._kept: dict[int, torch.Tensor] = {}  # weights of older versions, which nobody writes
+
+    @property
+    def now(self) -> torch.Tensor:
+        """The weights, shape (E,); only read."""
+        return self._weights.now
+
+    @property
+    def payload(self) -> memoryview:
+        """The weights' bytes where they lie."""
+        if not self.doubled:
+            return bytes_of(self.now)
+        place = self.now.data_ptr()
+        if place not in self._payloads:
+            self._payloads[place] = bytes_of(self.now)
+        return self._payloads[place]
+
+    def rounded(self, codec: int, version: int) -> memoryview:
+        """The weights' bytes as a codec has them, a copy that nobody writes, one for all who ask.
+
+        Args:
+            codec: one for these weights, but not `AS_THEY_ARE`.
+            version: of the weights.
+        """
+        made = self._rounded.get(codec)
+        if made is None or made[0] != version:
+            made = self._rounded[codec] = version, self._round(codec)
+        return made[1]
+
+    @trace.traced("round weights")
+    def _round(self, codec: int) -> memoryview:
+        return bytes_of(self.now.to(codecs.travelling(codec, self.now.dtype)))
+
+    def keep(self, version: int) -> None:
+        """Keeps a copy of the weights, which are of this version, until `keep_only` lets it go."""
+        self._kept[version] = self.now.clone()
+
+    def keep_only(self, versions: Collection[int]) -> None:
+        """Lets go of what was kept of other versions."""
+        if self._kept:
+            self._kept = {version: kept for version, kept in self._kept.items() if version in versions}
+
+    def kept(self, version: int, codec: int) -> memoryview:
+        """The bytes of weights that were kept, as a codec has them."""
+        kept = self._kept[version]
+        dtype = kept.dtype if codec == codecs.AS_THEY_ARE else codecs.travelling(codec, kept.dtype)
+        return bytes_of(kept.to(dtype))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of weights of older versions."""
+        return sum(kept.nbytes for kept in self._kept.values())
+
+    def sent(self, reply: Message) -> None:
+        """See `Weights.sent`."""
+        self._weights.sent(reply)
+
+    def load(self, values: torch.Tensor) -> None:
+        """Sets the weights, shape (E,), with an optimizer that has no state."""
+        self._make_writable()
+        if self._optimizer is not None and self.optimizer_bytes():
+            self._set_cuts(self._pieces)
+            self._optimizer = self._make_optimizer(self._split(self._weights.now))
+        self.now.copy_(values)
+
+    def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
+        """See `Weights.double`."""
+        self._weights.double(halves, version, loaded=loaded)
+        self.doubled = True
+        self._rebind()
+
+    def step_ahead(self, gradients: Sequence[torch.Tensor], group: Group) -> bool:
+        """Writes what a step with the mean of these comes to into the other half, where one pass can do that.
+
+        Args:
+            gradients: of shape (E,) each, in rank order, a value in each piece.
+            group: hyper-parameters.
+
+        Returns:
+            Whether all of it is finite, and the next `apply` of these only has to turn to it.
+        """
+        other, optimizer = self._weights.other, self._optimizer
+        if other is None or optimizer is None or not optimizer.plain(group):
+            return False
+        if kernels.KERNELS is None or not kernels.fit([*gradients, other]):
+            return False
+        with trace.span("mean and step"):
+            self.ahead = kernels.KERNELS.mean_step(gradients, self.now, optimizer.rate(group), other)
+        return self.ahead
+
+    @trace.traced("optimizer")
+    def apply(self, average: torch.Tensor | None, present: Iterable[bool], group: Group) -> None:
+        """One optimizer step.
+
+        Args:
+            average: shape (E,); None where `step_ahead` did it.
+            present: P flags; pieces without a gradient are skipped.
+            group: hyper-parameters.
+        """
+        if self.ahead:
+            self.ahead = False
+            self._weights.next()
+            return
+        assert average is not None
+        if self._optimizer is None:
+            self.carry()
+            return
+        flags = list(present)
+        if self._weights.other is not None and self._optimizer.crosses(group):
+            pieces = self._split(self.now)
+            self._weights.next()
+            self._rebind()
+            self._optimizer.step_across(pieces, self._given(average, flags), group)
+            return
+        if all(flags) and self._optimizer.plain(group):
+            before = self.now
+            self._optimizer.step_plain(before, average, group, out=self._weights.next())
+            if self._weights.other is None and self.now is not before:
+                self._rebind()
+            return
+        if self._weights.other is None:
+            self._make_writable()
+        else:
+            self.carry()
+            self._rebind()
+        self._optimizer.step(self._given(average, flags), group)
+
+    def _given(self, average: torch.Tensor, flags: list[bool]) -> list[torch.Tensor | None]:
+        """The gradients of `cuts`, None where nobody has one."""
+        if self._whose is not None:
+            flags = [flags[piece] for piece in self._whose]
+        pieces = zip(self._split(average), flags, strict=True)
+        return [values if there else None for values, there in pieces]
+
+    @trace.traced("carry weights")
+    def carry(self) -> None:
+        """The next version is like this one."""
+        self.ahead = False
+        if self._weights.other is not None:
+            before = self.now
+            self._weights.next().copy_(before)
+
+    def _make_writable(self) -> None:
+        """Before the weights change in place: leaves memory that replies are still sent from."""
+        if self._weights.make_writable():
+            self._rebind()
+
+    def _rebind(self) -> None:
+        """The optimizer goes on where the weights are now."""
+        if self._optimizer is not None:
+            self._optimizer.rebind(self._split(self.now))
+
+    # -- the optimizer's state -------------------------------------------------------------------------
+
+    def export_state(self) -> list[State]:
+        """The states of `cuts`, copied: see `PieceOptimizer.export_state`."""
+        return self._optimizer.export_state() if self._optimizer is not None else []
+
+    def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
+        """Sets the states of `cuts`, by default the P pieces. Raises what `PieceOptimizer.import_state` does.
+
+        A cut is at a multiple of 16 elements from its parameter's start.
+        """
+        if self._optimizer is None:
+            return
+        before, optimizer = self.cuts, self._optimizer
+        self._set_cuts(self._pieces if cuts is None else tuple(cuts))
+        if self.cuts != before:
+            optimizer = self._make_optimizer(self._split(self._weights.now))
+        try:
+            optimizer.import_state(states)
+        except PsError:
+            self._set_cuts(before)
+            raise
+        self._optimizer = optimizer
+
+    def _set_cuts(self, cuts: tuple[Piece, ...]) -> None:
+        place = {piece.parameter: place for place, piece in enumerate(self._pieces)}
+        self.cuts = cuts
+        self._whose = None if cuts == self._pieces else [place[cut.parameter] for cut in cuts]
+        self._split = Splitter(cuts, self._weights.now.numel())
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the optimizer's state of a piece may hold."""
+        return self._optimizer.state_names if self._optimizer is not None else ()
+
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer state."""
+        return self._optimizer.state_bytes() if self._optimizer is not None else 0

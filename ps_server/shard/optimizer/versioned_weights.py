@@ -1,0 +1,90 @@
+"""The weights of a partition, and the memory that replies about it still leave from.
+
+Legend: E = elements of the partition.
+
+A reply is bound to the version it was queued with, and may be sent from these very weights much later.
+Whoever is about to change them asks `make_writable` first: where a reply is still held, the weights go on in
+other memory, and what the reply holds stays as it is. So an apply waits for no peer, and no reply is torn. In
+BSP this hardly ever happens: a step closes when all workers have the version before it.
+
+Weights that workers map lie in two halves (`double_buffer.py`): the next version goes into the other one, and
+nothing moves. A member's reply is over before its half is written again, for it has pushed since; whoever may
+ask without pushing gets a copy.
+
+Not thread-safe: its cell has a lock. Only holds end on other threads, which is why one look is enough.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from ps_wire.frames.carrier import Message
+
+
+class Weights:
+    """See the module's docstring.
+
+    Attributes:
+        now: the weights, shape (E,).
+        other: the half that the next version is to be written into, shape (E,); None: `now` is changed.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        """Takes `values`, shape (E,), over."""
+        self.now = values
+        self.other: torch.Tensor | None = None
+        self._replies: list[weakref.ref[Message]] = []  # who holds one also refers to it
+        self._left: list[tuple[torch.Tensor, list[Message]]] = []  # memory, and who still holds it
+
+    def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
+        """Goes on in two halves, each of shape (E,); the weights are those of `version`.
+
+        Replies that are held keep the memory of before. Weights that were never loaded are zeros, as halves
+        are, and not copied.
+        """
+        before, self.now, self.other = self.now, halves[version & 1], halves[~version & 1]
+        if loaded:
+            self.now.copy_(before)
+
+    def next(self) -> torch.Tensor:
+        """Where the next version is to be written at once, shape (E,): it is `now` from here on.
+
+        It is the other half, the same memory, or where a reply is still sent from that, memory of its own.
+        """
+        if self.other is not None:
+            self.now, self.other = self.other, self.now
+        elif held := self._take_held():
+            before, self.now = self.now, self._unread()
+            self._left.append((before, held))
+        return self.now
+
+    def sent(self, reply: Message) -> None:
+        """A reply whose payload is `now` has been made, and will be given to outlets before the next one."""
+        if self.other is None:
+            self._replies = [weakref.ref(other) for other in self._held()] + [weakref.ref(reply)]
+
+    def _held(self) -> list[Message]:
+        replies = [reference() for reference in self._replies]
+        return [reply for reply in replies if reply is not None and reply.held]
+
+    def make_writable(self) -> bool:
+        """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
+        if self.other is not None or not (held := self._take_held()):
+            return False
+        before, self.now = self.now, self._unread()
+        self.now.copy_(before)
+        self._left.append((before, held))
+        return True
+
+    def _take_held(self) -> list[Message]:
+        held, self._replies = self._held(), []
+        return held
+
+    def _unread(self) -> torch.Tensor:
+        """Memory that nobody reads; of such, what is not needed is freed."""
+        still = [(memory, held) for memory, held in self._left if any(reply.held for reply in held)]
+        free = [memory for memory, held in self._left if not any(reply.held for reply in held)]
+        self._left = still
+        return free[0] if free else torch.empty_like(self.now)

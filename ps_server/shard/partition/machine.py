@@ -1,0 +1,347 @@
+"""The state machine of one partition: clocks, contributions, waiting pulls, version.
+
+Inputs are `push`, `pull`, `join`, `leave`, `withhold` and `decide`, and for members that come or go while
+others train, in two rounds over all partitions, `prepare` and then `join`, `fence` and then `evict`. Each
+returns the actions that follow, in order, and the caller carries them out before the next input. It holds no
+weights: a push's payload is opaque here, so everything below is tested without torch, a thread or a socket.
+It must not know connections or frames.
+
+Words (docs/consistency.md): a worker's *clock* is the next step that it will push here. The *version* is, in
+BSP, the number of steps closed; in SSP and ASP the number of pushes applied.
+
+Rules (docs/protocol.md):
+    R3  step < clock: a duplicate, acknowledged again; step = clock: taken; step > clock: refused
+    R4  a step closes by `decide`: the machine says when every member has pushed it (`Complete`), and the
+        caller looks at what was pushed, withholds what may not be applied, and decides
+
+Invariants:
+    - per worker: applied + dropped + abstained + staged = received
+    - the version never decreases; a worker's clock only grows within an incarnation
+    - in BSP at most one contribution per worker is staged: a push of step t needs version t (R1)
+    - in SSP a push of step t needs what a pull at clock t waits for: no clock is more than s + 1 ahead
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ps_server.agreement.gate import Gate
+from ps_server.shard.partition.inputs import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Pull
+from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
+
+__all__ = ["Ack", "Action", "Answer", "Apply", "Complete", "Contribution", "Ledger", "Partition", "Pull"]
+
+MAX_TAU = 65_535  # larger version stalenesses are counted as this: the histogram stays bounded
+
+
+@dataclass(slots=True)
+class _Member:
+    incarnation: int
+    clock: int
+    prepared: bool = False
+    fenced: bool = False
+    late: bool = False  # with backup workers: its last push came too late, and it has no clock to pull at
+    asked: int = -1  # the clock at which it was late, and may ask again
+
+
+@dataclass(slots=True)
+class Partition:
+    """See the module's docstring. Not thread-safe: one input at a time."""
+
+    gate: Gate
+    version: int = 0
+    newest_clock: int = 0
+    mixed_steps: int = 0  # pushes of evicted members that were taken here, and not on all partitions
+    tau: Counter[int] = field(default_factory=Counter)
+    ledgers: dict[int, Ledger] = field(default_factory=dict)
+    _members: dict[int, _Member] = field(default_factory=dict)
+    _staged: dict[int, Contribution] = field(default_factory=dict)
+    _waiting: dict[int, Pull] = field(default_factory=dict)
+
+    # -- what can be asked ---------------------------------------------------------------------------
+
+    @property
+    def clocks(self) -> tuple[tuple[int, int], ...]:
+        """(worker, clock) of every member, by worker."""
+        return tuple((worker, self._members[worker].clock) for worker in sorted(self._members))
+
+    @property
+    def staged(self) -> tuple[Contribution, ...]:
+        """Contributions that wait for their step to close, in rank order."""
+        return tuple(self._staged[worker] for worker in sorted(self._staged))
+
+    @property
+    def waiting(self) -> tuple[Pull, ...]:
+        """Pulls that wait at the gate, by worker."""
+        return tuple(self._waiting[worker] for worker in sorted(self._waiting))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the open step may be decided: every member has pushed it, or has pushed and left."""
+        return self.gate.aggregates and self._complete()
+
+    def begun(self) -> dict[int, int]:
+        """Worker -> the first step that it has not pushed; also of who pushed the open one and left."""
+        return {item.worker: item.step + 1 for item in self.staged} | dict(self.clocks)
+
+    def needs(self) -> frozenset[int]:
+        """Versions of which the weights have to be kept when others follow: see `BackupPartition`."""
+        return frozenset()
+
+    # -- inputs --------------------------------------------------------------------------------------
+
+    def prepare(self, worker: int, incarnation: int) -> int:
+        """A worker is about to join: keeps its place in the gate, and returns the first step it can take.
+
+        Until it joins, no step that it may have to take closes here, and nobody runs ahead of it.
+        """
+        known = self._members.get(worker)
+        if known is not None and known.incarnation == incarnation:
+            known.prepared = True
+            return known.clock
+        first = self._first_step(worker)
+        self._members[worker] = _Member(incarnation, first, prepared=True)
+        self._waiting.pop(worker, None)
+        self._ledger(worker)
+        return first
+
+    def join(self, worker: int, incarnation: int, clock: int, now_s: float) -> list[Action]:
+        """A worker becomes a member, or comes back with a later incarnation; `clock` is its first step."""
+        known, staged = self._members.get(worker), self._staged.get(worker)
+        prepared = known is not None and known.prepared and known.clock <= clock
+        assert known is None or known.incarnation + (not prepared) <= incarnation, (worker, incarnation)
+        assert staged is None or staged.step < clock, (worker, staged.step, clock)
+        self._members[worker] = _Member(incarnation, clock)
+        self.newest_clock = max(self.newest_clock, clock)
+        self._waiting.pop(worker, None)
+        self._ledger(worker)
+        return self._settle(now_s)
+
+    def leave(self, worker: int, incarnation: int, now_s: float) -> list[Action]:
+        """A worker stops being one. What it pushed counts; what it asked for is not sent."""
+        known = self._members.get(worker)
+        if known is None or known.incarnation != incarnation:
+            return []
+        del self._members[worker]
+        self._waiting.pop(worker, None)
+        return self._settle(now_s)
+
+    def fence(self, worker: int, incarnation: int) -> int | None:
+        """Nothing more is taken of this member, and no step closes before `evict`; returns its clock."""
+        known = self._members.get(worker)
+        if known is None or known.incarnation != incarnation:
+            return None
+        known.fenced = True
+        self._waiting.pop(worker, None)
+        return known.clock
+
+    def keep(self, worker: int, own: Callable[[Contribution], Contribution]) -> None:
+        """Puts `own` of what is staged of a worker in its place."""
+        if worker in self._staged:
+            self._staged[worker] = own(self._staged[worker])
+
+    def evict(self, worker: int, incarnation: int, limit: int, now_s: float) -> list[Action]:
+        """A fenced worker stops being a member; its push of a step >= `limit` is dropped if still staged."""
+        known = self._members.get(worker)
+        if known is None or known.incarnation != incarnation:
+            return []
+        staged = self._staged.get(worker)
+        if staged is not None and staged.step >= limit:
+            del self._staged[worker]
+            self._ledger(worker).dropped += 1
+        elif known.clock > limit and not self.gate.backup:  # a step that is chosen takes no mixed ones
+            self.mixed_steps += 1
+        return self.leave(worker, incarnation, now_s)
+
+    def push(self, contribution: Contribution, now_s: float) -> list[Action]:
+        """A gradient, or an abstention, for one step.
+
+        Raises:
+            StrangerRefused: the worker is not a member.
+            StaleIncarnation: the member has another incarnation.
+            PushOutOfOrder: the step is beyond the worker's clock, or in BSP beyond the version.
+        """
+        member = self._member(contribution.worker, contribution.incarnation)
+        ledger = self._ledger(contribution.worker)
+        if contribution.step < member.clock:
+            ledger.duplicates += 1
+            return [Ack(worker=contribution.worker, step=contribution.step)]
+        self._check_order(contribution, member.clock, ledger)
+        ledger.received += 1
+        member.clock += 1
+        self.newest_clock = max(self.newest_clock, member.clock)
+        gap = member.clock - min(other.clock for other in self._members.values())
+        ledger.max_gap = max(ledger.max_gap, gap)
+        acknowledged = Ack(worker=contribution.worker, step=contribution.step)
+        if self.gate.aggregates:
+            self._stage(contribution)
+            return [acknowledged, *self._settle(now_s)]
+        return [*self._apply_now(contribution), acknowledged, *self._settle(now_s)]
+
+    def pull(self, pull: Pull) -> list[Action]:
+        """A member asks for weights at its clock; asking again replaces what it asked before.
+
+        Raises:
+            StrangerRefused: the worker is not a member.
+            StaleIncarnation: the member has another incarnation.
+            PushOutOfOrder: the clock asked at is not the worker's.
+        """
+        member = self._member(pull.worker, pull.incarnation)
+        if not self._may_ask(member, pull.clock):
+            self._ledger(pull.worker).refused += 1
+            raise PushOutOfOrder(
+                f"worker {pull.worker} pulls at clock {pull.clock}; its clock here is {member.clock}",
+                clock=member.clock,
+            )
+        self._waiting[pull.worker] = pull
+        return self._answer(pull.asked_s)
+
+    def withhold(self, worker: int) -> None:
+        """A staged contribution may not be applied: it becomes an abstention."""
+        self._staged[worker] = replace(self._staged[worker], payload=None)
+
+    def decide(self, step: int, workers: frozenset[int], scale: float, now_s: float) -> list[Action]:
+        """Closes `step` with the contributions of `workers`; those of others are dropped and counted."""
+        assert self.gate.aggregates, "only BSP holds pushes for a decision"
+        assert step == self.version, (step, self.version)
+        assert workers <= self._staged.keys(), (workers, self.staged)
+        applied = []
+        for contribution in self.staged:
+            ledger = self._ledger(contribution.worker)
+            if contribution.worker not in workers:
+                ledger.dropped += 1
+            elif contribution.abstains:
+                ledger.abstained += 1
+            else:
+                ledger.applied += 1
+                self._record_tau(contribution)
+                applied.append(contribution)
+        self._staged.clear()
+        self.version += 1
+        actions: list[Action] = []
+        if applied:
+            actions.append(
+                Apply(
+                    step=step,
+                    contributions=tuple(applied),
+                    scale=scale,
+                    version=self.version,
+                )
+            )
+        return actions + self._settle(now_s)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _stage(self, contribution: Contribution) -> None:
+        if contribution.step < self.version:  # its step was decided without it
+            self._ledger(contribution.worker).dropped += 1
+        else:
+            self._staged[contribution.worker] = contribution
+
+    def _may_ask(self, member: _Member, clock: int) -> bool:
+        """Whether a member may pull at this clock."""
+        return clock == member.clock
+
+    def _member(self, worker: int, incarnation: int) -> _Member:
+        member = self._members.get(worker)
+        if member is None:
+            raise StrangerRefused(f"worker {worker} is not a member of this job", worker=worker)
+        if member.incarnation != incarnation or member.fenced:
+            self._ledger(worker).refused += 1
+            raise StaleIncarnation(
+                f"worker {worker}: incarnation {incarnation} is "
+                + ("being evicted" if member.fenced else f"not the live one, {member.incarnation}"),
+                worker=worker,
+                incarnation=incarnation,
+                live=member.incarnation,
+            )
+        return member
+
+    def _check_order(self, contribution: Contribution, clock: int, ledger: Ledger) -> None:
+        if contribution.step > clock:
+            ledger.refused += 1
+            raise PushOutOfOrder(
+                f"worker {contribution.worker} pushes step {contribution.step}; "
+                f"its clock here is {clock}: send again from there",
+                clock=clock,
+            )
+        if self.gate.aggregates and contribution.step > self.version:
+            ledger.refused += 1
+            raise PushOutOfOrder(
+                f"worker {contribution.worker} pushes step {contribution.step} before it can have "
+                f"version {contribution.step}; version {self.version} is the newest",
+                clock=clock,
+            )
+        clocks = [member.clock for member in self._members.values()]
+        if not self.gate.opens(contribution.step, self.version, clocks):
+            ledger.refused += 1
+            raise PushOutOfOrder(
+                f"worker {contribution.worker} pushes step {contribution.step}, further ahead of clock "
+                f"{min(clocks)} than the bound of {self.gate.staleness}: pull at this clock first",
+                clock=clock,
+            )
+
+    def _apply_now(self, contribution: Contribution) -> list[Action]:
+        ledger = self._ledger(contribution.worker)
+        if contribution.abstains:
+            ledger.abstained += 1
+            return []
+        limit = self.gate.max_delay
+        if limit is not None and self.version - contribution.version > limit:
+            ledger.dropped += 1
+            return []
+        ledger.applied += 1
+        self._record_tau(contribution)
+        self.version += 1
+        return [
+            Apply(
+                step=contribution.step,
+                contributions=(contribution,),
+                scale=1.0,
+                version=self.version,
+            )
+        ]
+
+    def _settle(self, now_s: float) -> list[Action]:
+        """What follows when clocks or members changed: pulls that can go, a step that can close."""
+        actions = self._answer(now_s)
+        if self.gate.aggregates and self._complete():
+            actions.append(Complete(step=self.version, workers=frozenset(self._staged)))
+        return actions
+
+    def _complete(self) -> bool:
+        """Whether nobody will push the open step any more: a step that nobody has pushed closes, too."""
+        if not self._members:
+            return bool(self._staged)
+        return all(member.clock > self.version and not member.fenced for member in self._members.values())
+
+    def _first_step(self, worker: int) -> int:
+        """The first step that has not closed, is not about to and that this worker has not taken."""
+        clocks = [member.clock for other, member in self._members.items() if other != worker]
+        if not clocks:
+            return self.newest_clock
+        if not self.gate.aggregates:
+            return min(clocks)
+        taken = self._staged[worker].step + 1 if worker in self._staged else 0
+        return max(self.version + (min(clocks) > self.version), taken)
+
+    def _answer(self, now_s: float) -> list[Action]:
+        clocks = [member.clock for member in self._members.values()]
+        ready = [pull for pull in self.waiting if self.gate.opens(pull.clock, self.version, clocks)]
+        if not ready:
+            return []
+        for pull in ready:
+            del self._waiting[pull.worker]
+            self._ledger(pull.worker).gate_wait_s += now_s - pull.asked_s
+        return [Answer(pulls=tuple(ready), version=self.version, clocks=self.clocks)]
+
+    def _record_tau(self, contribution: Contribution) -> None:
+        self.tau[min(max(self.version - contribution.version, 0), MAX_TAU)] += 1
+
+    def _ledger(self, worker: int) -> Ledger:
+        ledger = self.ledgers.get(worker)
+        if ledger is None:
+            ledger = self.ledgers[worker] = Ledger()
+        return ledger

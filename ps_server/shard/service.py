@@ -1,0 +1,172 @@
+"""A shard's gRPC service beside its data stream: who it is, tokens for connections, figures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import grpc.aio
+
+from ps_server.rpc import auth as gatekeeper
+from ps_server.shard.job import ShardJob
+from ps_server.shard.shard import Shard
+from ps_server.shard.state import optimizer_state
+from ps_server.shard.table.table import ShardTable
+from ps_wire.errors import ServerNotReady
+from ps_wire.frames.frame import FIRST_READER, PROTOCOL
+from ps_wire.v1 import shard_pb2 as pb
+from ps_wire.v1 import shard_pb2_grpc as rpc
+
+
+class ShardService(rpc.ShardServicer):
+    """See the module's docstring.
+
+    Attributes:
+        ready: whether this shard serves.
+        carriers: that it offers for data, best first.
+    """
+
+    def __init__(self, shard: Shard, *, carriers: Sequence[pb.Carrier]) -> None:
+        self.ready = False
+        self.carriers = tuple(carriers)
+        self._shard = shard
+
+    async def Describe(
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DescribeReply:
+        """Which shard this is."""
+        return pb.DescribeReply(
+            protocol=PROTOCOL,
+            shard=self._shard.index,
+            num_shards=self._shard.num_shards,
+            ready=self.ready,
+        )
+
+    async def Open(self, request: pb.OpenRequest, context: grpc.aio.ServicerContext) -> pb.OpenReply:
+        """A token for one data connection of a worker that has joined."""
+        gatekeeper.check_job(request.job)
+        if not self.ready:
+            raise ServerNotReady(f"shard {self._shard.index} is not registered, or stops")
+        token = self._shard.make_token(request.job, request.worker, request.incarnation)
+        return pb.OpenReply(carriers=self.carriers, token=token, generation=self._shard.generation)
+
+    async def Dump(
+        self, request: pb.DumpRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.PartitionState]:
+        """The optimizer's state of a table, for a worker that has joined; copied on another thread."""
+        table = self._table(request.key, writes=False)
+        for partition in table.partitions():
+            for message in await asyncio.to_thread(optimizer_state.dump, table, partition):
+                yield message
+
+    async def LoadState(
+        self, request_iterator: AsyncIterator[pb.PartitionState], context: grpc.aio.ServicerContext
+    ) -> pb.LoadStateReply:
+        """A member sets the optimizer's state of partitions."""
+        loading: optimizer_state.Loading | None = None
+        async for message in request_iterator:
+            if loading is None:
+                loading = optimizer_state.Loading(self._table(message.key, writes=True))
+            await asyncio.to_thread(loading.take, message)
+        if loading is not None:  # else a shard without partitions of the table
+            loading.end()
+        return pb.LoadStateReply()
+
+    async def PutSnapshot(
+        self, request_iterator: AsyncIterator[pb.SnapshotChunk], context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotFiles:
+        """One file of a snapshot that is brought from elsewhere."""
+        chunks = aiter(request_iterator)
+        file = (await anext(chunks, pb.SnapshotChunk())).file
+        gatekeeper.check_job(file.job)
+        with self._shard.snapshots.place(file.job):
+            arriving = await asyncio.to_thread(self._shard.snapshots.arrive, file)
+            try:
+                async for chunk in chunks:
+                    await asyncio.to_thread(arriving.take, chunk.data)
+                await asyncio.to_thread(arriving.end)
+            except BaseException:
+                arriving.abandon()
+                raise
+        return pb.SnapshotFiles()
+
+    async def LookSnapshot(
+        self, request: pb.SnapshotFile, context: grpc.aio.ServicerContext
+    ) -> pb.SnapshotFiles:
+        """What of it is here."""
+        gatekeeper.check_job(request.job)
+        return pb.SnapshotFiles(names=await asyncio.to_thread(self._shard.snapshots.files, request))
+
+    def _table(self, key: pb.TableKey, *, writes: bool) -> ShardTable:
+        gatekeeper.check_job(key.job)
+        return self._shard.table_of(key.job, key.table, key.worker, key.incarnation, writes=writes)
+
+    async def Tables(self, request: pb.TablesRequest, context: grpc.aio.ServicerContext) -> pb.TablesReply:
+        """Figures of every table; gathered on another thread, since cells have locks."""
+        return await asyncio.to_thread(self._figures)
+
+    def _figures(self) -> pb.TablesReply:
+        jobs = self._shard.jobs()
+        return pb.TablesReply(
+            shard=self._shard.index,
+            memory_bytes=sum(job.memory_bytes for job in jobs if gatekeeper.sees(job.name)),
+            memory_limit_bytes=self._shard.memory_limit_bytes or 0,
+            refused_frames=self._shard.refused_frames,
+            tables=[
+                _table_figures(job, table)
+                for job in jobs
+                if gatekeeper.sees(job.name)
+                for table in tuple(job.tables.values())
+            ],
+            events=[
+                pb.JobEvents(job=job.name, counts=job.events) for job in jobs if gatekeeper.sees(job.name)
+            ],
+        )
+
+
+def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
+    cells = [cell.figures() for cell in table.cells()]
+    versions = [cell.version for cell in cells]
+    return pb.TableStatus(
+        job=job.name,
+        table=table.spec.number,
+        partitions=len(cells),
+        min_version=min(versions, default=0),
+        max_version=max(versions, default=0),
+        bytes_in=sum(cell.bytes_in for cell in cells),
+        bytes_out=sum(cell.bytes_out for cell in cells),
+        mixed_steps=sum(cell.mixed_steps for cell in cells),
+        hyper_mismatches=max((cell.hyper_mismatches for cell in cells), default=0),
+        tau=dict(table.tau()),
+        weight_bytes=sum(cell.weight_bytes for cell in cells),
+        optimizer_bytes=sum(cell.optimizer_bytes for cell in cells),
+        workers=[
+            _worker_figures(job, table, worker, [cell.clocks for cell in cells])
+            for worker in sorted(job.known | job.fenced)
+            if worker < FIRST_READER
+        ],
+    )
+
+
+def _worker_figures(
+    job: ShardJob, table: ShardTable, worker: int, held: Sequence[Mapping[int, int]]
+) -> pb.TableWorker:
+    ledger = table.ledger(worker)
+    clocks = [clocks[worker] for clocks in held if worker in clocks]
+    session = job.sessions.get(worker)
+    return pb.TableWorker(
+        worker=worker,
+        min_clock=min(clocks, default=0),
+        max_clock=max(clocks, default=0),
+        max_gap=ledger.max_gap,
+        received=ledger.received,
+        applied=ledger.applied,
+        dropped=ledger.dropped,
+        abstained=ledger.abstained,
+        duplicates=ledger.duplicates,
+        refused=ledger.refused,
+        gate_wait_s=ledger.gate_wait_s,
+        member=worker in job.members,
+        carrier=session.carrier if session is not None else "",
+        missed=ledger.missed,
+    )

@@ -1,0 +1,452 @@
+"""All jobs on this shard: their members, tables and tokens, and the memory they may take.
+
+The coordinator's orders change it; connections look up what they may touch. It must not know gRPC.
+The lock of `ShardJobs` guards the maps; it is never held while tensors are worked on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NoReturn, TypeAlias
+
+import torch
+
+from ps_server.agreement.attendance import Choice, TableAttendance
+from ps_server.agreement.clipping import Norm
+from ps_server.agreement.gate import gate_of
+from ps_server.events import Event
+from ps_server.log import logger
+from ps_server.rpc.complaints import Complaints
+from ps_server.shard.job import Retirable, ShardJob
+from ps_server.shard.jobs import ShardJobs
+from ps_server.shard.members import ShardMembers
+from ps_server.shard.optimizer import piece_optimizer
+from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
+from ps_server.shard.state.snapshots import ShardSnapshots
+from ps_server.shard.state.table_state import TableState
+from ps_server.shard.table.table import ShardTable
+from ps_wire.errors import (
+    ConfigurationRefused,
+    JobUnknown,
+    MemoryLimitExceeded,
+    ServerNotReady,
+    StrangerRefused,
+)
+from ps_wire.frames.carrier import Outlet
+from ps_wire.spec import consistency
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import TableSpec
+from ps_wire.text import one_line
+
+OpenPart: TypeAlias = Callable[
+    [str, str, Sequence[TableSpec]], AbstractContextManager[Callable[[Plan, TableSpec], TableState]]
+]
+MAX_PARTITIONS = 32_768  # of a table here: 256 GiB at 8 MiB; each takes 50 us to open, and
+CELL_BYTES = 8192  # beside what it holds
+TOKEN_BYTES = 16
+NONCE_BYTES = 8  # of them; the others prove for whom it was drawn
+MAX_NAME = 64  # characters of a job's, where a refusal names it
+MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
+
+
+class Shard:
+    """See the module's docstring. Thread-safe.
+
+    Attributes:
+        members: of its jobs.
+        snapshots: of its jobs.
+        complaints: lines of the log about peers that are refused.
+        generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
+        open_part: opens this shard's part of a snapshot: (job, its name, tables) -> a block that yields what
+            reads one of these tables: (plan, table) -> state; raises where that cannot be done.
+        on_norm: takes a norm to the coordinator; called on any thread, must not block.
+        on_attendance: takes a report of backup workers there, in the order of calls; likewise.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        num_shards: int,
+        memory_limit_bytes: int | None,
+        submit: Callable[[Callable[[], None]], None] | None = None,
+        device: torch.device = HOST,
+    ) -> None:
+        """Has no table yet.
+
+        Args:
+            index: of this one.
+            num_shards: of the service.
+            memory_limit_bytes: for the tables of all jobs; None for no limit.
+            submit: has complete steps closed on other threads; None: on the thread that completes one.
+            device: on which optimizers run.
+        """
+        self._submit = submit
+        self._make_optimizer = optimizer_on(device)
+        self.index = index
+        self.num_shards = num_shards
+        self.memory_limit_bytes = memory_limit_bytes
+        self.refused_frames = 0
+        self.complaints = Complaints()
+        self.generation = 0
+        self.on_norm: Callable[[Norm], None] = _lose
+        self.on_attendance: Callable[[TableAttendance], None] = _lose
+        self.snapshots = ShardSnapshots(index, num_shards, self.table)
+        self.open_part: OpenPart = _no_snapshots
+        self._secret = secrets.token_bytes(32)
+        self._jobs = ShardJobs(index)
+        self.members = ShardMembers(self._jobs)
+
+    # -- the coordinator's orders ----------------------------------------------------------------------
+
+    def open_table(self, job: str, spec: TableSpec, opening: int = 0) -> None:
+        """Allocates a table for a job that has members; `opening` is the number of the order.
+
+        Raises:
+            OptimizerUnsupported: the shards cannot run its optimizer.
+            ConfigurationRefused: it clips the mean gradient, and the job has none.
+            MemoryLimitExceeded: it does not fit; nothing was allocated.
+        """
+        piece_optimizer.check(spec.optimizer)
+        plan = Plan(spec, self.num_shards)  # without the lock: it takes longer the more parameters there are
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
+            _check_clips(spec, entry.consistency)
+            before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
+            if before is not None:
+                assert not before.started, (job, spec.number)
+                entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry)
+                del entry.tables[spec.number]
+            need = self._needed_bytes(spec, plan, entry)
+            held = {other.name: other.memory_bytes for other in self._jobs.by_name.values()}
+            limit = self.memory_limit_bytes
+            fits = limit is None or sum(held.values()) + need <= limit
+            if fits:
+                check_partitions(spec, plan, self.index)
+                entry.memory_bytes += need
+            members = dict(entry.members)
+        if not fits:
+            raise self._too_large(spec, entry, need, held)
+        try:
+            table = ShardTable(
+                job=job,
+                spec=spec,
+                plan=plan,
+                shard=self.index,
+                gate=gate_of(entry.consistency),
+                nonfinite=entry.nonfinite,
+                opening=opening,
+                make_optimizer=self._make_optimizer,
+                report=self._report,
+                attend=self._attend,
+                submit=self._submit,
+            )
+            for worker, (incarnation, clocks) in members.items():
+                table.join(worker, incarnation, clocks.get(spec.number, 0))
+        except Exception as error:
+            with self._jobs.lock:
+                entry.memory_bytes -= need
+            if not _is_out_of_memory(error):
+                raise
+            raise MemoryLimitExceeded(
+                f"table {spec.number} of job {job} needs {need} bytes on shard {self.index}, which the "
+                f"system does not give: {error}",
+                needed=need,
+            ) from None
+        with self._jobs.lock:
+            entry.tables[spec.number] = table
+        logger.info("job %s: table %d opened, %d bytes", job, spec.number, need)
+
+    def start_table(self, job: str, number: int) -> None:
+        """Members may push and pull; the weights are no longer loaded."""
+        self.table(job, number).started = True
+
+    def put(self, job: ShardJob) -> None:
+        """A job that was elsewhere before, or at another time."""
+        self._jobs.put(job)
+
+    def drop(self, job: str) -> ShardJob | None:
+        """Forgets a job and returns it; its memory is free when nobody has it any more."""
+        return self._jobs.drop(job)
+
+    def end(self, job: str) -> ShardJob | None:
+        """Forgets a job and returns it; who is still in it hears why from the coordinator."""
+        return self._jobs.end(job)
+
+    def begin(self, generation: int) -> None:
+        """From now on the shard is of this generation; if it was of another one, what it holds is void."""
+        if generation != self.generation:
+            self.void()
+            self.generation = generation
+
+    def void(self) -> None:
+        """The service goes on without what this shard holds."""
+        for entry in self.jobs():
+            entry.say(Event.LOSE, shard=self.index, generation=self.generation)
+            self.end(entry.name)
+
+    def retire(self) -> None:
+        """Nothing more is taken of any worker; what was taken is finished."""
+        for entry in self.jobs():
+            entry.retire()
+
+    def decide(self, job: str, number: int, *, opening: int, step: int, scale: float) -> None:
+        """A clipped step closes with this scale; one of a table that is gone is not news."""
+        table = self._opened(job, number, opening)
+        if table is not None:
+            table.decide(step, scale)
+
+    def choose(self, job: str, number: int, *, opening: int, choice: Choice) -> None:
+        """See `ShardTable.choose`; of a table that is gone it is not news."""
+        table = self._opened(job, number, opening)
+        if table is not None:
+            table.choose(choice)
+
+    def _opened(self, job: str, number: int, opening: int) -> ShardTable | None:
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
+            table = entry.tables.get(number) if entry is not None else None
+        return table if table is not None and table.opening == opening else None
+
+    def unchosen(self) -> list[TableAttendance]:
+        """Reports of backup workers from which something may follow, of all jobs."""
+        return [report for table in self._tables() if (report := table.attendance()) is not None]
+
+    def undecided(self) -> list[Norm]:
+        """Norms whose steps wait for their scale, of all jobs."""
+        return [norm for table in self._tables() if (norm := table.undecided()) is not None]
+
+    def _tables(self) -> list[ShardTable]:
+        with self._jobs.lock:
+            return [table for entry in self._jobs.by_name.values() for table in entry.tables.values()]
+
+    def _report(self, norm: Norm) -> None:
+        self.on_norm(norm)  # whoever it is by now
+
+    def _attend(self, report: TableAttendance) -> None:
+        self.on_attendance(report)
+
+    # -- connections -----------------------------------------------------------------------------------
+
+    def check_generation(self, generation: int) -> None:
+        """Refuses who means another process or time of this shard; 0: whichever this is.
+
+        Raises:
+            ServerNotReady: it is to connect anew.
+        """
+        if generation not in (0, self.generation):
+            raise ServerNotReady(
+                f"shard {self.index} is of generation {self.generation}, not {generation}: connect again",
+                generation=self.generation,
+            )
+
+    def make_token(self, job: str, worker: int, incarnation: int) -> bytes:
+        """A token good for one connection of this worker.
+
+        Raises:
+            JobUnknown: the job is not on this shard.
+            StrangerRefused: the worker has not joined, or another incarnation of it has.
+            Evicted, RolledBack, ServerNotReady: see `ShardJob.check_known`.
+        """
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
+            entry.check_known(worker, incarnation)
+            token = self._draw(job, worker, incarnation)
+            kept = entry.tokens.setdefault((worker, incarnation), [])
+            kept.append(token)
+            del kept[:-MAX_TOKENS]
+            return token
+
+    def use_token(self, job: str, worker: int, incarnation: int, token: bytes) -> None:
+        """Takes a token back; it is good once.
+
+        Who was never given it for this worker hears the same of every job, whether it is here or not.
+
+        Raises:
+            JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this worker's.
+        """
+        whose = f"worker {worker} of job {one_line(job, MAX_NAME)}"
+        if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation)):
+            raise StrangerRefused(f"{whose}: this token was not given to it")
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
+            entry.check_known(worker, incarnation)
+            kept = entry.tokens.get((worker, incarnation), [])
+            for place, known in enumerate(kept):
+                if hmac.compare_digest(known, token):
+                    del kept[place]
+                    return
+        raise StrangerRefused(f"{whose}: this token is used up, or others have been given out since")
+
+    def _draw(self, job: str, worker: int, incarnation: int) -> bytes:
+        return self._sign(secrets.token_bytes(NONCE_BYTES), job, worker, incarnation)
+
+    def _sign(self, nonce: bytes, job: str, worker: int, incarnation: int) -> bytes:
+        """The token with this beginning, of this worker: nobody else can tell it."""
+        whose = f"{incarnation} {worker} {job}".encode(errors="replace")
+        size = TOKEN_BYTES - NONCE_BYTES
+        return nonce + hashlib.blake2b(nonce + whose, key=self._secret, digest_size=size).digest()
+
+    def is_member(self, job: str, worker: int, incarnation: int) -> bool:
+        """Whether this worker's pulls go through the gate."""
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
+            return entry is not None and entry.members.get(worker, (None,))[0] == incarnation
+
+    def table_of(self, job: str, number: int, worker: int, incarnation: int, *, writes: bool) -> ShardTable:
+        """A table of a job, for one of its workers.
+
+        Raises:
+            JobUnknown: the job, or this table of it, is not on this shard.
+            StrangerRefused: the worker has not joined, or another incarnation of it has; or it writes and is
+                no member (any more).
+        """
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
+            entry.check_known(worker, incarnation)
+            if writes and entry.members.get(worker, (None,))[0] != incarnation:
+                raise StrangerRefused(
+                    f"worker {worker} of job {job} may only read: it has finished, or is no member",
+                    worker=worker,
+                )
+        return self.table(job, number)
+
+    def table(self, job: str, number: int) -> ShardTable:
+        """A table of a job.
+
+        Raises:
+            JobUnknown: the job, or this table of it, is not on this shard.
+        """
+        with self._jobs.lock:
+            table = self._jobs.known(job).tables.get(number)
+        if table is None:
+            raise JobUnknown(f"job {job} has no table {number} on shard {self.index}", job=job, table=number)
+        return table
+
+    def replace_session(
+        self, job: str, worker: int, incarnation: int, session: Retirable
+    ) -> Retirable | None:
+        """Makes `session` the live one of this worker; returns the one before, which is to be retired.
+
+        Who was fenced since its token was taken gets none: no fence would find it, and end it.
+
+        Raises:
+            PsError: as for `make_token`.
+        """
+        with self._jobs.lock:
+            entry = self._jobs.known(job)
+            entry.check_known(worker, incarnation)
+            entry.count_connection(worker)
+            before, entry.sessions[worker] = entry.sessions.get(worker), session
+            return before
+
+    def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet) -> None:
+        """A connection of this job is gone."""
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
+            if entry is not None and entry.sessions.get(worker) is session:
+                del entry.sessions[worker]
+            tables = list(entry.tables.values()) if entry is not None else []
+        for table in tables:
+            table.forget(outlet)
+
+    def count_refused(self) -> None:
+        """A frame was malformed, unknown, or from a stranger."""
+        with self._jobs.lock:
+            self.refused_frames += 1
+
+    def jobs(self) -> tuple[ShardJob, ...]:
+        """All jobs, to be read for figures only."""
+        return self._jobs.all()
+
+    def newest_clock(self, job: str) -> int:
+        """The largest clock of a member of a job, over its tables; waits for locks of cells."""
+        with self._jobs.lock:
+            entry = self._jobs.by_name.get(job)
+            tables = list(entry.tables.values()) if entry is not None else []
+        return max((table.newest_clock() for table in tables), default=0)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _too_large(
+        self, spec: TableSpec, job: ShardJob, need: int, held: Mapping[str, int]
+    ) -> MemoryLimitExceeded:
+        """What the job is told; which others hold how much is for the server's log alone."""
+        limit = self.memory_limit_bytes
+        logger.warning(
+            "job %s: table %d needs %d bytes, more than are free of --memory-limit %d (jobs hold: %s)",
+            job.name,
+            spec.number,
+            need,
+            limit,
+            ", ".join(f"{name} {size}" for name, size in held.items() if size),
+        )
+        return MemoryLimitExceeded(
+            f"table {spec.number} of job {job.name} needs {need} bytes on shard {self.index} "
+            f"({_counted(job)}), more than are free of --memory-limit {limit}; the job holds "
+            f"{held[job.name]}, the server's log says what others do. Without the option it is 80 % of the "
+            "memory that there is; `none` switches it off",
+            needed=need,
+            held=held[job.name],
+            limit=limit,
+        )
+
+    def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
+        gate = gate_of(job.consistency)
+        kept = min(gate.backup, job.num_workers)  # weights that late workers work on
+        staged = job.num_workers if gate.aggregates else 0  # gradients that wait for their step
+        total = CELL_BYTES * plan.count_of_shard(self.index)
+        for bucket in plan.buckets:
+            start, end = bucket.slice_bounds(self.index)
+            slots = piece_optimizer.state_slots(spec.optimizer, bucket.group)
+            total += (end - start) * bucket.item_bytes * (1 + slots + staged + kept)
+        return total
+
+
+def _counted(job: ShardJob) -> str:
+    """What `_needed_bytes` counts, for people."""
+    if gate_of(job.consistency).aggregates:
+        return f"weights, optimizer state and one slice for each of {job.num_workers} workers"
+    return "weights and optimizer state"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is the system that has no more; torch's allocators say it by RuntimeError."""
+    if isinstance(error, RuntimeError):
+        return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, (OSError, MemoryError, OverflowError))
+
+
+def check_partitions(spec: TableSpec, plan: Plan, shard: int) -> None:
+    """Refuses a table of more partitions than a shard opens in seconds.
+
+    Raises:
+        ConfigurationRefused: with the way out.
+    """
+    count = plan.count_of_shard(shard)
+    if count > MAX_PARTITIONS:
+        raise ConfigurationRefused(
+            f"table {spec.number} has {count} partitions on shard {shard}, and a shard holds at most "
+            f"{MAX_PARTITIONS} of one: give BucketOptions a larger partition_bytes (here "
+            f"{spec.buckets.partition_bytes}), or use more shards"
+        )
+
+
+def _check_clips(spec: TableSpec, model: consistency.Consistency) -> None:
+    if spec.clip_grad_norm is not None and not isinstance(model, consistency.BSP):
+        raise ConfigurationRefused(
+            f"table {spec.number}: clip_grad_norm scales the mean gradient of a step, which {model} does not "
+            "form: clip on each worker, or use bsp"
+        )
+
+
+def _no_snapshots(job: str, snapshot: str, _tables: Sequence[TableSpec]) -> NoReturn:
+    raise ConfigurationRefused(f"job {job}: this shard has no --snapshot-dir to read {snapshot} from")
+
+
+def _lose(_report: Norm | TableAttendance) -> None:
+    """Nobody coordinates yet: who begins to asks for what is undecided."""

@@ -1,0 +1,335 @@
+"""One table on one shard: its cells, and what frames about it mean.
+
+It checks what a frame says against the plan and hands it to the right cell. It must not know
+connections beyond their `Outlet`, nor the coordinator.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+
+from ps_server.agreement.attendance import TableAttendance
+from ps_server.agreement.chooser import Chooser
+from ps_server.agreement.clipping import Clipping, Norm, holders
+from ps_server.agreement.gate import Gate
+from ps_server.agreement.tally import Quorum
+from ps_server.shard.optimizer import piece_optimizer
+from ps_server.shard.optimizer.mean import Scratch
+from ps_server.shard.partition.backup_machine import machine_of
+from ps_server.shard.partition.cell import Cell
+from ps_server.shard.partition.gradient import Gradient
+from ps_server.shard.partition.machine import Contribution, Ledger, Pull
+from ps_server.shard.partition.screening import Screen
+from ps_server.shard.table.cuts import CutTable
+from ps_server.shard.table.double_buffer import Halves, Region
+from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
+from ps_server.shard.table.table_members import TableMembers
+from ps_wire.errors import (
+    FrameMalformed,
+    FrameRefused,
+    JobUnknown,
+    PayloadMismatch,
+    StrangerRefused,
+)
+from ps_wire.frames import frame as wire
+from ps_wire.frames import meta
+from ps_wire.frames.buffer import as_tensor
+from ps_wire.frames.carrier import Message, Outlet
+from ps_wire.frames.messages import hyperparameters_from_proto, parse_message
+from ps_wire.spec import codec as codecs
+from ps_wire.spec.nonfinite import NonFinite
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import Hyperparameters, TableSpec
+from ps_wire.v1 import spec_pb2
+
+
+class ShardTable(TableMembers):
+    """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards `_halves`."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        spec: TableSpec,
+        plan: Plan,
+        shard: int,
+        gate: Gate,
+        nonfinite: NonFinite = NonFinite.ERROR,
+        opening: int = 0,
+        make_optimizer: Callable[..., piece_optimizer.PieceOptimizer] = piece_optimizer.PieceOptimizer,
+        report: Callable[[Norm], None] | None = None,
+        attend: Callable[[TableAttendance], None] | None = None,
+        submit: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """Allocates the shard's slice of the weights; pages are touched when they are loaded.
+
+        Args:
+            job: name.
+            spec: the table.
+            plan: of it.
+            shard: number of this one.
+            gate: of the job.
+            nonfinite: of the job.
+            opening: number of the order that opens the table.
+            make_optimizer: from a name, hyper-parameters and pieces.
+            report: takes the shard's part of the norm of each clipped step; must not block. Needed where
+                other shards hold parts, too.
+            attend: takes who is there, as `report`: needed likewise, where there are backup workers.
+            submit: has complete steps closed on other threads; None: on the thread that completes one.
+        """
+        self.spec = spec
+        self.plan = plan
+        self.opening = opening
+        self.started = False
+        self._job = job
+        self._shard = shard
+        self._gate = gate
+        self._lock = threading.Lock()
+        self._deciding = threading.RLock()
+        self._halves: Halves | None = None
+        self._scratch = Scratch()
+        self._hyper = KeptHyperparameters()
+        self._warned_hyper = False
+        self._cells: dict[int, Cell] = {}
+        partitions = list(self.plan.partitions_of_shard(shard))
+        clips = spec.clip_grad_norm is not None and partitions
+        self._clipping = Clipping(len(partitions)) if clips else None
+        self._submit = submit
+        alone = holders(self.plan) == (shard,)
+        self._report = None if alone else report
+        self._quorum = Quorum(len(partitions), gate.backup) if gate.backup and partitions else None
+        self._attend = None if alone else attend
+        self._chooser = Chooser(gate.backup, (0,)) if alone else None
+        screen = Screen(nonfinite, job=job, spec=spec)
+        region = Region(plan, shard)
+        memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
+        for partition in partitions:
+            bucket = self.plan.buckets[partition.bucket]
+            group = spec.optimizer.hyperparameters.groups[bucket.group]
+            self._cells[partition.index] = Cell(
+                table=spec.number,
+                index=partition.index,
+                group=bucket.group,
+                weights=region.of(memory, partition),
+                pieces=self.plan.pieces(partition),
+                optimizer=partial(make_optimizer, spec.optimizer.name, group),
+                machine=machine_of(gate),
+                screen=screen,
+                clipping=self._clipping,
+                quorum=self._quorum,
+                later=partial(self._later, partition.index),
+            )
+        self.cut = CutTable(self._cells.values(), settle=self._settle)
+
+    def forget(self, outlet: Outlet) -> None:
+        """A connection is gone."""
+        for cell in self._cells.values():
+            cell.forget(outlet)
+
+    def halves(self) -> Halves:
+        """The weights in two halves, for workers to map; from the first call on they lie there.
+
+        Raises:
+            FrameRefused: the job is not plain `bsp`.
+            OSError: see `Halves`.
+        """
+        if not self._gate.aggregates or self._gate.backup:
+            raise FrameRefused(f"the weights of table {self.spec.number} are mapped under plain bsp only")
+        with self._lock:
+            if self._halves is None:
+                self._halves = Halves(self.plan, self._shard)
+                for index, cell in self._cells.items():
+                    cell.double(self._halves.of(self.plan.partition(index)))
+            return self._halves
+
+    # -- frames ----------------------------------------------------------------------------------------
+
+    def receive(self, frame: wire.Frame, outlet: Outlet, *, member: bool) -> None:
+        """Takes a frame of an authenticated worker.
+
+        Raises:
+            FrameRefused: the frame does not fit; nothing of it was taken.
+            JobUnknown: the table has not started, or has no weights.
+        """
+        if frame.worker >= wire.FIRST_READER and frame.kind is not wire.Kind.PULL:
+            raise StrangerRefused(f"a reader only reads: a {frame.kind.name} frame is a member's")
+        handler = self._HANDLERS.get(frame.kind)
+        if handler is None:
+            raise FrameMalformed(f"a {frame.kind.name} frame does not go to a shard")
+        handler(self, frame, outlet, member)
+
+    def _take_load(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+        if self.started:
+            raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
+        cell = self.cell(frame.partition)
+        cell.load(self._values(cell, frame))
+        outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
+
+    def _take_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
+        message = parse_message(spec_pb2.Hyperparameters, bytes(frame.meta))
+        hyper = hyperparameters_from_proto(message)
+        optimizer = self.spec.optimizer
+        piece_optimizer.check_hyperparameters(optimizer.name, optimizer.hyperparameters.groups, hyper.groups)
+        self._hyper.keep(frame.worker, frame.hyper, hyper)
+
+    def _take_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+        self._require_started()
+        cell = self.cell(frame.partition)
+        if not 0.0 < frame.weight < float("inf"):
+            raise PayloadMismatch(f"the weight of a push must be finite and > 0, got {frame.weight}")
+        present = meta.read_bitmap(frame.meta, len(cell.pieces))
+        empty = not any(present) and not frame.payload
+        gradient = Gradient(
+            values=cell.values.zeros if empty else self._values(cell, frame),
+            present=present,
+            hyper=self._hyper_of(frame),
+            strict=bool(frame.flags & wire.STRICT),
+            borrowed=bool(frame.flags & wire.SHARED),
+            pulls=bool(frame.flags & wire.PULLS),
+        )
+        self._push(cell, frame, gradient, outlet)
+
+    def _take_abstain(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+        self._require_started()
+        for cell in self._listed(frame):
+            self._push(cell, frame, None, outlet)
+
+    def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
+        cells = list(self._listed(frame))
+        if not codecs.known(frame.codec):
+            raise PayloadMismatch(f"weights cannot be sent with codec {frame.codec}: it is unknown here")
+        if frame.flags & wire.CUT:
+            self._await_cut(frame, cells, outlet)
+            return
+        ended = bool(frame.flags & wire.READ)
+        if ended or not member:
+            for cell in cells:
+                cell.read(frame.worker, frame.incarnation, outlet, frame.step, self._scratch, ended=ended)
+            return
+        self._require_started()
+        for cell in cells:
+            pull = Pull(
+                worker=frame.worker,
+                incarnation=frame.incarnation,
+                clock=frame.step,
+                asked_s=time.monotonic(),
+                codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
+            )
+            cell.pull(pull, outlet, self._scratch)
+        if self._quorum is not None:
+            self._settle()
+
+    def _await_cut(self, frame: wire.Frame, cells: list[Cell], outlet: Outlet) -> None:
+        self._require_started()
+        for cell in cells:
+            cell.await_cut(frame.worker, frame.step, outlet)
+        ack = wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition, step=frame.step)
+        outlet.send(Message(ack))
+
+    _HANDLERS: Mapping[wire.Kind, Callable[[ShardTable, wire.Frame, Outlet, bool], None]] = {
+        wire.Kind.LOAD: _take_load,
+        wire.Kind.HYPER: _take_hyper,
+        wire.Kind.PUSH: _take_push,
+        wire.Kind.ABSTAIN: _take_abstain,
+        wire.Kind.PULL: _take_pull,
+    }
+
+    def _push(self, cell: Cell, frame: wire.Frame, gradient: Gradient | None, outlet: Outlet) -> None:
+        contribution = Contribution(
+            worker=frame.worker,
+            incarnation=frame.incarnation,
+            step=frame.step,
+            version=frame.version,
+            weight=frame.weight,
+            payload=gradient,
+        )
+        cell.push(contribution, outlet, time.monotonic(), self._scratch)
+        self._check_hyper(cell, frame.step)
+        self._settle()
+
+    # -- checks ----------------------------------------------------------------------------------------
+
+    def _require_started(self) -> None:
+        if not self.started:
+            raise JobUnknown(f"table {self.spec.number} of job {self._job} has not started")
+
+    def _listed(self, frame: wire.Frame) -> Iterator[Cell]:
+        return iter([self.cell(index) for index in meta.read_listed(frame)])
+
+    def _values(self, cell: Cell, frame: wire.Frame) -> torch.Tensor:
+        """The payload where it lies: shape (E,), of the cell's dtype, or of 16 bits."""
+        dtype = cell.values.now.dtype
+        sent = codecs.travelling(frame.codec, dtype) if frame.kind is wire.Kind.PUSH else None
+        takes, codec = (dtype, codecs.AS_THEY_ARE) if sent is None else (sent, frame.codec)
+        expected = cell.values.now.numel() * takes.itemsize
+        if frame.codec != codec or len(frame.payload) != expected:
+            raise PayloadMismatch(
+                f"partition {frame.partition} of table {self.spec.number} takes {expected} bytes of "
+                f"{str(takes).removeprefix('torch.')} (codec {codec}), "
+                f"got {len(frame.payload)} bytes with codec {frame.codec}",
+                expected=expected,
+                got=len(frame.payload),
+            )
+        return as_tensor(frame.payload, takes)
+
+    def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
+        if frame.hyper == 0:
+            return self.spec.optimizer.hyperparameters
+        hyper = self._hyper.get(frame.worker, frame.hyper)
+        if hyper is None:
+            raise PayloadMismatch(f"worker {frame.worker} has sent no hyper-parameters {frame.hyper}")
+        return hyper
+
+    # -- figures ---------------------------------------------------------------------------------------
+
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells, in backward order; to be read for figures only."""
+        return tuple(self._cells.values())
+
+    def cell(self, index: int) -> Cell:
+        """The cell of a partition.
+
+        Raises:
+            PayloadMismatch: the partition is not on this shard.
+        """
+        cell = self._cells.get(index)
+        if cell is None:
+            raise PayloadMismatch(
+                f"partition {index} of table {self.spec.number} is not on this shard", partition=index
+            )
+        return cell
+
+    def partitions(self) -> tuple[int, ...]:
+        """Numbers of the partitions here, in backward order."""
+        return tuple(self._cells)
+
+    def newest_clock(self) -> int:
+        """The largest clock of a member, as the first partition here has it."""
+        figures = [cell.figures() for cell in self.cells()[:1]]
+        return max((clock for it in figures for clock in it.clocks.values()), default=0)
+
+    def tau(self) -> Counter[int]:
+        """Version staleness of every push applied, over all partitions."""
+        total: Counter[int] = Counter()
+        for cell in self._cells.values():
+            with cell.lock:
+                total.update(cell.machine.tau)
+        return total
+
+    def ledger(self, worker: int) -> Ledger:
+        """A worker's figures: counts summed over partitions, gap and gate wait the largest of one."""
+        total = Ledger()
+        for cell in self._cells.values():
+            part = cell.ledger(worker)
+            for name in ("received", "applied", "dropped", "abstained", "duplicates", "refused", "missed"):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            total.max_gap = max(total.max_gap, part.max_gap)
+            total.gate_wait_s = max(total.gate_wait_s, part.gate_wait_s)
+        return total

@@ -1,0 +1,174 @@
+"""Messages on their way out of one connection, over any carrier, and when they leave.
+
+They are held, not copied. From a peer that has `MAX_OUTBOX_BYTES` to read nothing is taken (`wait_room`);
+what others do may still add to it, at most a reply for each partition that it had asked for. One that has
+`MAX_OUTBOX_FRAMES` to read is cut off.
+
+Whoever handles several frames or steps in a row does so `corked`: what it sends meanwhile leaves at the end,
+together, so that threads and peers are woken once and not for each frame.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message
+from ps_wire.frames.queue import FrameQueue
+from ps_wire.sockets.frame_socket import take_batch
+
+MAX_OUTBOX_BYTES = 64 << 20
+MAX_OUTBOX_FRAMES = 200_000  # honest peers have one reply a partition
+FRAME_BYTES = 1 << 10  # that a message takes beside its payload, roughly
+
+
+class _Cork(threading.local):
+    waiting: dict[Outbox, None] | None = None  # outboxes that have something to send, in order
+
+
+_cork = _Cork()
+
+
+@contextmanager
+def corked() -> Iterator[None]:
+    """What this thread sends inside leaves when it ends."""
+    if _cork.waiting is not None:
+        yield
+        return
+    waiting: dict[Outbox, None] = {}
+    _cork.waiting = waiting
+    try:
+        yield
+    finally:
+        _cork.waiting = None
+        _wake(waiting)
+
+
+def _wake(waiting: dict[Outbox, None]) -> None:
+    for outbox in waiting:
+        outbox.wake()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Outbox:
+    """See the module's docstring. An `Outlet`; it holds each message until it has left, or nothing leaves.
+
+    Who writes waits for messages (`next`), or takes what is there when it is called (`on_change`, `take`).
+
+    Attributes:
+        broken: nothing leaves any more.
+        closed: nothing is queued any more.
+    """
+
+    def __init__(
+        self, *, on_broken: Callable[[], None] = _nothing, on_change: Callable[[], None] = _nothing
+    ) -> None:
+        """Empty.
+
+        Args:
+            on_broken: ends the connection, whoever uses it. On any thread, under locks: it must not block.
+            on_change: something is to leave, or nothing is queued any more. Likewise.
+        """
+        self.broken = False
+        self.closed = False
+        self._on_broken = on_broken
+        self._on_change = on_change
+        self._changed = threading.Condition()  # guards what follows, and those above
+        self._messages: FrameQueue[Message] = FrameQueue(
+            attrgetter("frame"), bulk=wire.Kind.PULLED, others_wait=False
+        )
+        self._bytes = 0
+
+    def send(self, message: Message) -> None:
+        """See `Outlet.send`."""
+        with self._changed:
+            if len(self._messages) >= MAX_OUTBOX_FRAMES:
+                self._cut()
+            if self.closed:
+                return
+            self._bytes += _bytes_of(message)
+            message.hold()
+            self._messages.append(message)
+            if _cork.waiting is None:
+                self._wake()
+            else:
+                _cork.waiting[self] = None
+
+    def wake(self) -> None:
+        """What was sent corked leaves now."""
+        with self._changed:
+            self._wake()
+
+    def close(self) -> None:
+        """No more messages; those queued still leave. Any thread."""
+        with self._changed:
+            self.closed = True
+            self._wake()
+
+    def cut(self) -> None:
+        """See `Outlet.cut`."""
+        with self._changed:
+            self._cut()
+
+    def _cut(self) -> None:
+        if self.broken:
+            return
+        self.broken = self.closed = True
+        while self._messages:
+            self._forget(self._messages.popleft())
+        self._wake()
+        self._on_broken()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        self._on_change()
+
+    def _forget(self, message: Message) -> None:
+        message.release()
+        self._bytes -= _bytes_of(message)
+
+    def wait_room(self) -> None:
+        """See `Outlet.wait_room`."""
+        if self._bytes <= MAX_OUTBOX_BYTES:
+            return
+        if _cork.waiting:  # nobody waits for this peer
+            _wake(_cork.waiting)
+            _cork.waiting.clear()
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed or self._bytes <= MAX_OUTBOX_BYTES)
+
+    def next(self) -> list[Message]:
+        """Waits for messages, weights of first layers first; none at the end.
+
+        What is taken must be given to `done`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self.closed)
+            return self._take()
+
+    def take(self) -> list[Message]:
+        """As `next`, and none if there is nothing now."""
+        with self._changed:
+            return self._take()
+
+    def _take(self) -> list[Message]:
+        return take_batch(self._messages, lambda message: len(message.frame.payload))
+
+    def done(self, messages: list[Message]) -> None:
+        """They have left."""
+        with self._changed:
+            before = self._bytes
+            for message in messages:
+                self._forget(message)
+            if self._bytes <= MAX_OUTBOX_BYTES < before:
+                self._changed.notify_all()
+
+
+def _bytes_of(message: Message) -> int:
+    return FRAME_BYTES + len(message.frame.payload)

@@ -1,0 +1,225 @@
+"""One connection of one worker: its HELLO, then its frames, each to its table; errors go back as REFUSE.
+
+A worker has one live connection to a shard: a new HELLO retires the session before it, so that a frame that
+was still on its way on a broken connection never takes the place of what the new one asked for.
+
+It knows frames and the shard, not the carrier underneath. `_lock` is held while a frame is taken and guards
+`_retired`: once `retire` returns, no frame of that connection is taken any more. It is not held while a peer
+has too much to read, so nobody waits for such a peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from ps_server.log import logger
+from ps_server.shard.shard import Shard
+from ps_server.shard.table.table import ShardTable
+from ps_server.shard.transport.shared_regions import SharedRegions, halves_of
+from ps_wire.errors import (
+    FrameMalformed,
+    FrameRefused,
+    InternalError,
+    JobUnknown,
+    PsError,
+    StaleIncarnation,
+    StrangerRefused,
+)
+from ps_wire.frames import frame as wire
+from ps_wire.frames import meta
+from ps_wire.frames.carrier import MEMORY, Carrier, Message, Outlet
+from ps_wire.frames.messages import refused_to_proto
+from ps_wire.process import trace
+from ps_wire.sockets.frame_socket import close_all
+
+PULLED_TOGETHER = 8  # partitions of a list, before it is looked again whether the peer reads
+
+
+class Session:
+    """A `Receiver`. The first frame must be HELLO: worker, incarnation, meta = token, then the job's name.
+
+    Attributes:
+        carrier: that its frames come over, for people.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        outlet: Outlet,
+        *,
+        token_bytes: int,
+        carrier: str = MEMORY,
+    ) -> None:
+        self.carrier = carrier
+        self._shard = shard
+        self._regions: SharedRegions | None = None
+        self._outlet = outlet
+        self._token_bytes = token_bytes
+        self._job: str | None = None
+        self._worker = 0
+        self._incarnation = 0
+        self._lent: set[int] = set()  # tables
+        self._lock = threading.Lock()
+        self._retired = False
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether HELLO was accepted."""
+        return self._job is not None
+
+    def receive(self, frame: wire.Frame) -> bool:
+        """See `Receiver.receive`."""
+        try:
+            for part in _parts(frame):
+                self._outlet.wait_room()
+                with self._lock:
+                    if self._retired or not self._receive(part):
+                        return False
+            return True
+        finally:
+            close_all(frame.descriptors)
+
+    def refuse(self, error: PsError) -> None:
+        """See `Receiver.refuse`."""
+        with self._lock:
+            if not self._retired:
+                self._refuse(wire.Frame(kind=wire.Kind.REFUSE), error)
+
+    def retire(self) -> None:
+        """Takes no more frames; waits for the one that is being taken."""
+        with self._lock:
+            self._retired = True
+
+    def cut(self) -> None:
+        """Ends the connection at once, and lets go of what the worker shared. Never blocks."""
+        self._outlet.cut()
+
+    @trace.traced("take a frame")
+    def _receive(self, frame: wire.Frame) -> bool:
+        try:
+            if self._job is None:
+                self._hello(frame)
+            else:
+                return self._take(frame, self._job)
+        except PsError as error:
+            self._refuse(frame, error)
+            return self.authenticated
+        except Exception as error:  # noqa: BLE001 - the worker is told
+            logger.exception("job %s worker %d: bug while taking a frame", self._job, self._worker)
+            self._refuse(frame, InternalError(f"{type(error).__name__}: {error}"))
+            return False
+        return True
+
+    def closed(self) -> None:
+        """See `Receiver.closed`."""
+        if self._job is not None:
+            self._shard.forget(self._job, self._worker, self, self._outlet)
+            self._shard.complaints.end(self._peer)
+
+    @property
+    def _peer(self) -> str:
+        """As the log names it; strangers share their lines there."""
+        return "a stranger" if self._job is None else f"job {self._job} worker {self._worker}"
+
+    def _hello(self, frame: wire.Frame) -> None:
+        if frame.kind is not wire.Kind.HELLO:
+            raise StrangerRefused(f"a connection starts with HELLO, not {frame.kind.name}")
+        said = bytes(frame.meta)
+        token, name = said[: self._token_bytes], said[self._token_bytes :]
+        job = name.decode("ascii", errors="replace")
+        self._shard.check_generation(frame.generation)
+        self._shard.use_token(job, frame.worker, frame.incarnation, token)
+        if frame.flags & wire.SHARED:
+            self._outlet = self._regions = SharedRegions(self._outlet)
+            self.carrier = Carrier.SHM
+        before = self._shard.replace_session(job, frame.worker, frame.incarnation, self)
+        self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
+        if before is not None:
+            before.retire()
+        hello = wire.Frame(
+            kind=wire.Kind.HELLO,
+            worker=frame.worker,
+            incarnation=frame.incarnation,
+            generation=self._shard.generation,
+        )
+        self._outlet.send(Message(hello))
+
+    def _take(self, frame: wire.Frame, job: str) -> bool:
+        """Takes a frame; False: the connection is of no use any more."""
+        if frame.worker != self._worker:
+            raise StrangerRefused(f"this connection is worker {self._worker}'s, not {frame.worker}'s")
+        if frame.incarnation != self._incarnation:
+            raise StaleIncarnation(
+                f"this connection is incarnation {self._incarnation}'s, not {frame.incarnation}'s"
+            )
+        member = self._shard.is_member(job, self._worker, self._incarnation)
+        table = self._shard.table(job, frame.table)
+        if frame.kind is wire.Kind.SHARE:
+            return self._share(frame, table)
+        if self._regions is not None:
+            frame = self._regions.filled(frame)
+        elif member and self._says_pulls(frame):
+            self._lend(table)
+        table.receive(frame, self._outlet, member=member)
+        return True
+
+    def _says_pulls(self, frame: wire.Frame) -> bool:
+        return self.carrier == Carrier.UDS and frame.kind is wire.Kind.PUSH and bool(frame.flags & wire.PULLS)
+
+    def _lend(self, table: ShardTable) -> None:
+        """Has weights leave by reference: what the worker pushes says that it has those of before."""
+        if table.spec.number not in self._lent:
+            self._lent.add(table.spec.number)
+            halves_of(table)
+
+    def _share(self, frame: wire.Frame, table: ShardTable) -> bool:
+        if self._regions is None:
+            raise FrameRefused("this connection shares no memory: its HELLO did not say so")
+        if len(frame.descriptors) < frame.version:  # the system had no place for them
+            logger.error(
+                "job %s worker %d: descriptors of its shared memory were lost, so its payloads travel: "
+                "is the limit of descriptors reached?",
+                self._job,
+                self._worker,
+            )
+            self._outlet.send(Message(wire.Frame(kind=wire.Kind.SHARE, table=frame.table)))
+            return False
+        self._regions.take(frame, table)
+        return True
+
+    def _refuse(self, frame: wire.Frame, error: PsError) -> None:
+        self._shard.count_refused()
+        gone = not self.authenticated and isinstance(error, JobUnknown)  # its worker has left meanwhile
+        self._shard.complaints.say(
+            logging.DEBUG if gone else logging.WARNING,
+            self._peer,
+            "%s frame refused: %s",
+            frame.kind.name,
+            error,
+        )
+        refusal = wire.Frame(
+            kind=wire.Kind.REFUSE,
+            table=frame.table,
+            partition=frame.partition,
+            step=frame.step,
+            worker=frame.worker,
+            meta=refused_to_proto(error).SerializeToString(),
+        )
+        self._outlet.send(Message(refusal))
+
+
+def _parts(frame: wire.Frame) -> Iterable[wire.Frame]:
+    """The frame, or where it asks for many partitions at once, frames that ask for a few each.
+
+    At a cut all answers come at one time: it stays one frame, and is acknowledged once.
+    """
+    if frame.kind is not wire.Kind.PULL or frame.flags & wire.CUT:
+        return (frame,)
+    try:
+        wanted = meta.read_listed(frame)
+    except FrameMalformed:
+        return (frame,)  # which is refused
+    starts = range(0, len(wanted), PULLED_TOGETHER)
+    return (meta.part(frame, wanted[start : start + PULLED_TOGETHER]) for start in starts)

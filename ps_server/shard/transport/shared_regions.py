@@ -1,0 +1,151 @@
+"""Memory that a worker and this shard share, on one connection: its gradients, and the weights.
+
+A worker sends descriptors for each table (SHARE). From then on the frames of that connection have no payload.
+A pushed gradient is read where it lies. Weights that the worker waits for are written where it wants them, if
+it has sent memory for them, too; if not, it maps the halves in which the shard has them, and is only told.
+
+Ownership, as in `docs/protocol.md`: a partition's gradient memory is the shard's from its PUSH until the ACK,
+or until FREE where the ACK says LENT, or PULLED of a later version; a partition's memory for weights is the
+shard's from the worker's PULL to PULLED.
+
+It must not know gates or optimizers. Used by the thread of its connection, and under the locks of cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ps_server.log import logger
+from ps_server.shard.table.double_buffer import Halves
+from ps_server.shard.table.table import ShardTable
+from ps_wire.errors import FrameRefused
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import Message, Outlet
+from ps_wire.process import kernels, trace
+from ps_wire.sockets.shared_memory import Layout, attach
+from ps_wire.spec.codec import AS_THEY_ARE
+from ps_wire.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Regions:
+    plan: Plan
+    layout: Layout
+    gradients: memoryview
+    weights: memoryview | None
+    mapped: bool  # the worker maps the shard's halves
+    places: dict[int, memoryview] = field(default_factory=dict)  # of gradients, by partition
+
+    def gradient(self, partition: int) -> memoryview:
+        place = self.places.get(partition)
+        if place is None:
+            place = self.places[partition] = self.place(self.gradients, partition)
+        return place
+
+    def place(self, region: memoryview, partition: int) -> memoryview:
+        if partition >= self.plan.num_partitions:
+            raise FrameRefused(f"there is no partition {partition} in what this worker shares")
+        return region[self.layout.bytes_of(self.plan.partition(partition))]
+
+
+class SharedRegions:
+    """See the module's docstring; an `Outlet` of frames whose payload the worker finds in shared memory."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        """Takes the connection's outlet, for what is left of a frame."""
+        self._outlet = outlet
+        self._tables: dict[int, _Regions] = {}
+
+    def take(self, frame: wire.Frame, table: ShardTable) -> None:
+        """A SHARE frame: maps the worker's memory, or lets it go. Descriptors stay the caller's.
+
+        Raises:
+            FrameRefused: it is not the memory that such a table needs, or the table has none to map.
+        """
+        if not frame.descriptors:
+            self._tables.pop(frame.table, None)
+            return
+        plan, layout = table.plan, Layout(table.plan)
+        gradients, *weights = frame.descriptors
+        if len(weights) > 1:
+            raise FrameRefused(f"SHARE brings at most two descriptors, {len(frame.descriptors)} came")
+        maps = not weights and bool(table.partitions())
+        halves = halves_of(table) if maps else None
+        self._tables[frame.table] = _Regions(
+            plan=plan,
+            layout=layout,
+            gradients=attach(gradients, layout.nbytes, writable=False),
+            weights=attach(weights[0], layout.nbytes, writable=True) if weights else None,
+            mapped=halves is not None,
+        )
+        if maps:
+            descriptors = () if halves is None else halves.descriptors
+            reply = wire.Frame(
+                kind=wire.Kind.SHARE,
+                table=frame.table,
+                partition=table.partitions()[0],  # which shard it is
+                version=len(descriptors),
+                descriptors=descriptors,
+            )
+            self._outlet.send(Message(reply, keeps=halves))
+
+    def filled(self, frame: wire.Frame) -> wire.Frame:
+        """The frame with its payload, where that lies in shared memory.
+
+        Raises:
+            FrameRefused: this connection shares no memory for the table.
+        """
+        if frame.payload or not frame.flags & wire.SHARED or frame.kind is wire.Kind.HELLO:
+            return frame
+        regions = self._tables.get(frame.table)
+        if regions is None:
+            raise FrameRefused(f"this connection shares no memory for table {frame.table}")
+        if frame.kind is wire.Kind.LOAD and regions.weights is not None:
+            return replace(frame, payload=regions.place(regions.weights, frame.partition))
+        return replace(frame, payload=regions.gradient(frame.partition))
+
+    def send(self, message: Message) -> None:
+        """See `Outlet.send`. Where weights are copied, that is at once, under the lock of their cell."""
+        frame = message.frame
+        shared = frame.kind is wire.Kind.PULLED and frame.codec == AS_THEY_ARE
+        regions = self._tables.get(frame.table) if shared else None
+        if regions is not None and regions.weights is not None:
+            self._copy(regions.place(regions.weights, frame.partition), frame.payload)
+            message = message.told()
+        elif regions is not None and regions.mapped and not frame.flags & wire.READ:
+            message = message.told()
+        self._outlet.send(message)
+
+    def wait_room(self) -> None:
+        """See `Outlet.wait_room`."""
+        self._outlet.wait_room()
+
+    def cut(self) -> None:
+        """See `Outlet.cut`. Maps nothing of the worker's any more."""
+        self._tables.clear()
+        self._outlet.cut()
+
+    @staticmethod
+    @trace.traced("copy weights")
+    def _copy(place: memoryview, payload: bytes | memoryview) -> None:
+        """Without the interpreter's lock, which `place[:] = payload` would hold for a millisecond."""
+        source, target = np.frombuffer(payload, dtype=np.uint8), np.frombuffer(place, dtype=np.uint8)
+        if kernels.KERNELS is not None and source.nbytes == target.nbytes >= kernels.STREAMED_BYTES:
+            kernels.KERNELS.copy(source.ctypes.data, target.ctypes.data, target.nbytes)
+        else:
+            np.copyto(target, source)
+
+
+def halves_of(table: ShardTable) -> Halves | None:
+    """A table's halves; None, with a word in the log, where there is no memory for them."""
+    try:
+        return table.halves()
+    except OSError as error:
+        logger.error(
+            "table %d: there is no memory for halves of its weights (%s), so they are copied",
+            table.spec.number,
+            error.strerror,
+        )
+        return None

@@ -1,0 +1,68 @@
+"""What the meta of a frame holds, by kind: a bitmap of pieces, a list of partitions, clocks of members."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ps_wire.errors import FrameMalformed
+from ps_wire.frames.frame import Frame
+
+_CLOCK = struct.Struct("<IQ")
+
+
+def bitmap(present: Sequence[bool]) -> bytes:
+    """Of a PUSH. Bit i is piece i, lowest bit first."""
+    packed = bytearray(-(-len(present) // 8))
+    for place, flag in enumerate(present):
+        packed[place >> 3] |= flag << (place & 7)
+    return bytes(packed)
+
+
+def read_bitmap(meta: bytes | memoryview, num_pieces: int) -> tuple[bool, ...]:
+    """Which pieces had a gradient; an empty meta means all.
+
+    Raises:
+        FrameMalformed: it is of another number of pieces.
+    """
+    if not meta:
+        return (True,) * num_pieces
+    needed = -(-num_pieces // 8)
+    if len(meta) != needed:
+        raise FrameMalformed(f"a bitmap of {num_pieces} pieces has {needed} bytes, got {len(meta)}")
+    return tuple(bool(meta[place >> 3] >> (place & 7) & 1) for place in range(num_pieces))
+
+
+def listed(indices: Sequence[int]) -> bytes:
+    """Of a PULL or ABSTAIN: numbers of partitions."""
+    return struct.pack(f"<{len(indices)}I", *indices)
+
+
+def read_listed(frame: Frame) -> tuple[int, ...]:
+    """Numbers of partitions in a frame's meta, at least one, each once.
+
+    Raises:
+        FrameMalformed: it is cut short, or empty, or one is there twice.
+    """
+    if len(frame.meta) % 4 or not frame.meta:
+        raise FrameMalformed(f"a {frame.kind.name} frame lists partitions, 4 bytes each")
+    indices = struct.unpack(f"<{len(frame.meta) // 4}I", frame.meta)
+    if len(set(indices)) < len(indices):
+        raise FrameMalformed(f"a {frame.kind.name} frame lists each partition once")
+    return indices
+
+
+def part(pull: Frame, indices: Sequence[int]) -> Frame:
+    """A PULL that asks for some partitions of its list, in their order."""
+    return replace(pull, partition=indices[0], meta=listed(indices))
+
+
+def clocks(members: Iterable[tuple[int, int]]) -> bytes:
+    """Of a PULLED: (worker, clock) of the members."""
+    return b"".join(_CLOCK.pack(worker, clock) for worker, clock in members)
+
+
+def read_clocks(meta: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """(worker, clock) of the members. Raises struct.error where it is cut short."""
+    return _CLOCK.iter_unpack(meta)

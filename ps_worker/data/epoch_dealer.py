@@ -1,0 +1,183 @@
+"""What a worker hands out of the epochs of one loader, as the coordinator deals it, and how far it has come.
+
+The coordinator has to know which batches are used whenever the worker goes, also by a crash. So each step's
+share of batches and samples is foretold by the pace of the one before; where that is wrong, the worker says
+so before the step's pushes leave. A loop that takes as many samples in each step says nothing. What has been
+handed out when a piece ends, and is not in a step yet, is taken to be in the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from ps_wire.errors import PsError
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.data.position import Piece, Position
+
+
+class Deals(Protocol):
+    """Where pieces come from."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of this worker."""
+
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        """Asks for a piece; whose it is, is filled in."""
+
+    def use(self, request: pb.UseRequest) -> None:
+        """Says how far this worker has come."""
+
+
+class Dealing:
+    """See the module's docstring. A `Dealer`.
+
+    Attributes:
+        taken: where this loader was in a position that the worker has taken up.
+        trains: steps were made of its batches.
+    """
+
+    def __init__(
+        self,
+        loader: int,
+        deals: Deals,
+        samples: int,
+        *,
+        whole: Piece | None = None,
+        behind: Callable[[], bool] = lambda: False,
+        data: Mapping[str, str] | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        """Deals nothing yet.
+
+        Args:
+            loader: its number.
+            deals: where pieces come from.
+            samples: of its epochs; 0: not known.
+            whole: a share as this worker has it, of any epoch, to replay where none is known.
+            behind: whether the script still replays steps.
+            data: what all workers have to say alike of it.
+            clock: steps that the worker has taken; default: as `take_step` says.
+        """
+        self.taken: Position | None = None
+        self.trains = False
+        self._loader = loader
+        self._deals = deals
+        self._samples = samples
+        self._replayed = whole or Piece(epoch=0, place=0, count=1)
+        self._behind = behind
+        self._data = dict(data or {})
+        self._clock = clock
+        self._incarnation = 0  # that has the piece; 0: there is none
+        self._requests = 0
+        self._step = 0
+        self._batches = self._of_samples = 0  # of the piece, handed out
+        self._told = pb.Mark()  # what the coordinator foretells by
+        self._used = pb.Mark()  # with the last step
+
+    @property
+    def void(self) -> bool:
+        """See `Dealer`."""
+        return self._incarnation != self._deals.incarnation
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the script is inside a piece."""
+        return self._incarnation != 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether batches have been handed out that are in no step yet."""
+        return not self.void and self._batches > self._used.batches
+
+    @property
+    def behind(self) -> bool:
+        """See `Dealer`."""
+        return self._behind()
+
+    def replay(self, epoch: int) -> Piece | None:
+        """See `Dealer`."""
+        taken, self.taken = self.taken, None
+        if not self._behind():
+            return None
+        first = 0
+        if taken is not None and taken.epoch == epoch:
+            first = taken.offset
+            self._replayed = taken.share or replace(self._replayed, epoch=epoch)
+        else:
+            self._replayed = replace(self._replayed, epoch=epoch)
+        return replace(self._replayed, first=first)
+
+    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+        """See `Dealer`."""
+        kept = not self.void
+        if not kept and self._clock is not None:  # it has come into the job, or into another history of it
+            self._step = self._clock()
+        self._requests += 1
+        request = pb.ShareRequest(
+            request=self._requests,
+            loader=self._loader,
+            epoch=epoch,
+            begins=begins,
+            first=first,
+            samples=self._samples,
+            data=self._data,
+            mark=pb.Mark(
+                step=self._step,
+                batches=kept * self._used.batches,
+                samples=kept * self._used.samples,
+                pace_batches=self._told.pace_batches or 1,
+                pace_samples=self._told.pace_samples,
+            ),
+            rest=pb.Mark(
+                step=self._step + (self._batches > self._used.batches),
+                batches=kept * self._batches,
+                samples=kept * self._of_samples,
+            ),
+        )
+        reply = self._deals.share(request)
+        self._batches = self._of_samples = 0
+        self._incarnation = self._deals.incarnation
+        self._used = pb.Mark(step=self._step)
+        self._told = pb.Mark(
+            step=self._step,
+            pace_batches=request.mark.pace_batches,
+            pace_samples=request.mark.pace_samples,
+        )
+        if not reply.HasField("piece"):
+            self._incarnation = 0
+            return None
+        piece = reply.piece
+        return Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+
+    def hand_out(self, samples: int) -> None:
+        """The next batch goes to the script."""
+        self._batches += 1
+        self._of_samples += samples
+
+    def take_step(self, step: int) -> None:
+        """What was handed out goes into the first `step` steps; the last of them has not left yet."""
+        self._step = step
+        if self.void or (self._used.step >= step and self._used.batches == self._batches):
+            return
+        self.trains = self.trains or self._batches > self._used.batches
+        now = pb.Mark(
+            step=step,
+            batches=self._batches,
+            samples=self._of_samples,
+            pace_batches=self._batches - self._used.batches,
+            pace_samples=self._of_samples - self._used.samples,
+        )
+        ahead = step - self._told.step
+        foretold = (
+            self._told.batches + ahead * self._told.pace_batches,
+            self._told.samples + ahead * self._told.pace_samples,
+        )
+        self._used = now
+        if foretold != (now.batches, now.samples):
+            with suppress(PsError):  # then the push that follows says it
+                self._deals.use(pb.UseRequest(loader=self._loader, mark=now))
+            self._told = now

@@ -1,0 +1,409 @@
+"""The batches of one worker, epoch after epoch, over a `DataLoader` of torch that reads this worker's share.
+
+It counts epochs and batches, so that it can say where it is and go on there. What goes to whom is its
+dealer's affair, and `share`'s (datasets with a length) and `stream_share`'s (without): it must not know.
+
+Invariants: a batch is counted when it is handed out, not when it was read ahead. Nothing here waits for
+another worker. An iteration hands out this worker's share of its epoch, then what others have left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from ps_wire.errors import UsageError
+from ps_worker.data.index_share import Share, ShareSampler
+from ps_worker.data.position import Piece, Position
+from ps_worker.data.stream_share import SizedCollate, StreamBatches, StreamShare, check_length
+
+LoaderState: TypeAlias = dict[str, int | bool | None]
+
+OURS = ("batch_sampler", "sampler", "in_order")
+
+
+class Dealer(Protocol):
+    """Says what of an epoch this worker hands out."""
+
+    @property
+    def void(self) -> bool:
+        """Whether what it dealt last is another's by now: the rest of it is dropped."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether steps are replayed: batches are handed out that were used already."""
+
+    def replay(self, epoch: int) -> Piece | None:
+        """What is handed out of an epoch while the script is behind; None where it is not."""
+
+    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+        """The next piece of an epoch, or None.
+
+        Args:
+            epoch: of the iteration.
+            begins: the iteration does; else the piece before has come to its end, or is void.
+            first: batches of this worker's share that were handed out before.
+        """
+
+
+class Alone:
+    """Always the same share, of which nothing is left over."""
+
+    void = behind = False
+
+    def __init__(self, rank: int, num_workers: int) -> None:
+        self._place, self._count = rank, num_workers
+
+    def replay(self, epoch: int) -> Piece | None:  # noqa: ARG002 - nobody is behind
+        """See `Dealer`."""
+        return None
+
+    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+        """See `Dealer`."""
+        return Piece(epoch=epoch, place=self._place, count=self._count, first=first) if begins else None
+
+
+class Loader:
+    """Made by `Worker.loader` and `Worker.shard`: an iterable of batches; each iteration is the next epoch.
+
+    One iteration at a time: a new one ends the one before.
+
+    Attributes:
+        dataset: what it draws from.
+        batch_size: samples of this worker's batches.
+        drop_last: full batches only.
+        num_workers: processes that read, as in a `DataLoader` of torch.
+        collate_fn: makes a batch of samples.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int,
+        shuffle: bool | None,
+        seed: int,
+        drop_last: bool,
+        rank: int,
+        num_workers: int,
+        even: bool,
+        ended: bool,
+        on_batch: Callable[[int], None],
+        options: Mapping[str, Any],
+        current_epoch: Callable[[], int | None],
+        dealer: Dealer | None = None,
+        on_read: Callable[[], None] | None = None,
+        on_replayed: Callable[[], None] = lambda: None,
+        on_moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See `Worker.loader`.
+
+        Args:
+            dataset: with a length and an index, or iterable.
+            batch_size: per worker.
+            shuffle: another order each epoch; None is for map-style datasets.
+            seed: of that order.
+            drop_last: full batches only.
+            options: of torch's `DataLoader`.
+            rank: of this worker.
+            num_workers: of the job, which share the dataset.
+            even: all get equally many batches.
+            ended: the job has: nothing is handed out.
+            on_batch: called with the number of samples of each batch that is handed out.
+            current_epoch: the one that the script is in, or None where it does not say.
+            dealer: says what of an epoch is this worker's. Default: the share `rank` of `num_workers`.
+            on_read: called before a batch is read in this process.
+            on_replayed: called before a batch is handed out that was used already.
+            on_moved: called when an iteration goes on where `position` was set.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
+        for name in OURS:
+            if name in options:
+                raise UsageError(f"worker.loader draws the samples itself, in its order: leave {name} out")
+        streamed = isinstance(dataset, IterableDataset)
+        num_samples = len(dataset) if isinstance(dataset, Sized) else None
+        if num_samples is not None:
+            check_length(num_samples, num_workers)
+        elif not streamed:
+            raise UsageError(
+                "worker.loader takes a dataset with a length and an index (map-style) "
+                "or a torch.utils.data.IterableDataset"
+            )
+        if streamed and shuffle:
+            raise UsageError(
+                "an iterable dataset has an order of its own: leave shuffle out, and shuffle inside the "
+                "dataset, the same in every worker (its set_epoch(epoch) is called before each epoch)"
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_workers: int = options.get("num_workers", 0)
+        self.collate_fn: Callable[[Any], Any] = options.get("collate_fn") or default_collate
+        self._ended = ended
+        self._on_batch, self._on_replayed, self._on_moved = on_batch, on_replayed, on_moved
+        self._current_epoch = current_epoch
+        self._dealer = dealer or Alone(rank, num_workers)
+        self._next = Position(epoch=0)  # where the next iteration begins
+        self._now: Position | None = None  # in the iteration that is under way, if one is
+        self._own = False  # it is still in this worker's share
+        self._moved = False  # the iteration that is under way goes on elsewhere
+        self._iteration = 0
+        self._under_way: int | None = None  # the epoch of that iteration, until it is over
+        self._made_with: LoaderState = {
+            "seed": seed,
+            "shuffle": not streamed if shuffle is None else shuffle,
+            "num_samples": num_samples,
+            "num_workers": num_workers,
+            "batch_size": batch_size,
+            "drop_last": drop_last,
+            "even": even,
+        }
+        self._share: ShareSampler | StreamBatches
+        self._length: int | None = None
+        if isinstance(dataset, IterableDataset):
+            stream = StreamShare(
+                worker=rank,
+                num_workers=num_workers,
+                batch_size=batch_size,
+                even=even,
+                drop_last=drop_last,
+            )
+            self._length = None if num_samples is None else stream.count(num_samples)
+            self._share = StreamBatches(dataset, stream, shared=bool(options.get("num_workers")))
+            collate = SizedCollate(self.collate_fn)
+            self._loader: DataLoader[Any] = DataLoader(
+                self._share, batch_size=None, **{**options, "collate_fn": collate}
+            )
+        else:
+            assert num_samples is not None
+            share = Share(
+                num_samples=num_samples,
+                num_workers=num_workers,
+                batch_size=batch_size,
+                even=even,
+                drop_last=drop_last,
+            )
+            in_process = not options.get("num_workers")  # else batches are read ahead
+            self._share = ShareSampler(
+                share,
+                rank,
+                shuffle=bool(self._made_with["shuffle"]),
+                seed=seed,
+                on_read=partial(self._reads, on_read) if in_process and on_read is not None else None,
+            )
+            self._length = len(self._share.sizes)
+            self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
+
+    def __len__(self) -> int:
+        """Batches of this worker in an epoch, for schedulers; those of an ended job are never handed out.
+
+        Raises:
+            TypeError: the dataset has no length.
+        """
+        if self._length is None:
+            raise TypeError("the batches of an iterable dataset without a length cannot be counted")
+        return self._length
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is, unless `worker.epochs` says another.
+
+        Setting it begins that epoch anew, whatever `load_state_dict` has said.
+        """
+        return self._next.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._next, self._now = Position(epoch=epoch), None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch begins, as frameworks do. A position inside it, of `load_state_dict`, stays."""
+        if epoch != self._next.epoch:
+            self.epoch = epoch
+
+    def end(self) -> None:
+        """The job has ended: nothing more is handed out."""
+        self._ended = True
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._ended:
+            return
+        start = self._find_start()
+        self._iteration += 1
+        mine = self._iteration
+        try:
+            yield from self._iterate(start, mine)
+        finally:
+            if mine == self._iteration:
+                self._under_way = None
+
+    def _iterate(self, start: Position, mine: int) -> Iterator[Any]:
+        begins = True
+        self._moved = False
+        while not self._ended:
+            self._next, self._now = Position(epoch=start.epoch + 1), start
+            self._under_way = start.epoch
+            quietly = yield from self._replay(start.epoch, mine)
+            if self._dealer.behind and not self._moved:  # it goes on in the next epoch
+                break
+            piece = None
+            if not self._moved:
+                piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
+            if piece is not None and not self._moved:
+                quietly |= yield from self._replay(start.epoch, mine)  # who was evicted while it asked
+                self._own = begins and piece.epoch == start.epoch
+                begins = False
+                yield from self._hand_out(start.epoch, piece, mine, quietly=quietly)
+            if self._moved:  # to where the script's loop is, or this iteration ends and the loop goes there
+                self._moved = False
+                if self._next.epoch != start.epoch:
+                    return
+                self._on_moved()
+                start, begins = self._next, True
+            elif piece is None:
+                break
+            elif self._now is None:  # the script says where the next one begins
+                return
+        self._now = None
+
+    def _replay(self, epoch: int, mine: int) -> Generator[Any, None, bool]:
+        """What is handed out again while the script is behind; whether there was anything."""
+        piece = self._dealer.replay(epoch)
+        if piece is None:
+            return False
+        self._own = False
+        yield from self._hand_out_again(epoch, piece, mine)
+        return True
+
+    def _hand_out_again(self, epoch: int, piece: Piece, mine: int) -> Iterator[Any]:
+        """Batches that were used, until the script has taken again the steps that it is behind."""
+        self._share.begin(piece)
+        sizes = self._share.sizes if isinstance(self._share, ShareSampler) else None
+        self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        batches = self._sized(sizes, piece.first)
+        while self._dealer.behind and mine == self._iteration and not self._ended and self._now is not None:
+            found = next(batches, None)
+            if found is None:
+                return
+            self._on_replayed()
+            self._now = replace(self._now, offset=self._now.offset + 1)
+            yield found[1]
+
+    def _hand_out(self, epoch: int, piece: Piece, mine: int, *, quietly: bool) -> Iterator[Any]:
+        """The batches of a piece, until one of many things ends it.
+
+        `quietly`: the script's iteration had begun before, so that no generator is drawn from once more.
+        """
+        self._share.begin(piece)
+        sizes = None
+        if isinstance(self._share, ShareSampler):
+            sizes = self._share.sizes
+            self._length = len(sizes) if self._own else self._length
+        self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        drawn = torch.get_rng_state() if quietly else None
+        batches = self._sized(sizes, piece.first)
+        if drawn is not None:
+            torch.set_rng_state(drawn)
+        for size, batch in batches:
+            if mine != self._iteration:
+                raise UsageError(
+                    "this iteration ended when the loader was iterated again: make a second loader"
+                )
+            if self._ended or self._now is None or self._dealer.void:
+                return
+            self._on_batch(size)
+            self._now = replace(self._now, offset=self._now.offset + 1)
+            yield batch
+
+    def _reads(self, on_read: Callable[[], None]) -> None:
+        if self._now is not None:  # else the iteration has ended, and what is read is of no use
+            on_read()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the iteration that is under way goes on where `position` was set."""
+        return self._under_way is not None and self._under_way == self._next.epoch and self._moved
+
+    def leave(self) -> None:
+        """The script's loop goes to another epoch: the iteration that is under way ends."""
+        self._now = None
+
+    def _sized(self, sizes: list[int] | None, skipped: int) -> Iterator[tuple[int, Any]]:
+        """The batches with their numbers of samples."""
+        if sizes is None:
+            return iter(self._loader)
+        return zip(sizes[skipped:], self._loader, strict=True)
+
+    def _find_start(self) -> Position:
+        """Epoch and first batch of the iteration that begins."""
+        current = self._current_epoch()
+        if current is None or current == self._next.epoch:
+            return self._next
+        if self._next.offset:
+            raise UsageError(
+                f"the loader's state is inside epoch {self._next.epoch}, worker.epochs is at {current}: "
+                f"iterate worker.epochs(n, start={self._next.epoch}) to go on there, "
+                "or set loader.epoch to begin an epoch anew"
+            )
+        return Position(epoch=current)
+
+    # -- position --------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """After the last batch that it has handed out; inside `on_batch`, before the one that follows.
+
+        Setting it moves an iteration that is under way, too: inside its epoch it goes on from there, to
+        another epoch it ends. The offset counts in this worker's share of that epoch, as it is dealt then.
+        """
+        return self._now or self._next
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._next, self._now = replace(position, share=None), None
+        self._moved = True
+
+    def state_dict(self) -> LoaderState:
+        """Where this loader is: after the last batch that it has handed out.
+
+        Returns:
+            Numbers only: "epoch", "batches" (handed out in that epoch), and what the order depends on.
+        """
+        at = self._now or self._next
+        if self._now is not None and not (self._own and at.offset != self._length):
+            at = self._next  # whether or not the iterator was asked for one more
+        return {"epoch": at.epoch, "batches": at.offset, **self._made_with}
+
+    def load_state_dict(self, state: Mapping[str, int | bool | None]) -> None:
+        """Makes the next iteration go on after the last batch before `state_dict()`, in the same order.
+
+        Samples before it are not read again, but by an iterable dataset, which has to pass over them. Under
+        BSP the state of any worker serves all; otherwise each needs its own.
+
+        Args:
+            state: of a loader that was made with the same arguments over a dataset of the same length.
+
+        Raises:
+            UsageError: it is not; what differs is named.
+        """
+        missing = [name for name in ("epoch", "batches", *self._made_with) if name not in state]
+        if missing:
+            raise UsageError(f"this is no state of a loader: it has no {missing[0]!r}")
+        for name, value in self._made_with.items():
+            if state[name] != value:
+                raise UsageError(
+                    f"the state is of a loader with {name}={state[name]}, this one has {name}={value}"
+                    + (" (BSP deals evenly, ssp and asp do not)" if name == "even" else "")
+                )
+        epoch, batches = state["epoch"], state["batches"]
+        if not (isinstance(epoch, int) and isinstance(batches, int) and epoch >= 0 and batches >= 0):
+            raise UsageError(f"a loader cannot be at epoch {epoch}, batch {batches}")
+        if self._length is not None and batches > self._length:
+            raise UsageError(f"the state is {batches} batches into an epoch of {self._length}")
+        self._next, self._now = Position(epoch=epoch, offset=batches), None

@@ -1,0 +1,240 @@
+"""Where a script is in its data: its loaders, the epoch of its loop, the samples it has taken.
+
+It must not know optimizers, nor when a step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from ps_wire.spec.consistency import BSP, Consistency
+from ps_worker.data.data_facts import facts_of
+from ps_worker.data.epoch_dealer import Dealing, Deals
+from ps_worker.data.loader import Loader
+from ps_worker.data.position import Piece, Position, Positions
+
+
+class ScriptData:
+    """See the module's docstring. What of it is registered with the job are the samples.
+
+    Attributes:
+        samples: that loaders have handed out.
+        batches: that loaders have handed out in this process.
+        used: the script has a loader, or a loop over epochs.
+    """
+
+    def __init__(
+        self,
+        consistency: Consistency,
+        *,
+        begin_batch: Callable[[], None],
+        begin_epoch: Callable[[int], bool] = lambda _: True,
+        behind: Callable[[], bool] = lambda: False,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        """Has no loaders.
+
+        Args:
+            consistency: of the job.
+            begin_batch: called before a batch is read in this process, or handed out.
+            begin_epoch: called when the script's loop is about to begin an epoch; whether it is to.
+            behind: whether the script replays steps.
+            clock: steps that the worker has taken; default: as `take_step` says.
+        """
+        self.samples = 0
+        self.batches = 0
+        self.used = False
+        self._even = isinstance(consistency, BSP)
+        self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
+        self._clock = clock
+        self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
+        self._epoch: int | None = None
+        self._loaders: WeakSet[Loader] = WeakSet()
+        self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
+        self._num_loaders = 0
+        self._dealings: list[Dealing] = []
+        self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
+        self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
+        self._back_to: int | None = None  # an epoch that the script's loop is to go to
+
+    def state_dict(self) -> dict[str, Any]:
+        """Samples that were handed out."""
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Counts on from there."""
+        self.samples = state["samples"]
+
+    def make_loader(self, deals: Deals, **given: Any) -> Loader:
+        """A loader with these arguments of `Loader`; `deals` say what of an epoch is this worker's."""
+        self.used = True
+        dataset = given["dataset"]
+        dealing = Dealing(
+            self._num_loaders,
+            deals,
+            len(dataset) if isinstance(dataset, Sized) else 0,
+            whole=Piece(epoch=0, place=given["rank"], count=given["num_workers"]),
+            behind=self._behind,
+            data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
+            clock=self._clock,
+        )
+        if self._num_loaders < len(self._taken):
+            dealing.taken = self._taken[self._num_loaders]
+        made = Loader(
+            **given,
+            even=self._even,
+            on_batch=partial(self._count_samples, dealing),
+            current_epoch=lambda: self._epoch,
+            dealer=dealing,
+            on_read=self._begin_batch,
+            on_replayed=self._begin_batch,
+            on_moved=self._arrive,
+        )
+        if self._num_loaders < len(self._saved_positions):
+            made.position = self._saved_positions[self._num_loaders]
+        self._numbers[made] = self._num_loaders
+        self._dealings.append(dealing)
+        self._num_loaders += 1
+        self._loaders.add(made)
+        return made
+
+    def _sizes(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """What all workers have to say alike where they get equally many batches."""
+        return {name: str(given[name]) for name in ("batch_size", "drop_last")} if self._even else {}
+
+    def take_step(self, step: int) -> None:
+        """What loaders have handed out goes into the first `step` steps of this worker."""
+        for dealing in self._dealings:
+            dealing.take_step(step)
+
+    def positions(self) -> Positions:
+        """Where this script is in its data."""
+        at = {self._numbers[loader]: loader.position for loader in self._loaders}
+        known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
+        return Positions(epoch=self._epoch, loaders=tuple(known))
+
+    def take_up(self, at: Positions) -> None:
+        """The script goes on where another process was: its loop at that epoch, and there its loaders.
+
+        A script that has no such loop goes on with its own counts of epochs; those of before are empty.
+        """
+        self.drop_batch()
+        self._taken = at.loaders
+        for dealing, position in zip(self._dealings, at.loaders, strict=False):
+            dealing.taken = position
+        if at.epoch is not None and at.epoch != self._epoch:
+            self._back_to = at.epoch
+            if self._epoch is not None:
+                for loader in self._loaders:
+                    loader.leave()
+
+    def rewind(self, saved: Positions) -> None:
+        """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
+        self.drop_batch()
+        self._saved_positions = list(saved.loaders)
+        self._back_to = saved.epoch
+        for loader in self._loaders:
+            if self._numbers[loader] < len(saved.loaders):
+                loader.position = saved.loaders[self._numbers[loader]]
+
+    def drop_batch(self) -> None:
+        """What loaders have handed out is part of no step of this incarnation."""
+        for counts in self._unweighed:
+            counts.clear()
+
+    def end(self) -> None:
+        """The job has ended: loaders give nothing more."""
+        for loader in self._loaders:
+            loader.end()
+
+    @property
+    def has_loaders(self) -> bool:
+        """Whether a step begins with a batch of a loader; a forward elsewhere, to validate, begins none."""
+        return self._num_loaders > 0
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether all that loaders to train on have handed out is part of a step."""
+        return not any(dealing.trains and dealing.pending for dealing in self._dealings)
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether it has loaders, and is in no iteration over one that it trains on, as far as is known."""
+        training = [dealing for dealing in self._dealings if dealing.trains] or self._dealings
+        return bool(training) and not any(dealing.under_way for dealing in training)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the script goes by itself to where it was sent back: in its loop, or in an iteration.
+
+        Not where its batches are its own: the rest of the body would train on, in the epoch that is undone.
+        """
+        return any(self._epoch is not None or loader.goes_on for loader in self._loaders)
+
+    def has_batches(self) -> bool:
+        """Whether the script has a batch that no step was made of yet, as far as is known."""
+        used = [dealing for dealing in self._dealings if dealing.under_way]
+        return any(dealing.pending for dealing in used) if used else True
+
+    def epochs(self, numbers: range) -> Iterator[int]:
+        """See `Worker.epochs`."""
+        self.used = True
+        epoch = numbers.start
+        try:
+            while True:
+                if self._back_to is not None:
+                    if self._back_to >= numbers.stop:  # the job is in a loop that follows
+                        return
+                    epoch, self._back_to = self._back_to, None
+                if epoch >= numbers.stop:
+                    return
+                self._epoch = epoch
+                if not self._begin_epoch(epoch):
+                    return
+                if self._back_to is None:  # else it was sent elsewhere while it asked
+                    yield epoch
+                    epoch += 1
+        finally:
+            self._epoch = None
+
+    def sample_weight(self) -> Callable[[], float]:
+        """A function that gives the samples handed out since it was last called.
+
+        Of the loader of the latest batch alone: what others handed out before were batches to validate on.
+        """
+        counts: dict[object, int] = {}
+        self._unweighed.append(counts)
+
+        def weight() -> float:
+            samples = counts.popitem()[1] if counts else 1
+            counts.clear()
+            return float(max(samples, 1))
+
+        return weight
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the script is where it was sent."""
+        return self._back_to is None or self._back_to == self._epoch
+
+    @property
+    def returns(self) -> bool:
+        """Whether the script's loop has yet to begin the epoch that it was sent to, or to begin it again."""
+        return self._back_to is not None
+
+    def _arrive(self) -> None:
+        """A loader goes on inside this epoch: its loop need not begin again."""
+        if self._back_to == self._epoch:
+            self._back_to = None
+
+    def _count_samples(self, loader: Dealing, samples: int) -> None:
+        self._begin_batch()
+        self.samples += samples
+        self.batches += 1
+        loader.hand_out(samples)
+        self._arrive()
+        for counts in self._unweighed:
+            counts[loader] = counts.pop(loader, 0) + samples

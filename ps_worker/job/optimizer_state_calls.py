@@ -1,0 +1,126 @@
+"""The optimizer state that lives on the shards, read and set by this worker.
+
+Calls beside the data connections, one shard after the other. Both can be repeated, so they are made again
+when a connection breaks: a dump is only read, a load sets the same again. It must not know modules or hooks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ps_wire.errors import PsError, StartLimitExceeded
+from ps_wire.frames.service import Calls
+from ps_wire.spec.plan import Plan
+from ps_wire.v1 import shard_pb2 as pb
+from ps_worker.membership.membership import Membership
+from ps_worker.model.optimizer_state import Gathering, Scattering
+from ps_worker.settings import Settings
+
+RETRY_S = 0.2
+STATE_LIMIT_S = 600.0  # of one call, which may carry gigabytes; a peer that is gone ends it after seconds
+
+
+class SharedState:
+    """See the module's docstring. Everything waits; for the user's thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        *,
+        calls_of: Callable[[int], Calls],
+        say: Callable[[str], None],
+    ) -> None:
+        """Takes a way to reach each shard's service.
+
+        Args:
+            settings: of the worker.
+            membership: joined by now.
+            calls_of: calls to the shard of that number.
+            say: writes to the worker's log.
+        """
+        self._settings = settings
+        self._membership = membership
+        self._calls_of = calls_of
+        self._say = say
+        self._said_differs = False
+        self._late = membership.joined.resumed and not membership.again
+
+    def dump(self, table: int, plan: Plan) -> list[dict[str, torch.Tensor]]:
+        """See `Link.dump_state`."""
+        gathering = Gathering(plan)
+        request = pb.DumpRequest(key=self._key(table))
+
+        def call(stub: Calls) -> None:
+            for message in stub.Dump(request, timeout=STATE_LIMIT_S):
+                gathering.take(message)
+
+        for shard in range(plan.num_shards):
+            self._call(shard, call)
+        if gathering.differs and not self._said_differs:
+            self._said_differs = True
+            self._say("the optimizer's state was read while steps were applied: the largest `step` counts")
+        return gathering.states()
+
+    def load(self, table: int, plan: Plan, states: Sequence[Mapping[str, Any]]) -> None:
+        """See `Link.load_state`."""
+        scattering = Scattering(plan, states)
+        key = self._key(table)
+        for shard in range(plan.num_shards):
+
+            def call(stub: Calls, shard: int = shard) -> None:
+                stub.LoadState(scattering.messages(shard, key), timeout=STATE_LIMIT_S)
+
+            self._call(shard, call)
+
+    def share(self, table: int, plan: Plan, number: int, states: Sequence[Mapping[str, Any]]) -> None:
+        """See `Link.share_state`."""
+        if self._late:
+            self._say("load_state_dict() of a worker that joins a job sets nothing: the job has its state")
+            return
+        if self._membership.joined.worker == 0:
+            self.load(table, plan, states)
+            self._membership.calls.put_state(_name(table), _count(number))
+            return
+        limit_s = self._settings.start_limit_s
+        if not self._membership.calls.wait_state(_name(table), _count(number), limit_s):
+            raise StartLimitExceeded(
+                f"worker 0 has not called load_state_dict within {limit_s:g} s (PS_START_LIMIT): after wrap, "
+                "all workers of a job call it, and worker 0's state is used",
+                waiting_for="worker 0 to call load_state_dict",
+            )
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _key(self, table: int) -> pb.TableKey:
+        joined = self._membership.joined
+        return pb.TableKey(
+            job=self._settings.job, worker=joined.worker, incarnation=joined.incarnation, table=table
+        )
+
+    def _call(self, shard: int, call: Callable[[Calls], None]) -> None:
+        broken_s: float | None = None
+        while True:
+            try:
+                call(self._calls_of(shard))
+            except PsError as refused:
+                now_s = time.monotonic()
+                broken_s = now_s if broken_s is None else broken_s
+                if not refused.retryable or now_s - broken_s > self._settings.retry_limit_s:
+                    raise
+                time.sleep(RETRY_S)
+            else:
+                return
+
+
+def _name(table: int) -> str:
+    """Under this name the coordinator keeps how often worker 0 has set a table's optimizer state."""
+    return f"optimizer/{table}"
+
+
+def _count(number: int) -> bytes:
+    return number.to_bytes(8, "big")  # so that the order of bytes is that of numbers

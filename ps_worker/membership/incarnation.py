@@ -1,0 +1,98 @@
+"""One incarnation of a worker: its membership and its connections. An evicted one is followed by another.
+
+Once it is over, nothing that its threads still bring reaches the worker's tables: what they write or take at
+that moment is waited for, and what comes afterwards is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ps_wire.errors import PsError
+from ps_wire.frames import frame as wire
+from ps_wire.frames.service import Service
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.membership.membership import Membership
+from ps_worker.settings import Settings
+from ps_worker.transport.carrier_choice import CarrierChoice
+from ps_worker.transport.connection import Connection, Peer
+from ps_worker.transport.shard_addresses import Places
+
+CLOSE_LIMIT_S = 0.2  # for an evicted one's connections: nothing that they still bring counts
+RECEIVED_LIMIT_S = 10.0  # for one frame to be taken; only a script's callback takes longer, after all of it
+
+
+class Incarnation:
+    """See the module's docstring. The `Peer` of its connections."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        *,
+        peer: Peer,
+        progress: Callable[[], pb.Progress],
+        say: Callable[[str], None],
+    ) -> None:
+        """Does nothing yet; frames and failures go to `peer`."""
+        self.membership = Membership(settings, service, progress=progress, on_failure=self.fail, log=say)
+        self.connections: list[Connection] = []
+        self._settings = settings
+        self._service = service
+        self._peer = peer
+        self._say = say
+        self._over = False
+
+    @property
+    def joined(self) -> pb.Joined:
+        """As whom it has joined."""
+        return self.membership.joined
+
+    def connect(self, carriers: CarrierChoice, places: Places) -> None:
+        """Opens a connection to every shard, where it is now."""
+        shards = self.joined.shards
+        places.update([shard.address for shard in shards])
+        generations = [shard.generation for shard in shards] or [0] * len(self._service.addresses)
+        self.connections += [
+            Connection(
+                service=self._service,
+                carriers=carriers,
+                shard=shard,
+                job=self._settings.job,
+                worker=self.joined.worker,
+                incarnation=self.joined.incarnation,
+                peer=self,
+                retry_limit_s=self._settings.retry_limit_s,
+                log=self._say,
+                seek=places.seek,
+                generation=generation,
+            )
+            for shard, generation in enumerate(generations)
+        ]
+
+    def abandon(self) -> None:
+        """It was evicted: ends everything of it."""
+        self._over = True
+        self.membership.abandon()
+        for connection in self.connections:
+            connection.close(CLOSE_LIMIT_S)
+        for connection in self.connections:
+            connection.wait_received(RECEIVED_LIMIT_S)
+
+    def take(self, frame: wire.Frame) -> None:
+        """See `Peer.take`."""
+        if not self._over:
+            self._peer.take(frame)
+
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """See `Peer.landing`."""
+        return None if self._over else self._peer.landing(frame, payload_bytes)
+
+    def replay(self, shard: int) -> Iterable[wire.Frame]:
+        """See `Peer.replay`."""
+        return () if self._over else self._peer.replay(shard)
+
+    def fail(self, error: PsError) -> None:
+        """See `Peer.fail`."""
+        if not self._over:
+            self._peer.fail(error)

@@ -1,0 +1,367 @@
+"""A worker's membership of a job: the join, tables, heartbeats, the end.
+
+What it says and hears goes over `member_stream`; the user's thread waits for the reply that it needs. A
+failure is kept and handed to `on_failure` once.
+
+`_changed` guards what the replies set.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ps_wire.errors import (
+    ConnectionLost,
+    PsError,
+    RolledBack,
+    ServerNotReady,
+    ServerUnreachable,
+    StartLimitExceeded,
+)
+from ps_wire.frames.frame import PROTOCOL
+from ps_wire.frames.messages import table_to_proto
+from ps_wire.frames.service import Service
+from ps_wire.spec.table import TableSpec
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+from ps_worker.membership.coordinator_calls import CoordinatorCalls
+from ps_worker.membership.member_stream import MemberStream
+from ps_worker.membership.round_barrier import Rounds
+from ps_worker.membership.snapshot_promise import Capture
+from ps_worker.process import stopping
+from ps_worker.process.exit_reason import sendable
+from ps_worker.process.waiting import waits
+from ps_worker.settings import Settings
+
+RETRY_S = 0.2
+LEAVE_LIMIT_S = 5.0
+
+
+class Membership:
+    """See the module's docstring.
+
+    Attributes:
+        calls: what is asked beside the stream.
+        joined: as whom this worker is in the job.
+        again: it was in the job before, and was evicted.
+        live_wanted: a reader wants what lies outside tables, at the end of the next step.
+        position_wanted: somebody who joins wants this worker's position, at the beginning of the next step.
+        capture: what snapshots take.
+        rounds: where the script is, for others who join.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        *,
+        progress: Callable[[], pb.Progress],
+        on_failure: Callable[[PsError], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._progress = progress
+        self._on_failure = on_failure
+        self._log = log
+        self._changed = threading.Condition()
+        self._replies: dict[str, Any] = {}
+        self._made: dict[int, bool] = {}
+        self._started: dict[int, int] = {}
+        self._waiting_for = ""
+        self._waiting = False
+        self._error: PsError | None = None
+        self._leaving = False
+        self.live_wanted = self.position_wanted = False
+        self.capture: Capture | None = None
+        self.rounds: Rounds | None = None
+        self._stream: MemberStream | None = None
+        self.joined = pb.Joined()
+        self.again = False
+        self.calls = CoordinatorCalls(
+            settings, service, joined=lambda: self.joined, failed=lambda: self._error, log=log
+        )
+
+    # -- joining ---------------------------------------------------------------------------------------
+
+    @waits("the coordinator to let this worker in")
+    def join(self, evicted: pb.Joined | None = None) -> pb.Joined:
+        """Joins the job and starts the heartbeats.
+
+        Args:
+            evicted: as whom this process was in the job before; it wants the same number.
+
+        Raises:
+            Unavailable: the coordinator was not there, or not all shards were, within the connect limit.
+            PsError: what the coordinator refuses with.
+        """
+        self.again = evicted is not None
+        until_s = time.monotonic() + self._settings.connect_limit_s
+        while True:
+            try:
+                self._join_once(evicted)
+                break
+            except (ServerNotReady, ServerUnreachable, ConnectionLost):  # it may be on its way back
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(RETRY_S)
+        return self.joined
+
+    def _join_once(self, evicted: pb.Joined | None) -> None:
+        settings = self._settings
+        self._error = None
+        alone = not settings.servers
+        join = pb.Join(
+            protocol=PROTOCOL,
+            job=spec_pb2.Job(
+                name=settings.job,
+                consistency=str(settings.consistency),
+                num_workers=settings.num_workers,
+                min_workers=settings.min_workers,
+                nonfinite=settings.nonfinite,
+            ),
+            worker=settings.worker if evicted is None else evicted.worker,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            lease_s=0.0 if alone else settings.lease_s,
+            evicted=0 if evicted is None else evicted.incarnation,
+        )
+        if self._stream is not None:
+            self._stream.close(cancel=True)
+        self._stream = MemberStream(
+            self._service,
+            join=join,
+            retry_limit_s=0.0 if alone else settings.retry_limit_s,
+            progress=self._progress,
+            take=self._take,
+            fail=self._fail,
+            log=self._log,
+        )
+        # One that holds the number may be gone, and is waited for as long as its lease may be.
+        self.joined = self._wait("joined", max(settings.connect_limit_s, 2 * settings.lease_s))
+
+    # -- tables ----------------------------------------------------------------------------------------
+
+    def make_table(self, spec: TableSpec) -> None:
+        """Says that this worker makes a table; does not wait."""
+        self._send(make_table=pb.MakeTable(table=table_to_proto(spec)))
+
+    @waits("a table to be made")
+    def wait_made(self, table: int) -> bool:
+        """Waits until the shards have a table; returns whether this worker's weights start it."""
+        self._wait_for(lambda: table in self._made, self._settings.start_limit_s)
+        return self._made[table]
+
+    def uploaded(self, table: int) -> None:
+        """Says that the starter's weights are on the shards."""
+        self._send(uploaded=pb.Uploaded(table=table))
+
+    @waits("a table to start")
+    def wait_started(self, table: int) -> int | None:
+        """Waits until a table has started; returns this worker's first step.
+
+        None: this worker's weights are to start it after all, for who was asked for them has gone.
+
+        Raises:
+            StartLimitExceeded: naming who was missing.
+        """
+        asked = self._made.get(table, False)
+        self._wait_for(
+            lambda: table in self._started or self._made.get(table, False) != asked,
+            self._settings.start_limit_s,
+        )
+        return self._started.get(table)
+
+    # -- state outside tables --------------------------------------------------------------------------
+
+    def put_live(self, blob: bytes, step: int) -> None:
+        """What a reader has asked for: the state outside tables, as it is at this step."""
+        self.live_wanted = False
+        self.calls.put_state("live", blob)
+        self._send(uploaded=pb.Uploaded(live=True, step=step))
+
+    def put_position(self, blob: bytes, step: int) -> None:
+        """What one who joins has asked for."""
+        self.position_wanted = False
+        self.calls.put_state("position", blob)
+        self._send(uploaded=pb.Uploaded(live=True, begins=True, step=step))
+
+    def put_note(self, blob: bytes) -> None:
+        """This worker's position, for who takes it up when it is gone."""
+        self.calls.put_once(f"note/{self.joined.worker}", blob)
+
+    def put_cut(self, number: int, blob: bytes) -> None:
+        """What a snapshot has of this worker beside its tables."""
+        try:
+            self.calls.put_once(f"cut/{self.joined.worker}", blob)
+        except PsError as error:  # a snapshot's trouble: this worker trains on
+            self._log(f"a snapshot does not get this worker's state: {error}")
+            return
+        self._send(cut_captured=pb.CutCaptured(number=number))
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    @waits("the others to finish")
+    def finish(self, upload_final: Callable[[], bytes]) -> bool:
+        """Says that this worker has no more data and waits for the others.
+
+        Args:
+            upload_final: gives the last state outside tables, if this worker is the one who is asked.
+
+        Returns:
+            Whether the job keeps such a state.
+        """
+        self._send(finish=pb.Finish(progress=self._progress()))
+        self._wait_for(lambda: bool(self._replies.keys() & {"upload_final", "ended"}), None)
+        if "ended" not in self._replies:
+            self.calls.put_state("final", upload_final())
+            self._send(uploaded=pb.Uploaded(final=True))
+        ended: pb.Ended = self._wait("ended", None)
+        return ended.has_state
+
+    def whom(self) -> list[str]:
+        """Who is waited for; see `CoordinatorCalls.behind`, for `PsError` too."""
+        with self._changed:
+            told = [f"waiting for {self._waiting_for}"] if self._waiting and self._waiting_for else []
+        return told + self.calls.behind()
+
+    def leave(self, reason: str, clocks: Mapping[int, int] | None = None) -> None:
+        """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again.
+
+        Args:
+            reason: for people; empty: it is done.
+            clocks: table -> steps that it has taken.
+        """
+        self._leaving = True
+        if self._stream is None:
+            return
+        self._stream.quiet()
+        leave = pb.Leave(
+            reason=sendable(reason),
+            progress=self._progress(),
+            drained=stopping.asked(),
+            clocks=clocks or {},
+        )
+        self._stream.say(leave=leave)
+        with self._changed:
+            self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
+        self._stream.close()
+
+    def abandon(self) -> None:
+        """This incarnation was evicted: its stream ends, without a word."""
+        self._leaving = True
+        self._end_holds()
+        self.capture = self.rounds = None  # what comes late is of no incarnation after this one
+        if self._stream is not None:
+            self._stream.close(cancel=True)
+
+    def wait_threads(self) -> None:
+        """After `leave`, or a join that was refused: waits for the threads."""
+        for thread in self._stream.threads if self._stream is not None else ():
+            thread.join(LEAVE_LIMIT_S)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _send(self, **message: Any) -> None:
+        assert self._stream is not None
+        self._stream.say(**message)
+
+    def _take(self, reply: pb.MemberReply) -> None:
+        kind = reply.WhichOneof("kind")
+        if kind in ("cut_prepare", "cut_armed", "cut_ended"):
+            self._take_cut(reply)
+            return
+        if kind in ("hold", "let_go"):
+            self._take_hold(reply)
+            return
+        with self._changed:
+            match kind:
+                case "table_made":
+                    self._made[reply.table_made.table] = reply.table_made.upload
+                case "table_started":
+                    self._started[reply.table_started.table] = reply.table_started.step
+                case "waiting" if reply.waiting.whom != self._waiting_for:
+                    self._waiting_for = reply.waiting.whom
+                    self._log(f"waiting for {self._waiting_for}")
+                case "notice":
+                    self._log(reply.notice.text)
+                case "upload_live":
+                    self.position_wanted |= reply.upload_live.begins
+                    self.live_wanted |= not reply.upload_live.begins
+                case "rolled_back":
+                    self._fail(RolledBack(reply.rolled_back.why, step=reply.rolled_back.step))
+                case "joined" | "upload_final" | "ended" | "left":
+                    self._replies[kind] = getattr(reply, kind)
+            self._changed.notify_all()
+
+    def _take_cut(self, reply: pb.MemberReply) -> None:
+        capture = self.capture
+        match reply.WhichOneof("kind"):
+            case "cut_prepare":
+                number = reply.cut_prepare.number
+                steps = capture.prepare(number) if capture is not None else {}
+                self._send(cut_ready=pb.CutReady(number=number, steps=steps))
+            case "cut_armed" if capture is not None:
+                capture.arm(reply.cut_armed.number, reply.cut_armed.steps)
+            case "cut_ended" if capture is not None:
+                capture.end(reply.cut_ended.number)
+
+    def _take_hold(self, reply: pb.MemberReply) -> None:
+        rounds, hold = self.rounds, reply.hold
+        if reply.HasField("let_go"):
+            if rounds is not None:
+                rounds.let_go(reply.let_go.number)
+        elif rounds is not None and hold.named:
+            rounds.hold(hold.number, hold.beyond)
+        else:
+            steps = rounds.ask(hold.number) if rounds is not None else {}
+            self._send(holding=pb.Holding(number=hold.number, steps=steps))
+
+    def held(self, number: int, steps: Mapping[int, int]) -> None:
+        """This worker begins no round beyond these steps."""
+        self._send(holding=pb.Holding(number=number, held=True, steps=steps))
+
+    def _end_holds(self) -> None:
+        capture, rounds = self.capture, self.rounds  # another thread may abandon this incarnation
+        if capture is not None:
+            capture.end()
+        if rounds is not None:
+            rounds.let_go()
+
+    def _fail(self, error: PsError) -> None:
+        self._end_holds()
+        with self._changed:
+            if self._error is not None:
+                return
+            self._error = error
+            self._changed.notify_all()
+        self.calls.end_wait()
+        if self.joined.incarnation and not self._leaving:
+            self._on_failure(error)
+
+    def _wait(self, kind: str, limit_s: float | None) -> Any:
+        self._wait_for(lambda: kind in self._replies, limit_s)
+        return self._replies[kind]
+
+    def _wait_for(self, ready: Callable[[], bool], limit_s: float | None) -> None:
+        with self._changed:
+            self._waiting = True
+            try:
+                done = self._changed.wait_for(lambda: ready() or self._error is not None, limit_s)
+            finally:
+                self._waiting = False
+            if ready():
+                return
+            if not done:
+                raise StartLimitExceeded(
+                    f"job {self._settings.job} did not start within {limit_s:g} s (PS_START_LIMIT); "
+                    f"waiting for {self._waiting_for or 'the coordinator'}",
+                    waiting_for=self._waiting_for,
+                )
+            assert self._error is not None
+            raise self._error

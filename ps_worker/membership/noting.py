@@ -1,0 +1,80 @@
+"""When a worker notes its position with the coordinator, for whoever goes on there when it is gone.
+
+A note is put when an epoch begins, and then at the beginning of a step when the last one is `EVERY_S` old, or
+older where notes are large. So a position that is taken up is some steps old; these steps are replayed.
+
+It must not know what a note holds. Used by the thread that trains; `_idle` is set by the thread that puts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ps_wire.errors import PsError
+from ps_wire.process import watched
+
+logger = logging.getLogger("ps_worker")
+
+EVERY_S = 2.0
+BYTES_PER_S = 1 << 20  # of notes, at most: a step does not feel it
+SMALL_BYTES = 1 << 20  # one that is put whenever an epoch begins
+
+
+class Noting:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        pack: Callable[[], bytes],
+        put: Callable[[bytes], None],
+        say: Callable[[str], None],
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes what makes a note, and what puts it on the coordinator, which may wait for an answer."""
+        self._pack = pack
+        self._put = put
+        self._say = say
+        self._now_s = now_s
+        self._idle = threading.Event()
+        self._idle.set()
+        self._due_s = 0.0
+        self._nbytes = 0
+        self._said = False
+
+    def at_step(self) -> None:
+        """A step begins: puts a note if one is due; does not wait."""
+        if self._now_s() >= self._due_s and self._idle.is_set():
+            note = self._make()
+            self._idle.clear()
+            try:
+                watched.thread("ps-note", partial(self._put_one, note), log=logger).start()
+            except BaseException:  # no thread can be had, or Ctrl-C: nobody puts it
+                self._idle.set()
+                raise
+
+    def at_epoch(self) -> None:
+        """An epoch begins: puts a note, and waits until it is there; a large one only when it is due."""
+        self._idle.wait()
+        if self._nbytes <= SMALL_BYTES or self._now_s() >= self._due_s:
+            self._put_one(self._make())
+
+    def _make(self) -> bytes:
+        note = self._pack()
+        self._nbytes = len(note)
+        self._due_s = self._now_s() + max(EVERY_S, self._nbytes / BYTES_PER_S)
+        return note
+
+    def _put_one(self, note: bytes) -> None:
+        try:
+            self._put(note)
+        except PsError as error:  # the next one may come through
+            if not self._said:
+                self._said = True
+                self._say(f"this worker's position is not noted: {error.message}")
+        finally:
+            self._idle.set()

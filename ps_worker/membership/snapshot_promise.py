@@ -1,0 +1,98 @@
+"""When a snapshot captures what this worker has beside its tables: at the beginning of the cut's step.
+
+A step begins when its first batch is about to be read by a loader of this process; else when the batch is
+handed out; without a loader, at the first forward of a wrapped model, at the latest with the first push. From
+`prepare` on the worker begins no step that it has promised not to, until the shards know the cut: that takes
+a question to all workers and one to all shards, which nobody's training holds up.
+
+It must not know what is captured. `_changed` guards everything below it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from ps_wire.process import watched
+
+logger = logging.getLogger("ps_worker")
+
+PROMISE_LIMIT_S = 15.0  # then the coordinator, which gives the cut up before, must be gone
+
+
+class Capture:
+    """See the module's docstring. The user's threads call `begin`, the stream's thread the others."""
+
+    def __init__(self, clocks: Callable[[], Mapping[int, int]], state: Callable[[], bytes]) -> None:
+        """Takes what is asked when.
+
+        Args:
+            clocks: table -> this worker's step on it, the one that is under way or comes next.
+            state: what is captured; called by the thread that begins the cut's step.
+        """
+        self.put: Callable[[int, bytes], None] = lambda _number, _blob: None
+        self.before: Callable[[], None] = lambda: None  # called by who begins a step, first
+        self._clocks = clocks
+        self._state = state
+        self._changed = threading.Condition()
+        self._begun: Mapping[int, int] = {}
+        self._number: int | None = None
+        self._promised: dict[int, int] = {}
+        self._cut: Mapping[int, int] | None = None
+
+    def prepare(self, number: int) -> dict[int, int]:
+        """A cut is coming; returns the first steps that have not begun, by table: none begins until armed."""
+        with self._changed:
+            clocks = self._clocks()
+            steps = {table: step + (self._begun.get(table, -1) >= step) for table, step in clocks.items()}
+            self._number, self._promised, self._cut = number, steps, None
+            self._changed.notify_all()
+            return steps
+
+    def arm(self, number: int, steps: Mapping[int, int]) -> None:
+        """The shards know the cut: these steps, by table."""
+        with self._changed:
+            if number == self._number:
+                self._cut = dict(steps)
+                self._changed.notify_all()
+
+    def end(self, number: int | None = None) -> None:
+        """The cut of that number, or any, is over or given up."""
+        with self._changed:
+            if number in (None, self._number):
+                self._number = self._cut = None
+                self._changed.notify_all()
+
+    def begin(self, tables: Iterable[int] | None = None) -> None:
+        """A step is about to begin, or has begun: may be called often.
+
+        Args:
+            tables: on which; None: on all, as where a batch comes.
+        """
+        self.before()
+        with self._changed:
+            clocks = self._clocks()
+            begins = clocks if tables is None else {table: clocks[table] for table in tables}
+            number = self._number if self._number is not None and self._due(clocks, begins) else None
+            if number is not None:
+                self._number = self._cut = None
+            self._begun = {**self._begun, **begins}
+        if number is not None:
+            blob = self._state()
+            watched.thread("ps-capture", partial(self.put, number, blob), log=logger).start()
+
+    def _due(self, clocks: Mapping[int, int], begins: Mapping[int, int]) -> bool:
+        """Whether this is the beginning of the cut's step; waits where it may be, and nobody knows yet."""
+        if self._cut is None and _any_reached(begins, self._promised):
+            known = lambda: self._number is None or self._cut is not None  # noqa: E731
+            if not self._changed.wait_for(known, PROMISE_LIMIT_S):
+                self._number = None
+        if self._number is None or self._cut is None:
+            return False
+        return all(clocks.get(table, step) >= step for table, step in self._cut.items())
+
+
+def _any_reached(clocks: Mapping[int, int], steps: Mapping[int, int]) -> bool:
+    return any(clocks.get(table, -1) >= step for table, step in steps.items())

@@ -1,0 +1,256 @@
+"""The flat memory of a table on a worker: gradients and weights. Shards on the same host may map both.
+
+    private   nothing is shared
+    lent      nothing is shared, but gradients leave by reference (plain BSP, over a Unix socket)
+    copied    shards map both: they read gradients, and write weights where the worker wants them
+    mapped    shards map gradients; the worker maps the two halves in which shards have the weights of even
+              and of odd versions (plain BSP), so that nothing is copied. What a shard cannot share arrives as
+              in `private`, in the half of its version.
+
+It must not know frames, nor when who may write: that is `exchange`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+
+from ps_wire.errors import FrameMalformed, WeightsChanged
+from ps_wire.frames.buffer import as_tensor
+from ps_wire.sockets import shared_memory
+from ps_wire.sockets.lent_memory import lend
+from ps_wire.sockets.shared_memory import Layout, SliceLayout
+from ps_wire.spec.codec import AS_THEY_ARE, travelling
+from ps_wire.spec.plan import Partition, Plan
+from ps_wire.spec.table import PAGE_BYTES
+from ps_worker.memory.flat import FlatBuckets
+from ps_worker.memory.os_memory import OverlaidMemory, SharedMemory
+from ps_worker.memory.staging import Stagings
+
+WINDOW_BYTES = 4 << 20  # looked at in a step, at least: 0.1 ms
+FOUND_WITHIN = 50  # steps: what a script has written to memory of shards; half of them show the other half
+
+
+class Sharing(Enum):
+    """See the module's docstring."""
+
+    PRIVATE = "private"
+    LENT = "lent"
+    COPIED = "copied"
+    MAPPED = "mapped"
+
+
+class TableMemory:
+    """See the module's docstring.
+
+    `_lock` guards what is laid over halves, and where: connections of several shards lay at once, while the
+    script's thread gives up sharing. It is held while the kernel maps.
+
+    Attributes:
+        gradients: where hooks copy to; forked children see zeros there.
+        weights: those of the version shown last: what parameters on the CPU are views of.
+        descriptors: of gradients and, unless they are mapped, weights, for shards on this host; empty where
+            they cannot map them.
+        stagings: copy between flat memory and parameters.
+        partitions: of the table.
+        on_arrival: told, on a receiving thread, of each partition whose weights are here.
+    """
+
+    def __init__(self, plan: Plan, sharing: Sharing) -> None:
+        """Allocates zeros.
+
+        Raises:
+            OSError: the system has no descriptor left.
+        """
+        self._plan = plan
+        self.partitions = [plan.partition(index) for index in range(plan.num_partitions)]
+        self.on_arrival: Callable[[Partition], None] = lambda _: None
+        self._lock = threading.RLock()
+        self._laid: dict[int, int] = {}  # shard -> inode of what it has laid over half 0
+        self._windows: list[tuple[int, int]] = []  # of what is laid: where, and how many bytes
+        self._halves: list[OverlaidMemory] = []
+        self.descriptors: tuple[int, ...] = ()
+        gradients = weights = None
+        nbytes = Layout(plan).nbytes
+        if sharing is not Sharing.PRIVATE:
+            gradients = SharedMemory(nbytes, wiped=True)
+            if sharing is Sharing.LENT:
+                lend(gradients, gradients.descriptor)
+            else:
+                self.descriptors = (gradients.descriptor,)
+        if sharing is Sharing.COPIED:
+            weights = SharedMemory(nbytes)
+            self.descriptors += (weights.descriptor,)
+        self.gradients = FlatBuckets(plan, memory=gradients, private=True)
+        if sharing is Sharing.MAPPED:
+            self._halves = [OverlaidMemory(nbytes) for _ in range(2)]
+            self._flats = [FlatBuckets(plan, memory=half) for half in self._halves]
+        else:
+            self._flats = [FlatBuckets(plan, memory=weights)]
+        self.weights = self._flats[0]
+        pinned = [self.gradients] if self._halves else [self.gradients, *self._flats]  # a pin is a write
+        self.stagings = Stagings([tensor for flat in pinned for tensor in flat.tensors])
+
+    def of(self, version: int) -> FlatBuckets:
+        """Where weights of a version lie."""
+        return self._flats[version % len(self._flats)]
+
+    def landing(self, partition: Partition, version: int, nbytes: int) -> memoryview | None:
+        """Where weights that come may be received; None: elsewhere, and `put` takes them."""
+        if partition.shard in self._laid:
+            return None
+        place = self.of(version).bytes_of(partition)
+        return place if len(place) == nbytes else None
+
+    def put(
+        self, partition: Partition, version: int, payload: bytes | memoryview, codec: int = AS_THEY_ARE
+    ) -> None:
+        """Weights of a partition have come, where they were to land or elsewhere; rounded ones are widened.
+
+        Raises:
+            FrameMalformed: they are not as many as the partition has, or their codec is unknown.
+            OSError: see `own`.
+        """
+        weights = self.of(version).partition(partition)
+        dtype = travelling(codec, weights.dtype)
+        if dtype is None or len(payload) != weights.numel() * dtype.itemsize:
+            raise FrameMalformed(
+                f"partition {partition.index} came with {len(payload)} bytes of codec {codec}"
+            )
+        if partition.shard in self._laid:  # over another carrier than before
+            self.own(partition.shard)
+        arrived = as_tensor(payload, dtype)
+        if arrived.data_ptr() != weights.data_ptr():
+            weights.copy_(arrived)
+
+    def show(self, version: int) -> None:
+        """All weights of this version are here."""
+        self.weights = self.of(version)
+
+    @property
+    def staging(self) -> FlatBuckets:
+        """Where the first weights are put, on their way to the shards."""
+        return self.gradients if self._halves else self.weights
+
+    def staged(self) -> None:
+        """The first weights are on the shards."""
+        if self._halves:
+            for tensor in self.gradients.tensors:
+                tensor.zero_()
+
+    # -- mapped ----------------------------------------------------------------------------------------
+
+    @property
+    def mapped(self) -> bool:
+        """Whether weights lie in memory of shards."""
+        return bool(self._halves)
+
+    def lay(self, shard: int, descriptors: Sequence[int]) -> None:
+        """A shard has sent the descriptors of its two halves; they stay the caller's.
+
+        Raises:
+            FrameRefused: it is no memory of the size that the shard's weights have.
+            OSError: the system refuses.
+        """
+        layout = SliceLayout(self._plan, shard)
+        for descriptor in descriptors:
+            shared_memory.check(descriptor, layout.nbytes)
+        inode = os.fstat(descriptors[0]).st_ino
+        with self._lock:
+            if self._laid.get(shard) == inode or not self._halves:
+                return  # a new connection to the same memory; or nothing is shared any more
+            for half, descriptor in zip(self._halves, descriptors, strict=True):
+                for at, start, count in layout.spans:
+                    half.lay(descriptor, at=at, start=start, nbytes=count)
+            self._laid[shard] = inode
+            self._windows = list(self._parts())
+
+    def own(self, shard: int) -> None:
+        """A shard's weights come another way from now on; those that are here stay as they are.
+
+        Raises:
+            OSError: the system has no memory or mapping left; they may change, and there is no way on.
+        """
+        with self._lock:
+            if self._laid.pop(shard, None) is None:
+                return  # nothing is shared any more
+            self._windows = list(
+                self._parts()
+            )  # what has become private looks as if the script had written it
+            for half in self._halves:
+                for at, count in self._spans(shard):
+                    half.own(at=at, nbytes=count)
+
+    def own_all(self, *, ended: bool = False) -> None:
+        """The weights shown last stay here, whatever shards do; nothing is shared any more.
+
+        Args:
+            ended: shards write these weights no more, so they stay where they are, and are not copied.
+
+        Raises:
+            OSError: the system has no memory or mapping left; it may be called again.
+        """
+        with self._lock:
+            halves = list(zip(self._halves, self._flats, strict=False))
+            for half, flat in halves:
+                for at, count in self._laid_spans() if flat is self.weights and not ended else ():
+                    half.own(at=at, nbytes=count)
+            for half, flat in halves:
+                if flat is not self.weights:
+                    half.drop()
+            self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
+            self._windows = []
+
+    def written(self, turn: int | None = None) -> bool:
+        """Whether the script has written to memory of shards that shows the weights.
+
+        Args:
+            turn: looks at a part, the next one with each version; None: at all, and at what showed those of
+                before, some 20 ms per GB.
+        """
+        windows = self._windows
+        if turn is not None and windows:
+            looks = -(-2 * len(windows) // FOUND_WITHIN)
+            first = turn // 2 * looks  # halves take turns, too
+            windows = [windows[(first + place) % len(windows)] for place in range(looks)]
+        halves = zip(self._halves, self._flats, strict=False)
+        shown = [half for half, flat in halves if turn is None or flat is self.weights]
+        return any(half.written(at=at, nbytes=count) for half in shown for at, count in windows)
+
+    def restore(self) -> None:
+        """Undoes what the script has written to memory of shards."""
+        with self._lock:
+            for half in self._halves:
+                for at, count in self._laid_spans():
+                    half.restore(at=at, nbytes=count)
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """What is laid, cut into what is looked at in a step."""
+        whole: list[list[int]] = []  # first byte, and the one behind the last, of what lies together
+        for at, count in sorted(self._laid_spans()):
+            if whole and whole[-1][1] == at:
+                whole[-1][1] = at + count
+            else:
+                whole.append([at, at + count])
+        pages = sum(end - start for start, end in whole) // PAGE_BYTES
+        nbytes = max(WINDOW_BYTES, -(-2 * pages // FOUND_WITHIN) * PAGE_BYTES)
+        for start, end in whole:
+            for at in range(start, end, nbytes):
+                yield at, min(nbytes, end - at)
+
+    def _laid_spans(self) -> Iterator[tuple[int, int]]:
+        for shard in sorted(self._laid):
+            yield from self._spans(shard)
+
+    def _spans(self, shard: int) -> list[tuple[int, int]]:
+        return [(at, count) for at, _, count in SliceLayout(self._plan, shard).spans]
+
+
+def weights_changed(what: str) -> WeightsChanged:
+    """The error where the script has written into `what`."""
+    return WeightsChanged(
+        f"{what} was written by the script after wrap. The servers hold the weights, and what is written "
+        "here would be lost: load weights before wrap; to evaluate others, use a copy of the model"
+    )

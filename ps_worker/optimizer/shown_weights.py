@@ -1,0 +1,287 @@
+"""A model's parameters as views of the weights that arrive, and the proof that nobody else writes them.
+
+On a CPU a parameter of the table's dtype *is* the flat weights (`param.data` lies in them, with a storage of
+its own: what moves it, such as `share_memory()`, must not move them); one on another device or of a smaller
+dtype, and one that has moved, is copied to, and rounded, when new weights are there. What a script writes
+into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step looks:
+version counters of all parameters, where their memory lies and how large it is, and the bytes of a window of
+the flat weights that goes round (`param.data.clamp_()` bumps no counter).
+
+Where weights lie in memory of shards, each version is in the other half than the one before, and parameters
+go along: `param.data` is set anew with each version. What a script writes there would hide what a shard
+writes later on the same page, so instead of bytes each step asks the system whether a part of the pages has
+been written to by this process.
+
+Weights may be shown all together (`refresh`), or, from `expect` on, as they are here and their module is
+about to run (`arrive`). Older graphs are told at both ends: by `expect`, for memory may be written from then
+on, and when a parameter shows its new values, so that what read it meanwhile is found out by its backward.
+
+Who may write when is `wrapped`'s affair; see docs/architecture.md, region ownership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+
+import torch
+
+from ps_wire.errors import ParameterUnsupported, WeightsChanged
+from ps_wire.process import trace
+from ps_wire.spec.plan import Partition
+from ps_worker.memory.flat import FlatBuckets, twin
+from ps_worker.memory.table_memory import TableMemory, weights_changed
+
+WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
+
+_version_of = attrgetter("_version")
+_pointer_of = torch.Tensor.data_ptr
+_numel_of = torch.Tensor.numel
+
+
+class Weights:
+    """See the module's docstring. Used by the thread that trains, but for the copy of a window."""
+
+    def __init__(self, memory: TableMemory, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Makes the parameters show the flat weights of the version that came last."""
+        self._memory = memory
+        self._flat = flat = memory.weights
+        self._twins: dict[int, list[torch.Tensor]] = {}  # by flat weights: what parameters show of them
+        self._places: list[list[int]] = []  # addresses of all twins
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        self._copied: set[int] = set()
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        self._numels = [view.numel() for view in flat.views]
+        self._pointers: list[int] = []
+        self._versions: list[int] = []
+        self._turn = 0
+        self._looked = False  # `check` has, since the last `refresh`
+        self._pending: set[int] = set()  # that do not show the weights that were asked for
+        self._expecting = False
+        self._others = False  # than were expected have arrived
+        self._trusted = True  # version counters are as they were noted: no Ctrl-C came between
+        self._touched: str | None = None  # what the script wrote while weights arrived
+        self._window = torch.empty(0, device="cpu")
+        self._window_of = -1  # its partition
+        self._kept = torch.empty(0, device="cpu")
+        for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
+            if not (parameter.is_cpu and parameter.dtype is view.dtype):
+                self._copied.add(index)
+        self._memory.on_arrival = self._keep_window
+        self._show(flat)
+        self.refresh()
+
+    def _show(self, flat: FlatBuckets, places: Iterable[int] | None = None) -> None:
+        """Parameters (default: all) that lie in flat weights lie in these from now on."""
+        twins = self._twins_of(flat)
+        for place in range(len(twins)) if places is None else places:
+            if place not in self._copied:
+                self._parameters[place].data = twins[place]
+        self._note_pointers()
+        self._flat = flat  # at last: where Ctrl-C came between, it is done again
+
+    def _twins_of(self, flat: FlatBuckets) -> list[torch.Tensor]:
+        twins = self._twins.get(id(flat))
+        if twins is None:
+            twins = self._twins[id(flat)] = list(map(twin, flat.views))
+            self._places.append(list(map(_pointer_of, twins)))  # now: `share_memory()` moves a twin along
+        return twins
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    @trace.traced("refresh weights")
+    def refresh(self) -> None:
+        """New weights have arrived: makes autograd, other devices and smaller dtypes see them.
+
+        Raises:
+            ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
+        """
+        if not self._looked and self._moved():
+            self._follow(arrived=True)
+        self._looked = False
+        places: Iterable[int] = range(len(self._parameters))
+        if self._expecting:
+            places = sorted(self._pending)
+            self._note_touched(places)
+        else:
+            self._memory.stagings.reads_end()
+        self._trusted = False
+        if self._others or self._memory.weights is not self._flat:
+            self._show(self._memory.weights, places)
+        self._others = False
+        self._fill([place for place in self._copied if not self._expecting or place in self._pending])
+        torch.autograd.graph.increment_version([self._parameters[index] for index in places])
+        self._versions = list(map(_version_of, self._parameters))
+        self._trusted = True
+        self._pending.clear()
+        if not self._expecting:
+            self._next_window()
+        self._expecting = False
+
+    def expect(self) -> None:
+        """New weights are about to be asked for: no graph that is there may go through backward any more."""
+        self._trusted = False
+        torch.autograd.graph.increment_version(self._parameters)
+        self._versions = list(map(_version_of, self._parameters))
+        self._trusted = True
+        self._memory.stagings.reads_end()
+        self._looked = False
+        self._pending.update(range(len(self._parameters)))
+        self._next_window()
+        self._expecting = True
+
+    def replace(self) -> None:
+        """Other weights have come than were expected: `refresh` shows all, past what `arrive` has shown."""
+        if self._expecting:
+            self._pending.update(range(len(self._parameters)))
+            self._others = True
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    @trace.traced("show weights")
+    def arrive(self, places: Iterable[int], version: int) -> None:
+        """The weights of some parameters are here, and nobody reads these now: they show them.
+
+        Args:
+            places: of the table; those that show them already are left as they are.
+            version: that has arrived.
+
+        Raises:
+            ParameterUnsupported: as `refresh`.
+        """
+        mine = [place for place in places if place in self._pending]
+        if not mine:
+            return
+        self._note_touched(mine)
+        parameters = [self._parameters[place] for place in mine]
+        if any(map(self._has_moved, mine)):
+            self._follow(arrived=True)
+        self._trusted = False
+        flat = self._memory.of(version)
+        if flat is not self._flat:
+            twins = self._twins_of(flat)
+            for place, parameter in zip(mine, parameters, strict=True):
+                if place not in self._copied:
+                    parameter.data = twins[place]
+                    self._pointers[place] = parameter.data_ptr()
+        self._fill([place for place in mine if place in self._copied], flat)
+        torch.autograd.graph.increment_version(parameters)
+        for place, parameter in zip(mine, parameters, strict=True):
+            self._versions[place] = parameter._version
+        self._trusted = True
+        self._pending.difference_update(mine)
+
+    def stay(self) -> None:
+        """Not all weights that were asked for have arrived, and none will: those of before are shown."""
+        if self._expecting and self._memory.mapped:
+            self._show(self._memory.weights)
+        self._expecting = False
+        self._pending.clear()
+
+    def names_of(self, places: Iterable[int]) -> list[str]:
+        """Of parameters, by their places in the table."""
+        return [self._names[place] for place in places]
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Places of the parameters that do not show the weights that were asked for."""
+        return frozenset(self._pending)
+
+    def _fill(self, places: list[int], flat: FlatBuckets | None = None) -> None:
+        views = (flat or self._flat).views
+        by_device: dict[torch.device, list[int]] = {}
+        for place in places:
+            by_device.setdefault(self._parameters[place].device, []).append(place)
+        for device, mine in by_device.items():
+            targets = [self._parameters[place].data for place in mine]
+            self._memory.stagings.of(device).into(targets, [views[place] for place in mine])
+
+    def _note_touched(self, places: Iterable[int]) -> None:
+        for place in places if self._trusted else ():
+            if self._parameters[place]._version != self._versions[place]:
+                self._touched = f"parameter {self._names[place]!r}"
+
+    def _has_moved(self, place: int) -> bool:
+        parameter = self._parameters[place]
+        return parameter.data_ptr() != self._pointers[place] or parameter.numel() != self._numels[place]
+
+    @trace.traced("check weights")
+    def check(self) -> None:
+        """Looks whether something else than an arrival has written a parameter since `refresh`.
+
+        A parameter that was moved (`model.to(device)`) with its values as they were is followed.
+
+        Raises:
+            WeightsChanged: naming the parameter where it is known.
+            ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
+        """
+        try:
+            self._check()
+        except WeightsChanged:
+            self._memory.restore()
+            raise
+        self._looked = True
+
+    def _check(self) -> None:
+        touched, self._touched = self._touched, None
+        if touched is not None:
+            raise weights_changed(touched)
+        versions = list(map(_version_of, self._parameters))
+        if versions != self._versions:
+            pairs = zip(versions, self._versions, self._names, strict=True)
+            raise weights_changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
+        if self._moved():
+            self._follow(arrived=False)
+        if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
+            raise weights_changed("a parameter")
+
+    def _moved(self) -> bool:
+        return (
+            list(map(_pointer_of, self._parameters)) != self._pointers
+            or list(map(_numel_of, self._parameters)) != self._numels
+        )
+
+    def _follow(self, *, arrived: bool) -> None:
+        """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
+        for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
+            parameter, view = self._parameters[index], self._flat.views[index]
+            known = {pointer, *[places[index] for places in self._places]}
+            if parameter.data_ptr() in known and parameter.shape == view.shape:
+                continue
+            if parameter.shape != view.shape:
+                raise ParameterUnsupported(
+                    f"parameter {name!r} had shape {tuple(view.shape)} when it was wrapped and has "
+                    f"{tuple(parameter.shape)} now: a table keeps its shapes; wrap a new optimizer"
+                )
+            if parameter.dtype is not self._dtypes[index]:
+                raise ParameterUnsupported(
+                    f"parameter {name!r} was {self._dtypes[index]} when it was wrapped and is "
+                    f"{parameter.dtype} now: convert the model before wrap"
+                )
+            if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
+                raise weights_changed(f"parameter {name!r}")
+            self._copied.add(index)
+        self._note_pointers()
+
+    def _note_pointers(self) -> None:
+        self._pointers = list(map(_pointer_of, self._parameters))
+
+    def _next_window(self) -> None:
+        """Keeps the bytes of another part of the flat weights."""
+        self._turn += 1
+        if self._memory.mapped or not self._memory.partitions:
+            return
+        partition = self._memory.partitions[self._turn % len(self._memory.partitions)]
+        flat = self._memory.weights.partition(partition)
+        windows = -(-flat.numel() // WINDOW_ELEMENTS)
+        start = self._turn // len(self._memory.partitions) % windows * WINDOW_ELEMENTS
+        integers = torch.int32 if flat.element_size() == 4 else torch.int64  # a NaN is like a NaN
+        self._window = flat.view(integers)[start : start + WINDOW_ELEMENTS]
+        self._kept = self._window.clone()
+        self._window_of = partition.index
+
+    def _keep_window(self, partition: Partition) -> None:
+        """On a receiving thread, before anybody is told of it, and may write there."""
+        if partition.index == self._window_of:
+            self._kept = self._window.clone()

@@ -1,0 +1,318 @@
+"""A worker's data connection to one shard, over whichever carrier; made again when it breaks.
+
+What was sent and not yet answered is the business of `exchange`: after a new HELLO, `replay` sends it again,
+and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
+
+A shard that hangs keeps its sockets. Where nothing comes from it for a while, its process is asked; where
+that does not answer either, the connection is cut, as if it had broken (`liveness`).
+
+Threads: one receives; one watches; the carrier's own sends. `_lock` guards which outbox is the live one,
+and is held over a replay, so that nothing new overtakes what is sent again. `_receiving` is held by the
+receiving thread while frames come: as long as it may write or take what they bring. Sending only queues: a
+payload is read when the carrier asks for the next frame, and its memory must stay as it is until the
+shard's ACK.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from ps_wire.errors import (
+    ConnectionLost,
+    FrameRefused,
+    InternalError,
+    JobUnknown,
+    PsError,
+    ServerNotReady,
+    StrangerRefused,
+)
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import MEMORY
+from ps_wire.frames.messages import parse_message, refused_from_proto
+from ps_wire.frames.service import DataStream, FramesOut, Service
+from ps_wire.process import watched
+from ps_wire.sockets.frame_socket import close_all
+from ps_wire.v1 import coordinator_pb2, shard_pb2
+from ps_worker.transport.carrier_choice import CarrierChoice
+from ps_worker.transport.liveness import Liveness, is_silent
+from ps_worker.transport.outbox import Outbox
+
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+ATTEMPT_LIMIT_S = 10.0  # for a shard to answer the first time
+FIRST_LIMIT_S = 0.5  # once a connection broke; each try may take twice as long as the one before
+AGAIN_LIMIT_S = 1.5  # but no longer than this: the shard may be back, elsewhere
+SEEK_AFTER = 1  # tries; then the shard may have another address
+MIN_ATTEMPT_LIMIT_S = 0.2  # for the last one, when the retry limit is all but over
+
+logger = logging.getLogger("ps_worker")
+
+
+class Peer(Protocol):
+    """Whose frames a connection carries."""
+
+    def take(self, frame: wire.Frame) -> None:
+        """Takes a received frame; on the receiving thread."""
+        ...
+
+    def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
+        """Where a payload that comes is to lie, see `service.Landing`; on the receiving thread."""
+        ...
+
+    def replay(self, shard: int) -> Iterable[wire.Frame]:
+        """What a new connection sends first: all that was sent and not answered, in order."""
+        ...
+
+    def fail(self, error: PsError) -> None:
+        """The connection has ended for good."""
+        ...
+
+
+class Connection:
+    """See the module's docstring. `send` is thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        carriers: CarrierChoice,
+        shard: int,
+        job: str,
+        worker: int,
+        incarnation: int,
+        peer: Peer,
+        retry_limit_s: float,
+        log: Callable[[str], None],
+        seek: Callable[[], None] = lambda: None,
+        generation: int = 0,
+    ) -> None:
+        """Opens it.
+
+        `seek` asks where shards are now; `generation` is the shard's, at least.
+        """
+        self._seek = seek
+        self._service = service
+        self._carriers = carriers
+        self._shard = shard
+        self._job = job
+        self._worker = worker
+        self._incarnation = incarnation
+        self._generation = generation
+        self._peer = peer
+        self._retry_limit_s = retry_limit_s
+        self._log = log
+        self._lock = threading.Lock()
+        self._receiving = threading.Lock()
+        self._outbox: Outbox | None = None
+        self._call: DataStream | None = None
+        self._closing = threading.Event()
+        self._quiet = threading.Event()
+        self._lived = False
+        self._liveness = Liveness(self._ask, lambda: is_silent(self._address))
+        self._hung = False  # the connection was cut, for the shard did not answer
+        self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
+        self._watcher = watched.endless_thread(
+            f"ps-watch-{shard}", self._watch, log=logger, pause=self._closing.wait
+        )
+        self._thread.start()
+        if MEMORY not in service.carriers:  # who is in this process hangs with it
+            self._watcher.start()
+
+    @property
+    def _address(self) -> str:
+        return self._service.addresses[self._shard]
+
+    def send(self, *frames: wire.Frame) -> None:
+        """Queues frames; while the connection is down nothing is queued, since `replay` will send them."""
+        with self._lock:
+            if self._outbox is not None:
+                self._outbox.put(frames)
+
+    def quiet(self) -> None:
+        """The worker is about to leave: that a shard takes nothing of it any more is not said."""
+        self._quiet.set()
+
+    def close(self, drain_s: float = 2.0) -> None:
+        """Ends the connection once what is queued has left, or after `drain_s`."""
+        self._closing.set()
+        with self._lock:
+            live = self._outbox is not None
+            if self._outbox is not None:
+                self._outbox.close()
+        if live:
+            self._thread.join(drain_s)
+        if self._call is not None:
+            self._call.cancel()
+        self._thread.join(drain_s)
+        if self._watcher.ident is not None:
+            self._watcher.join(drain_s)
+
+    # -- the watching thread ---------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._thread.is_alive() and not self._closing.wait(self._liveness.due_s):
+            call = self._call
+            if self._liveness.hangs() and call is not None and not self._closing.is_set():
+                self._hung = True
+                call.cancel()  # where it has been closed since then, nothing
+
+    def _ask(self, limit_s: float) -> None:
+        describe = self._service.shard(self._shard).Describe
+        describe(shard_pb2.DescribeRequest(), timeout=limit_s, wait_for_ready=True)
+
+    def wait_received(self, limit_s: float) -> bool:
+        """After `close`: waits until nothing that has come is written or taken any more; whether it is so."""
+        if not self._receiving.acquire(timeout=limit_s):
+            return False
+        self._receiving.release()
+        return True
+
+    # -- the receiving thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        broken_s: float | None = None
+        attempt = 0
+        while not self._closing.is_set():
+            try:
+                for frame in self._connected(self._left_s(broken_s, attempt)):
+                    self._liveness.hear()
+                    broken_s, attempt, self._lived = None, 0, True
+                    if frame.kind is wire.Kind.REFUSE:
+                        self._peer.fail(refusal(frame))
+                        return
+                    try:
+                        self._peer.take(frame)
+                    finally:
+                        close_all(frame.descriptors)
+                reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")
+            except PsError as error:
+                if self._is_end(error):
+                    self._peer.fail(error)
+                    return
+                reason = ConnectionLost(error.message)
+            except Exception as error:
+                logger.exception("bug while taking a frame of shard %d", self._shard)
+                self._peer.fail(InternalError(f"{type(error).__name__}: {error}"))
+                return
+            finally:
+                with self._lock:
+                    self._outbox = None
+            if self._closing.is_set():
+                return
+            now_s = time.monotonic()
+            broken_s = now_s if broken_s is None else broken_s
+            if now_s - broken_s > self._retry_limit_s:
+                self._peer.fail(
+                    ConnectionLost(
+                        f"shard {self._shard} at {self._address} is gone since "
+                        f"{self._retry_limit_s:g} s (PS_RETRY_LIMIT): {reason.message}",
+                        address=self._address,
+                        shard=self._shard,
+                    )
+                )
+                return
+            self._pause(attempt)
+            attempt += 1
+
+    def _fail(self, bug: Exception) -> None:
+        self._peer.fail(InternalError(f"{type(bug).__name__}: {bug}"))
+
+    def _pause(self, attempt: int) -> None:
+        """Before the next try."""
+        if attempt == 0 and not self._quiet.is_set():
+            shard = f"shard {self._shard} at {self._address}"
+            hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
+            self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
+            self._hung = False
+        self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
+        if attempt >= SEEK_AFTER:
+            self._seek()
+
+    def _is_end(self, error: PsError) -> bool:
+        """Whether no other connection can help.
+
+        A shard that has come back may not know the job yet: the coordinator says what becomes of that.
+        """
+        named = type(error) is not PsError  # else a status of the carrier's own: a broken stream
+        waits = error.retryable or (self._lived and isinstance(error, JobUnknown))
+        return named and not waits and not self._closing.is_set()
+
+    def _left_s(self, broken_s: float | None, attempt: int) -> float:
+        """Seconds that the next try may wait for the shard: not for long where it may be elsewhere."""
+        gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
+        longest_s = ATTEMPT_LIMIT_S if broken_s is None else min(FIRST_LIMIT_S * 2.0**attempt, AGAIN_LIMIT_S)
+        return min(longest_s, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
+
+    def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
+        """Makes one connection and yields what it brings, from the shard's HELLO on."""
+        request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
+        outbox: Outbox | None = None
+
+        def introduce() -> tuple[shard_pb2.OpenReply, FramesOut]:
+            nonlocal outbox
+            opened = self._service.shard(self._shard).Open(request, timeout=limit_s, wait_for_ready=True)
+            if outbox is not None:
+                outbox.close()  # of a carrier that did not reach the shard
+            self._check_generation(opened.generation)
+            outbox = Outbox(self._hello(opened.token))
+            return opened, outbox
+
+        self._call = call = self._carriers.stream(
+            self._shard, introduce=introduce, landing=self._peer.landing
+        )
+        assert outbox is not None
+        try:
+            with self._receiving:
+                greeted = False
+                for frame in call:
+                    if frame.kind is wire.Kind.HELLO:
+                        greeted = True
+                        self._go_live(outbox)
+                    elif frame.kind is wire.Kind.REFUSE and not greeted:  # it may be for now only
+                        raise _for_now(refusal(frame))
+                    yield frame
+        finally:
+            outbox.close()
+            call.close()
+
+    def _check_generation(self, generation: int) -> None:
+        """A shard's generation only grows: an older one is a process whose place another has taken."""
+        if generation < self._generation:
+            raise ServerNotReady(
+                f"the process at {self._address} is shard {self._shard} of generation {generation}; the live "
+                f"one is of {self._generation}",
+                shard=self._shard,
+            )
+        self._generation = generation
+
+    def _hello(self, token: bytes) -> wire.Frame:
+        return wire.Frame(
+            kind=wire.Kind.HELLO,
+            worker=self._worker,
+            incarnation=self._incarnation,
+            generation=self._generation,
+            meta=token + self._job.encode(),
+        )
+
+    def _go_live(self, outbox: Outbox) -> None:
+        with self._lock:
+            outbox.put(list(self._peer.replay(self._shard)))
+            if self._closing.is_set():  # close() came first and found no outbox to end
+                outbox.close()
+            self._outbox = outbox
+
+
+def _for_now(error: PsError) -> PsError:
+    """What a shard says to HELLO: it may have been started again since it gave the token out."""
+    return ConnectionLost(error.message) if isinstance(error, StrangerRefused) else error
+
+
+def refusal(frame: wire.Frame) -> PsError:
+    """The error in a REFUSE frame."""
+    refused = parse_message(coordinator_pb2.Refused, bytes(frame.meta))
+    if not refused.error:
+        return FrameRefused("a shard refused a frame without saying why")
+    return refused_from_proto(refused)
