@@ -31,13 +31,18 @@ import torch
 
 import ps_worker as ps
 from ps_lab.cluster.cluster import Cluster
-from ps_worker.optimizer.bucket_gradients import Outgoing
-from ps_worker.optimizer.shown_weights import Weights
-from ps_worker.optimizer.table_gradients import Gradients
+from ps_worker.optimizer.bucket_gradients import BucketGradients
+from ps_worker.optimizer.shown_weights import ShownWeights
+from ps_worker.optimizer.table_gradients import TableGradients
 
 PARAMETERS = 5000
 NARROW, WIDE = 16, 64
-LOOKS = [(Weights, "check"), (Weights, "refresh"), (Gradients, "check_left"), (Outgoing, "keep")]
+LOOKS = [
+    (ShownWeights, "check"),
+    (ShownWeights, "refresh"),
+    (TableGradients, "check_left"),
+    (BucketGradients, "keep"),
+]
 
 
 class Times:

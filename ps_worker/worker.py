@@ -19,11 +19,11 @@ from ps_wire.spec.consistency import BSP
 from ps_wire.spec.table import BucketOptions
 from ps_wire.text import one_line
 from ps_worker.data.script_data import ScriptData
-from ps_worker.job.job_link import Link
+from ps_worker.job.job_link import JobLink
 from ps_worker.membership.together import Together
 from ps_worker.metric import name_of, number_of
 from ps_worker.model import model_table
-from ps_worker.model.extras import Outside
+from ps_worker.model.extras import ModelExtras
 from ps_worker.model.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.model.registered import GroupsInForce
 from ps_worker.optimizer.at_forward import AtForward
@@ -53,7 +53,7 @@ class Worker(WorkerData, WorkerState):
         ended: the job had already ended: loaders are empty and the final weights are loaded.
     """
 
-    _link: Link
+    _link: JobLink
 
     def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None = None) -> None:
         """Checks the servers and joins; `on_rollback`: see `connect`.
@@ -92,7 +92,7 @@ class Worker(WorkerData, WorkerState):
             incarnation=lambda: self._link.incarnation,
             returns=lambda: self._data.returns,
         )
-        self._link = Link(settings, progress=self._progress, say=self._say)
+        self._link = JobLink(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
         self._link.on_restored = self._restored
         self._link.tell = self._announce
@@ -181,7 +181,7 @@ class Worker(WorkerData, WorkerState):
             )
             outside = None
             if not any(known is model and table < spec.number for table, known in self._models.items()):
-                outside = Outside(model, parameters.values(), self._say)
+                outside = ModelExtras(model, parameters.values(), self._say)
             states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
                 spec, parameters.values(), outside, states, strict=strict_hyperparameters, pulls=True

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ps_wire.errors import UsageError
 from ps_worker.data import torch_loader
-from ps_worker.data.epoch_dealer import Deals
+from ps_worker.data.epoch_dealer import PieceSource
 from ps_worker.data.loader import Loader
 from ps_worker.data.script_data import ScriptData
 
@@ -27,7 +27,7 @@ class WorkerData:
     num_workers: int
     ended: bool
     _data: ScriptData
-    _link: Deals
+    _link: PieceSource
 
     def loader(
         self,

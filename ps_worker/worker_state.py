@@ -16,7 +16,7 @@ from ps_wire.spec.consistency import BSP
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.position import Positions
 from ps_worker.data.script_data import ScriptData
-from ps_worker.job.job_link import Link
+from ps_worker.job.job_link import JobLink
 from ps_worker.membership.together import LIMIT_S, Op, Together, Value
 from ps_worker.optimizer.wrapped import WrappedOptimizer
 from ps_worker.process import stopping
@@ -33,7 +33,7 @@ class WorkerState:
     """See the module's docstring."""
 
     ended: bool
-    _link: Link
+    _link: JobLink
     _optimizers: list[WrappedOptimizer]
     _tables: list[Table]
 

@@ -16,14 +16,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ps_lab.cluster.group_killer import Keeper
+from ps_lab.cluster.group_killer import GroupKiller
 from ps_lab.cluster.process_handle import ProcessHandle
 from ps_lab.errors import shell_code
 
 LINE_BYTES = 64 << 10  # a longer line is handed on in parts, so that a child cannot fill our memory
 DRAIN_S = 2.0  # output that a grandchild outside the group may hold open is not waited for longer
 
-_keeper = Keeper()
+_keeper = GroupKiller()
 _TETHER = str(Path(__file__).with_name("die_with_parent.py"))
 
 

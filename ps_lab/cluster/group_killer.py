@@ -24,7 +24,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 RUN = f"import sys; sys.path.insert(0, {_ROOT!r}); from ps_lab.cluster.group_killer import main; main()"
 
 
-class Keeper:
+class GroupKiller:
     """The command's end of the pipe. Thread-safe; its process is started with the first group."""
 
     def __init__(self) -> None:

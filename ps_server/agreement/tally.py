@@ -15,7 +15,7 @@ from ps_server.agreement.attendance import Attendance, Late, suffices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class CellStanding:
     """Who is there, on one partition.
 
     Attributes:
@@ -33,21 +33,21 @@ class Standing:
     late: frozenset[Late]
 
 
-class Quorum:
+class StepTally:
     """See the module's docstring. Thread-safe."""
 
     def __init__(self, num_cells: int, backup: int) -> None:
         self._num_cells = num_cells
         self._backup = backup
-        self._standings: dict[int, Standing] = {}
+        self._standings: dict[int, CellStanding] = {}
         self._steps: Counter[int] = Counter()
         self._here: Counter[int] = Counter()  # cells that have a worker's push of their open step
         self._late: Counter[Late] = Counter()
-        self._newest: Standing | None = None
+        self._newest: CellStanding | None = None
         self._reported = Attendance(step=-1)
         self._lock = threading.Lock()
 
-    def stands(self, index: int, now: Standing) -> None:
+    def stands(self, index: int, now: CellStanding) -> None:
         """How the cell of a partition stands now."""
         with self._lock:
             before = self._standings.get(index)
@@ -58,7 +58,7 @@ class Quorum:
                 self._count(before, -1)
             self._count(now, 1)
 
-    def _count(self, standing: Standing, number: int) -> None:
+    def _count(self, standing: CellStanding, number: int) -> None:
         self._steps[standing.step] += number
         if not self._steps[standing.step]:
             del self._steps[standing.step]

@@ -17,17 +17,17 @@ import torch
 from ps_server.agreement.refusals import too_many_jobs
 from ps_server.coordinator import hand_off
 from ps_server.coordinator.drops import Drops
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.runner import MAX_JOBS, Room
+from ps_server.coordinator.jobs.runner import MAX_JOBS, JobRunner
 from ps_server.coordinator.jobs.saved_job import Snapshots
 from ps_server.coordinator.member_streams import MemberStreams
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
 from ps_server.coordinator.service import CoordinatorService
 from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS, SnapshotPolicy
-from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.events import Event
 from ps_server.log import logger
@@ -49,7 +49,7 @@ class Coordinator:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: Fleet,
         snapshots: Snapshots | None = None,
         *,
         store: SnapshotStore | None = None,
@@ -68,10 +68,10 @@ class Coordinator:
         self._on_fenced = on_fenced
         self._looking: asyncio.Task[None] | None = None
         self._shards = shards
-        self._rooms: dict[str, Room] = {}
+        self._rooms: dict[str, JobRunner] = {}
         self._states = StateStore()
         self._readers = Readers(shards, self._rooms, self._states)
-        self._takings = Takings(
+        self._takings = SnapshotScheduler(
             shards,
             self._rooms,
             self._states,
@@ -183,7 +183,7 @@ class Coordinator:
 
     # -- jobs ------------------------------------------------------------------------------------------
 
-    def _room(self, wanted: spec_pb2.Job) -> Room:
+    def _room(self, wanted: spec_pb2.Job) -> JobRunner:
         name = wanted.name
         job = Job(name, wanted.consistency, wanted.num_workers, wanted.nonfinite, wanted.min_workers)
         room = self._rooms.get(name)
@@ -191,14 +191,14 @@ class Coordinator:
             if len(self._rooms) >= MAX_JOBS:
                 raise too_many_jobs(MAX_JOBS)
             job.roster.floor = self._drops.last_incarnation(name)
-            room = self._rooms[name] = Room(job, self._shards, self._forget)
+            room = self._rooms[name] = JobRunner(job, self._shards, self._forget)
         elif room.job.forgotten:
             if not room.idle:  # the shards still carry out what ends the job that had this name
                 raise ServerNotReady(f"job {name} is being cleared away")
             room.job = job
         return room
 
-    def _forget(self, room: Room) -> None:
+    def _forget(self, room: JobRunner) -> None:
         if self._rooms.get(room.job.name) is room:
             del self._rooms[room.job.name]
             self._states.drop(room.job.name)

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ps_server.agreement.refusals import dropped
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.member import named
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
-from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_wire.errors import JobDropped, JobInUse, JobUnknown, PsError, ServerNotReady
@@ -54,14 +54,14 @@ class Drops:
 
     def __init__(
         self,
-        shards: Shards,
-        rooms: dict[str, Room],
+        shards: Fleet,
+        rooms: dict[str, JobRunner],
         states: StateStore,
         *,
         store: SnapshotStore | None,
         readers: Readers,
         recovery: Recovery,
-        takings: Takings,
+        takings: SnapshotScheduler,
     ) -> None:
         """Takes what knows of jobs; `store`: where snapshots are, None where none are taken."""
         self._shards = shards
@@ -128,7 +128,7 @@ class Drops:
             raise outcome
         return outcome
 
-    async def _end(self, job: str, room: Room | None) -> Dropped | PsError:
+    async def _end(self, job: str, room: JobRunner | None) -> Dropped | PsError:
         await self._takings.bar(job)
         try:
             return await self._drop(job, room)
@@ -138,7 +138,7 @@ class Drops:
         finally:
             self._takings.unbar(job)
 
-    async def _drop(self, job: str, room: Room | None) -> Dropped:
+    async def _drop(self, job: str, room: JobRunner | None) -> Dropped:
         snapshots = await asyncio.to_thread(self._mark, job)
         error = dropped(job)
         state, tables, workers = "asleep", 0, tuple[str, ...]()

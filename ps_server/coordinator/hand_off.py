@@ -16,7 +16,7 @@ import torch
 from ps_server.coordinator.jobs.job_life import JobLife
 from ps_server.coordinator.jobs.mailbox import Mailbox
 from ps_server.coordinator.jobs.member import JobState, Member, MemberState, TableRecord
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.state_store import StateStore
 from ps_wire.frames.messages import table_from_proto, table_to_proto
 from ps_wire.v1 import spec_pb2
@@ -40,7 +40,7 @@ LEFT_OUT = {
 }
 
 
-def capture(rooms: Mapping[str, Room], states: StateStore) -> tuple[Facts, dict[str, torch.Tensor]]:
+def capture(rooms: Mapping[str, JobRunner], states: StateStore) -> tuple[Facts, dict[str, torch.Tensor]]:
     """All of it, as facts and as bytes in tensors."""
     tensors = {
         f"{job}/{name}": torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else _EMPTY
@@ -53,7 +53,7 @@ def restore(
     facts: Facts,
     tensors: Mapping[str, torch.Tensor],
     *,
-    room_of: Callable[[spec_pb2.Job], Room],
+    room_of: Callable[[spec_pb2.Job], JobRunner],
     states: StateStore,
 ) -> None:
     """Goes on where the coordinator before has stopped."""
@@ -67,7 +67,7 @@ def restore(
 _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
-def _room_facts(room: Room) -> Facts:
+def _room_facts(room: JobRunner) -> Facts:
     job = room.job
     return {
         "spec": job.spec.SerializeToString().hex(),
@@ -102,7 +102,7 @@ def _room_facts(room: Room) -> Facts:
     }
 
 
-def _restore_room(facts: Facts, room: Room) -> None:
+def _restore_room(facts: Facts, room: JobRunner) -> None:
     job = room.job
     job.state = JobState(facts["state"])
     for name, value in facts["plain"].items():

@@ -22,7 +22,7 @@ from functools import partial
 
 from ps_server.agreement.gate import gate_of
 from ps_server.coordinator.jobs.member import JobState, Member, MemberState, tell
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.log import logger
 from ps_wire.errors import PsError
 from ps_wire.frames.messages import refused_to_proto
@@ -36,14 +36,14 @@ ENTER_LIMIT_S = 10.0  # for the script between two tables
 LOOK_S = 0.02  # between two looks whether an order was carried out
 
 
-class Entrances:
+class LateJoins:
     """See the module's docstring. Of all jobs; one is under way in a job at a time."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(secrets.randbits(32))
-        self._under_way: dict[str, _Entrance] = {}
+        self._under_way: dict[str, _LateJoin] = {}
 
-    def make_table(self, room: Room, member: Member, spec: TableSpec, message: spec_pb2.Table) -> None:
+    def make_table(self, room: JobRunner, member: Member, spec: TableSpec, message: spec_pb2.Table) -> None:
         """A worker makes its next table, which came as `message`; one that is late, when the others stand.
 
         Raises:
@@ -52,7 +52,7 @@ class Entrances:
         if not self._takes(room, member, spec):
             room.do(room.job.make_table(member, spec, message))
 
-    def _takes(self, room: Room, member: Member, spec: TableSpec) -> bool:
+    def _takes(self, room: JobRunner, member: Member, spec: TableSpec) -> bool:
         name, job = room.job.name, room.job
         lockstep = gate_of(consistency.parse(job.consistency)).staleness == 0
         if not (member.late and lockstep and spec.number < job.num_started and job.num_started > 1):
@@ -60,7 +60,7 @@ class Entrances:
         entrance = self._under_way.get(name)
         if entrance is None:
             over = partial(self._under_way.pop, name, None)
-            entrance = self._under_way[name] = _Entrance(room, next(self._numbers), over)
+            entrance = self._under_way[name] = _LateJoin(room, next(self._numbers), over)
             entrance.begin()
         return entrance.takes(member, spec)
 
@@ -80,10 +80,10 @@ class Entrances:
             entrance.settle()
 
 
-class _Entrance:
+class _LateJoin:
     """Of one job, for all who come while it is under way."""
 
-    def __init__(self, room: Room, number: int, over: Callable[[], object]) -> None:
+    def __init__(self, room: JobRunner, number: int, over: Callable[[], object]) -> None:
         self._room = room
         self._over = over  # to be called when nobody stands any more
         self._number = number

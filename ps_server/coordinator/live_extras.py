@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ps_server.coordinator.jobs.member import JobState, Member, tell
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.state_store import NOTED, SAVED, StateStore
 from ps_wire.errors import JobUnknown
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -27,7 +27,7 @@ LIVE, POSITION = "live", "position"  # names of states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class SavedExtras:
     """State outside tables.
 
     Attributes:
@@ -57,17 +57,17 @@ class Noted:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     member: Member
-    answer: asyncio.Future[Outside | None] = field(default_factory=asyncio.Future)
+    answer: asyncio.Future[SavedExtras | None] = field(default_factory=asyncio.Future)
 
 
-class LiveState:
+class LiveExtras:
     """See the module's docstring."""
 
     def __init__(self, states: StateStore) -> None:
         self._states = states
         self._asked: dict[tuple[str, str], _Asked] = {}  # by job and name of the state
 
-    async def get(self, room: Room, table: int) -> Outside:
+    async def get(self, room: JobRunner, table: int) -> SavedExtras:
         """The final state; while the job runs, a worker's; else that of the table's start.
 
         Waits for a step of a worker, without a limit of its own.
@@ -75,18 +75,18 @@ class LiveState:
         job = room.job
         while True:
             try:
-                return Outside(blob=self._states.get(job.name, "final"), origin="final")
+                return SavedExtras(blob=self._states.get(job.name, "final"), origin="final")
             except JobUnknown:
                 pass
             if job.state is not JobState.RUNNING:
-                return Outside(blob=self._states.get(job.name, f"start/{table}"), origin="start")
+                return SavedExtras(blob=self._states.get(job.name, f"start/{table}"), origin="start")
             asked = self._asked.get((job.name, LIVE)) or self._ask(room, LIVE)
             if asked is None:  # all have finished: the last state is on its way
                 await self._states.change(job.name)
             elif (found := await self._answered((job.name, LIVE), asked)) is not None:
                 return found
 
-    async def _answered(self, key: tuple[str, str], asked: _Asked) -> Outside | None:
+    async def _answered(self, key: tuple[str, str], asked: _Asked) -> SavedExtras | None:
         try:
             return await asyncio.shield(asked.answer)
         except asyncio.CancelledError:  # it may not have come through: the next one asks again
@@ -95,7 +95,7 @@ class LiveState:
                 asked.answer.set_result(None)  # others who wait for it ask again, too
             raise
 
-    async def for_joiner(self, room: Room, joiner: Member) -> Noted:
+    async def for_joiner(self, room: JobRunner, joiner: Member) -> Noted:
         """The position of a worker that trains, at the beginning of its next step; else as `noted`."""
         key = room.job.name, POSITION
         with suppress(TimeoutError):
@@ -106,7 +106,7 @@ class LiveState:
                         return Noted(found.blob)
         return self.noted(room, joiner)
 
-    def noted(self, room: Room, joiner: Member) -> Noted:
+    def noted(self, room: JobRunner, joiner: Member) -> Noted:
         """The position that the lowest worker which trains has noted last; else who had come furthest."""
         job = room.job
         for member in sorted(self._trained(room), key=lambda member: member.worker):
@@ -127,12 +127,12 @@ class LiveState:
             return b""
 
     @staticmethod
-    def _trained(room: Room) -> list[Member]:
+    def _trained(room: JobRunner) -> list[Member]:
         """Those who take steps: one that came late does once it has all tables."""
         here, num_tables = room.job.roster.here(), room.job.num_tables
         return [member for member in here if member.num_tables == num_tables > 0]
 
-    def _ask(self, room: Room, name: str) -> _Asked | None:
+    def _ask(self, room: JobRunner, name: str) -> _Asked | None:
         here = self._trained(room)
         if not here:
             return None
@@ -149,14 +149,14 @@ class LiveState:
         """
         name = POSITION if begins else LIVE
         blob = self._states.take(job, name)
-        self._answer((job, name), member, Outside(blob=blob, origin="live", step=step))
+        self._answer((job, name), member, SavedExtras(blob=blob, origin="live", step=step))
 
     def gone(self, job: str, member: Member) -> None:
         """A worker takes no more steps."""
         for name in (LIVE, POSITION):
             self._answer((job, name), member, None)
 
-    def _answer(self, key: tuple[str, str], member: Member, answer: Outside | None) -> None:
+    def _answer(self, key: tuple[str, str], member: Member, answer: SavedExtras | None) -> None:
         asked = self._asked.get(key)
         if asked is not None and asked.member is member:
             del self._asked[key]

@@ -14,14 +14,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import grpc.aio
 
 from ps_server.coordinator.drops import Drops
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.mailbox import LAST_WORDS, Mailbox, Stream
 from ps_server.coordinator.jobs.member import JobState, Member, MemberState
-from ps_server.coordinator.jobs.runner import Room
-from ps_server.coordinator.late_joins import Entrances
+from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.late_joins import LateJoins
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
-from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
@@ -55,11 +55,11 @@ class MemberStreams:
 
     def __init__(
         self,
-        shards: Shards,
-        rooms: dict[str, Room],
+        shards: Fleet,
+        rooms: dict[str, JobRunner],
         readers: Readers,
-        takings: Takings,
-        room_of: Callable[[spec_pb2.Job], Room],
+        takings: SnapshotScheduler,
+        room_of: Callable[[spec_pb2.Job], JobRunner],
     ) -> None:
         """Takes `room_of`, which gives the room of a job, a new one if need be."""
         self._shards = shards
@@ -68,7 +68,7 @@ class MemberStreams:
         self._takings = takings
         self._room_of = room_of
         self._looking: asyncio.Task[None] | None = None
-        self.entrances = Entrances()
+        self.entrances = LateJoins()
         self.recovery: Recovery | None = None
         self.drops: Drops | None = None
         self._closed = False
@@ -118,7 +118,9 @@ class MemberStreams:
             if (mailbox.over or not member.present) and not self._closed:
                 room.close(member)
 
-    async def _begin(self, messages: AsyncIterator[pb.MemberRequest]) -> tuple[Room, Member, Mailbox, Stream]:
+    async def _begin(
+        self, messages: AsyncIterator[pb.MemberRequest]
+    ) -> tuple[JobRunner, Member, Mailbox, Stream]:
         if self._closed:
             raise ServerNotReady("the coordinator stops, and its successor goes on")
         try:
@@ -133,7 +135,7 @@ class MemberStreams:
                 return self._resume(first.resume)
         raise FrameMalformed("a member's stream starts with a join")
 
-    async def _join(self, join: pb.Join) -> tuple[Room, Member, Mailbox, Stream]:
+    async def _join(self, join: pb.Join) -> tuple[JobRunner, Member, Mailbox, Stream]:
         check_protocol(join.protocol)
         gatekeeper.check_job(join.job.name)
         self._shards.check_ready()
@@ -169,7 +171,7 @@ class MemberStreams:
         if self._looking is None or self._looking.done():
             self._looking = watched.endless_task("looking at leases", self._look, log=logger)
 
-    async def _gives_way(self, room: Room, worker: int | None) -> bool:
+    async def _gives_way(self, room: JobRunner, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
         holders = room.job.roster.holders(worker)
         before_s = {id(holder): room.heard_s.get(holder.worker, 0.0) for holder in holders}
@@ -189,7 +191,7 @@ class MemberStreams:
             await room.changed()
         return False
 
-    def _resume(self, resume: pb.Resume) -> tuple[Room, Member, Mailbox, Stream]:
+    def _resume(self, resume: pb.Resume) -> tuple[JobRunner, Member, Mailbox, Stream]:
         gatekeeper.check_job(resume.job)
         if self.drops is not None and (gone := self.drops.over(resume.job, resume.incarnation)) is not None:
             raise gone
@@ -234,7 +236,7 @@ class MemberStreams:
     # -- what workers say ------------------------------------------------------------------------------
 
     async def _read(
-        self, messages: AsyncIterator[pb.MemberRequest], room: Room, member: Member, mailbox: Mailbox
+        self, messages: AsyncIterator[pb.MemberRequest], room: JobRunner, member: Member, mailbox: Mailbox
     ) -> None:
         try:
             async for message in messages:
@@ -260,7 +262,7 @@ class MemberStreams:
         except grpc.aio.AioRpcError as error:
             logger.debug("job %s worker %d: stream broke: %s", room.job.name, member.worker, error)
 
-    def _take(self, message: pb.MemberRequest, room: Room, member: Member, mailbox: Mailbox) -> None:
+    def _take(self, message: pb.MemberRequest, room: JobRunner, member: Member, mailbox: Mailbox) -> None:
         job = room.job
         match message.WhichOneof("kind"):
             case "heartbeat":
@@ -305,7 +307,7 @@ class MemberStreams:
         else:
             self.entrances.holding(job, member, message.holding)
 
-    def _gone(self, room: Room, member: Member) -> None:
+    def _gone(self, room: JobRunner, member: Member) -> None:
         """A member has heard its last word: if that was not its own wish, it is out at once."""
         if room.job.roster.members.get(member.worker) is member and member.present:
             room.do(room.job.lost(member))
@@ -332,7 +334,7 @@ class MemberStreams:
             await asyncio.sleep(LOOK_S)
 
 
-def worker_status(room: Room, member: Member, now_s: float) -> pb.WorkerStatus:
+def worker_status(room: JobRunner, member: Member, now_s: float) -> pb.WorkerStatus:
     """A member, for people."""
     running = room.job.state is JobState.RUNNING and member.state is not MemberState.JOINING
     left_s = room.leases.left_s(member.worker, member.incarnation, now_s)

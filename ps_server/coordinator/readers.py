@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary
 import grpc.aio
 
 from ps_server.agreement.gate import gate_of
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.member import JobState, Member
-from ps_server.coordinator.jobs.runner import Room
-from ps_server.coordinator.live_extras import LiveState
+from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
@@ -43,25 +43,25 @@ LIVE_LIMIT_S = 10.0  # for a worker's next step
 class Readers:
     """See the module's docstring."""
 
-    def __init__(self, shards: Shards, rooms: Mapping[str, Room], states: StateStore) -> None:
+    def __init__(self, shards: Fleet, rooms: Mapping[str, JobRunner], states: StateStore) -> None:
         self._shards = shards
         self._rooms = rooms
-        self.live = LiveState(states)
+        self.live = LiveExtras(states)
         self._numbers = itertools.count(FIRST_READER)
         self._talking: dict[asyncio.Task[None], _Reader] = {}
-        self._cuts: WeakKeyDictionary[Room, asyncio.Lock] = WeakKeyDictionary()
+        self._cuts: WeakKeyDictionary[JobRunner, asyncio.Lock] = WeakKeyDictionary()
         self.on_join: Callable[[str], None] = lambda _: None  # to a job that is not here
 
-    def lock_of(self, room: Room) -> asyncio.Lock:
+    def lock_of(self, room: JobRunner) -> asyncio.Lock:
         """What is held while a job is cut."""
         return self._cuts.setdefault(room, asyncio.Lock())
 
     def uploaded(self, job: str, member: Member, step: int, *, begins: bool) -> None:
-        """See `LiveState.uploaded`."""
+        """See `LiveExtras.uploaded`."""
         self.live.uploaded(job, member, step, begins=begins)
 
     def gone(self, job: str, member: Member) -> None:
-        """See `LiveState.gone`."""
+        """See `LiveExtras.gone`."""
         self.live.gone(job, member)
 
     def dismiss(self, job: str, why: PsError) -> int:
@@ -99,10 +99,10 @@ class _Reader:
 
     def __init__(
         self,
-        shards: Shards,
-        rooms: Mapping[str, Room],
-        live: LiveState,
-        cuts: WeakKeyDictionary[Room, asyncio.Lock],
+        shards: Fleet,
+        rooms: Mapping[str, JobRunner],
+        live: LiveExtras,
+        cuts: WeakKeyDictionary[JobRunner, asyncio.Lock],
         number: int,
         on_join: Callable[[str], None],
     ) -> None:
@@ -250,7 +250,7 @@ class _Reader:
         finally:
             lock.release()
 
-    async def _hold(self, cut: pb.Cut, room: Room) -> bool:
+    async def _hold(self, cut: pb.Cut, room: JobRunner) -> bool:
         """From the hold to the end; the reader says `done` in between."""
         gate = gate_of(consistency.parse(room.job.consistency))
         holding = asyncio.create_task(self._shards.order(pb.Order(hold_cut=cut)))
@@ -294,7 +294,7 @@ class _Reader:
             chunk.origin = outside.origin
             await self._reply(state=chunk)
 
-    def _room(self, name: str) -> Room:
+    def _room(self, name: str) -> JobRunner:
         room = self._rooms.get(name)
         if room is None:
             raise JobUnknown(f"no job {name[:64]!r} here: a reader comes after the workers", job=name[:64])

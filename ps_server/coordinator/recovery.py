@@ -20,11 +20,11 @@ from contextlib import suppress
 
 from ps_server.agreement.refusals import too_many_jobs
 from ps_server.coordinator.allowance import Allowance
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.member import check_job
-from ps_server.coordinator.jobs.runner import MAX_JOBS, Room
+from ps_server.coordinator.jobs.runner import MAX_JOBS, JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob, Snapshots
-from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_wire.errors import (
@@ -57,10 +57,10 @@ class Recovery:
 
     def __init__(
         self,
-        shards: Shards,
-        rooms: dict[str, Room],
+        shards: Fleet,
+        rooms: dict[str, JobRunner],
         states: StateStore,
-        room_of: Callable[[spec_pb2.Job], Room],
+        room_of: Callable[[spec_pb2.Job], JobRunner],
         snapshots: Snapshots | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,7 +73,9 @@ class Recovery:
         self._room_of = room_of
         self._snapshots = snapshots
         self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
-        self.takings: Takings | None = None  # of what a job is that is about to go back none is taken
+        self.takings: SnapshotScheduler | None = (
+            None  # of what a job is that is about to go back none is taken
+        )
         self._went_to: dict[str, str] = {}  # job -> snapshot
         self._too_large: dict[str, MemoryLimitExceeded] = {}  # jobs whose snapshot did not fit; nobody knows
         self._lost: set[int] = set()
@@ -280,7 +282,7 @@ class Recovery:
         await self._shards.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
         return floor_of(generation)
 
-    def _go_on(self, room: Room, saved: SavedJob, floor: int) -> None:
+    def _go_on(self, room: JobRunner, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
         logger.warning("job %s: goes on from its snapshot %s, step %d", name, saved.snapshot, saved.step)
         self._states.drop(name, but="start/")
@@ -314,7 +316,7 @@ class Recovery:
         )
 
 
-def _check_same(room: Room | None, saved: SavedJob) -> None:
+def _check_same(room: JobRunner | None, saved: SavedJob) -> None:
     """Refuses a snapshot of a job that trains otherwise than the one that is here."""
     if room is None or room.job.forgotten:
         return

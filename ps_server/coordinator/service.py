@@ -16,14 +16,14 @@ import grpc.aio
 from ps_server.agreement.messages import attendance_from_proto, norm_from_proto
 from ps_server.coordinator import share_messages
 from ps_server.coordinator.drops import Drops
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs import member as members
 from ps_server.coordinator.jobs.collectives import Part
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.member_streams import MemberStreams, worker_status
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
-from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
@@ -51,14 +51,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def __init__(
         self,
-        shards: Shards,
-        rooms: Mapping[str, Room],
+        shards: Fleet,
+        rooms: Mapping[str, JobRunner],
         states: StateStore,
         *,
         member_streams: MemberStreams,
         readers: Readers,
         recovery: Recovery,
-        takings: Takings,
+        takings: SnapshotScheduler,
         drops: Drops,
         on_fenced: Callable[[Fenced], None],
     ) -> None:
@@ -187,7 +187,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)
 
-    def _member(self, job: str, worker: int, incarnation: int) -> tuple[Room, members.Member]:
+    def _member(self, job: str, worker: int, incarnation: int) -> tuple[JobRunner, members.Member]:
         gatekeeper.check_job(job)
         if (gone := self._drops.over(job, incarnation)) is not None:
             raise gone
@@ -338,7 +338,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return pb.StatusReply(num_shards=self._shards.num_shards, shards=self._shards.addresses, jobs=jobs)
 
     @staticmethod
-    def _job_status(room: Room) -> pb.JobStatus:
+    def _job_status(room: JobRunner) -> pb.JobStatus:
         now_s = time.monotonic()
         job = room.job
         clocks = {worker: progress.step for worker, progress in room.progress.items()}

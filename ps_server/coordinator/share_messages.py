@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_server.coordinator.epochs.piece_usage import Mark
+from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_wire.errors import UsageError
 from ps_wire.snapshot.json_fields import MAX_COUNT
 from ps_wire.snapshot.saved_epoch import MAX_LOADERS
@@ -23,9 +23,9 @@ def check_epoch(number: int) -> int:
     return number
 
 
-def mark_of(mark: pb.Mark) -> Mark:
+def mark_of(mark: pb.Mark) -> PieceMark:
     """How far a worker has come."""
-    return Mark(
+    return PieceMark(
         step=mark.step,
         batches=mark.batches,
         samples=mark.samples,

@@ -20,7 +20,7 @@ Job: TypeAlias = Callable[[], None]
 BATCH = 8  # jobs whose replies leave together, while others wait
 
 
-class Pool:
+class ClosingPool:
     """See the module's docstring. Jobs begin in the order in which they were given."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Self
 
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.log import logger
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import TOKEN_BYTES, Shard
@@ -45,7 +45,7 @@ class LocalService:
         service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)])
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
-        coordinator = Coordinator(Shards(shard, ADDRESS, self._loop, pool=at_once))
+        coordinator = Coordinator(Fleet(shard, ADDRESS, self._loop, pool=at_once))
         self.coordinator = _Calls(coordinator.service, services[0]["Coordinator"], self._loop)
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard

@@ -21,13 +21,13 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations, Hold
 from ps_server.coordinator.snapshots.durability import Durability
 from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
 from ps_server.log import logger
-from ps_server.process.closing_pool import Pool
+from ps_server.process.closing_pool import ClosingPool
 from ps_server.rpc.auth import Gatekeeper
 from ps_server.rpc.errors import ErrorInterceptor
 from ps_server.rpc.health import Health
@@ -99,7 +99,7 @@ class Server:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._pool = Pool()
+        self._pool = ClosingPool()
         self._shard = Shard(
             index=options.shard,
             num_shards=options.num_shards,
@@ -301,7 +301,7 @@ class Server:
 
     def _make_coordinator(self, advertised: str, generations: Generations) -> Coordinator:
         return Coordinator(
-            Shards(self._shard, advertised, asyncio.get_running_loop(), generations),
+            Fleet(self._shard, advertised, asyncio.get_running_loop(), generations),
             self._saved if self._options.durability is Durability.SNAPSHOT else None,
             store=self._store,
             policy=self._options.snapshots,

@@ -13,7 +13,7 @@ HELLO_LIMIT_S = 10.0  # for HELLO to come
 MAX_STRANGERS = 256
 
 
-class Strangers:
+class Greeting:
     """See the module's docstring. Thread-safe."""
 
     def __init__(self, on_cut: Callable[[], None], most: int | None = None) -> None:

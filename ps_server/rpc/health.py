@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from ps_server.rpc.greeting import Strangers
+from ps_server.rpc.greeting import Greeting
 
 MAX_READING = 16  # calls whose name has not come; each may hold a message of 16 MiB
 READ_LIMIT_S = 5.0
@@ -33,8 +33,8 @@ class Health:
         self._statuses: dict[str, int] = {health.OVERALL_HEALTH: _Status.SERVING}
         self._changed = asyncio.Event()
         self._over = False
-        self._reading = Strangers(on_refused, most=MAX_READING)
-        self._watching = Strangers(on_refused, most=MAX_WATCHING)
+        self._reading = Greeting(on_refused, most=MAX_READING)
+        self._watching = Greeting(on_refused, most=MAX_WATCHING)
 
     def set(self, name: str, status: int) -> None:
         """From now on this is said of that name; nothing but NOT_SERVING after `end`."""

@@ -20,7 +20,7 @@ from ps_server.agreement.messages import UNANSWERED, attendance_to_proto, norm_t
 from ps_server.log import logger
 from ps_server.shard.hand_off import Inherited
 from ps_server.shard.lanes import Lanes
-from ps_server.shard.orders import carry_out, job_of
+from ps_server.shard.orders import execute_order, job_of
 from ps_server.shard.shard import Shard
 from ps_wire.access.access import OPEN, Access
 from ps_wire.access.channel import dial_async
@@ -128,7 +128,7 @@ class Follower:
             known = self.done.get(order.number)
         if known is not None:
             return known
-        done = carry_out(self._shard, order)
+        done = execute_order(self._shard, order)
         with self._lock:
             self.done[order.number] = done
             while len(self.done) > KEPT_ANSWERS:
@@ -188,12 +188,12 @@ class Follower:
             case "prove":
                 answers.put_nowait(pb.FollowRequest(done=pb.OrderDone(number=order.number)))
             case "decide":  # waits for no other order, and nobody for its answer
-                decided = asyncio.get_running_loop().run_in_executor(None, carry_out, self._shard, order)
+                decided = asyncio.get_running_loop().run_in_executor(None, execute_order, self._shard, order)
                 watched.outcome("the decision of a step", decided, log=logger)
             case _ if self._drained:
                 pass  # it comes again, to the successor
             case kind if kind in UNANSWERED:
-                self._lanes.submit(job_of(order), partial(carry_out, self._shard, order))
+                self._lanes.submit(job_of(order), partial(execute_order, self._shard, order))
             case _:
                 loop = asyncio.get_running_loop()
 

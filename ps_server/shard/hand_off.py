@@ -28,7 +28,7 @@ import torch
 
 from ps_server.log import logger
 from ps_server.shard.job import ShardJob
-from ps_server.shard.partition.backup_machine import BackupPartition
+from ps_server.shard.partition.backup_machine import BackupStepMachine
 from ps_server.shard.partition.machine import Pull, _Member
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.codec import TableReader, encode
@@ -260,7 +260,7 @@ def _take_behind(table: ShardTable, facts: Facts, tensors: Mapping[str, torch.Te
     """
     for index, workers in facts["chosen"]:
         machine = table.cell(index).machine
-        assert isinstance(machine, BackupPartition)
+        assert isinstance(machine, BackupStepMachine)
         machine._chosen = frozenset(workers)
     for index, worker in facts["waiting"]:
         machine = table.cell(index).machine
@@ -288,7 +288,7 @@ def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor
                 flags.append([index, worker, values])
             if member.late and worker in cell.machine._waiting:
                 waiting.append([index, worker])
-        if isinstance(cell.machine, BackupPartition) and cell.machine._chosen is not None:
+        if isinstance(cell.machine, BackupStepMachine) and cell.machine._chosen is not None:
             chosen.append([index, sorted(cell.machine._chosen)])
         for version, kept in cell.values._kept.items():
             others[f"{number}/{KEPT}/{index}/{version}"] = kept

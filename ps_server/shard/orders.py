@@ -18,7 +18,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 Figures: TypeAlias = dict[int, int]
 
 
-def carry_out(shard: Shard, order: pb.Order) -> pb.OrderDone:
+def execute_order(shard: Shard, order: pb.Order) -> pb.OrderDone:
     """Carries one order out and says how it went. Blocks while memory is allocated."""
     done = pb.OrderDone(number=order.number)
     try:

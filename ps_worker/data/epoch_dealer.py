@@ -15,10 +15,10 @@ from typing import Protocol
 
 from ps_wire.errors import PsError
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.data.position import Piece, Position
+from ps_worker.data.position import EpochPiece, Position
 
 
-class Deals(Protocol):
+class PieceSource(Protocol):
     """Where pieces come from."""
 
     @property
@@ -32,7 +32,7 @@ class Deals(Protocol):
         """Says how far this worker has come."""
 
 
-class Dealing:
+class EpochDealer:
     """See the module's docstring. A `Dealer`.
 
     Attributes:
@@ -43,10 +43,10 @@ class Dealing:
     def __init__(
         self,
         loader: int,
-        deals: Deals,
+        deals: PieceSource,
         samples: int,
         *,
-        whole: Piece | None = None,
+        whole: EpochPiece | None = None,
         behind: Callable[[], bool] = lambda: False,
         data: Mapping[str, str] | None = None,
         clock: Callable[[], int] | None = None,
@@ -67,7 +67,7 @@ class Dealing:
         self._loader = loader
         self._deals = deals
         self._samples = samples
-        self._replayed = whole or Piece(epoch=0, place=0, count=1)
+        self._replayed = whole or EpochPiece(epoch=0, place=0, count=1)
         self._behind = behind
         self._data = dict(data or {})
         self._clock = clock
@@ -98,7 +98,7 @@ class Dealing:
         """See `Dealer`."""
         return self._behind()
 
-    def replay(self, epoch: int) -> Piece | None:
+    def replay(self, epoch: int) -> EpochPiece | None:
         """See `Dealer`."""
         taken, self.taken = self.taken, None
         if not self._behind():
@@ -111,7 +111,7 @@ class Dealing:
             self._replayed = replace(self._replayed, epoch=epoch)
         return replace(self._replayed, first=first)
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
         """See `Dealer`."""
         kept = not self.void
         if not kept and self._clock is not None:  # it has come into the job, or into another history of it
@@ -151,7 +151,7 @@ class Dealing:
             self._incarnation = 0
             return None
         piece = reply.piece
-        return Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+        return EpochPiece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
 
     def hand_out(self, samples: int) -> None:
         """The next batch goes to the script."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.data import Sampler
 
-from ps_worker.data.position import Piece
+from ps_worker.data.position import EpochPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class ShareSampler(Sampler[list[int]]):
         self._epoch = 0
         self._skipped = 0
 
-    def begin(self, piece: Piece) -> None:
+    def begin(self, piece: EpochPiece) -> None:
         """Sets what the next iteration gives."""
         self._epoch, self._skipped = piece.epoch, piece.first
         self._deal(piece.place, piece.count)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from ps_wire.errors import UsageError
 from ps_worker.data.index_share import Share, ShareSampler
-from ps_worker.data.position import Piece, Position
+from ps_worker.data.position import EpochPiece, Position
 from ps_worker.data.stream_share import SizedCollate, StreamBatches, StreamShare, check_length
 
 LoaderState: TypeAlias = dict[str, int | bool | None]
@@ -38,10 +38,10 @@ class Dealer(Protocol):
     def behind(self) -> bool:
         """Whether steps are replayed: batches are handed out that were used already."""
 
-    def replay(self, epoch: int) -> Piece | None:
+    def replay(self, epoch: int) -> EpochPiece | None:
         """What is handed out of an epoch while the script is behind; None where it is not."""
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
         """The next piece of an epoch, or None.
 
         Args:
@@ -59,13 +59,13 @@ class Alone:
     def __init__(self, rank: int, num_workers: int) -> None:
         self._place, self._count = rank, num_workers
 
-    def replay(self, epoch: int) -> Piece | None:  # noqa: ARG002 - nobody is behind
+    def replay(self, epoch: int) -> EpochPiece | None:  # noqa: ARG002 - nobody is behind
         """See `Dealer`."""
         return None
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> Piece | None:
+    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
         """See `Dealer`."""
-        return Piece(epoch=epoch, place=self._place, count=self._count, first=first) if begins else None
+        return EpochPiece(epoch=epoch, place=self._place, count=self._count, first=first) if begins else None
 
 
 class Loader:
@@ -281,7 +281,7 @@ class Loader:
         yield from self._hand_out_again(epoch, piece, mine)
         return True
 
-    def _hand_out_again(self, epoch: int, piece: Piece, mine: int) -> Iterator[Any]:
+    def _hand_out_again(self, epoch: int, piece: EpochPiece, mine: int) -> Iterator[Any]:
         """Batches that were used, until the script has taken again the steps that it is behind."""
         self._share.begin(piece)
         sizes = self._share.sizes if isinstance(self._share, ShareSampler) else None
@@ -295,7 +295,7 @@ class Loader:
             self._now = replace(self._now, offset=self._now.offset + 1)
             yield found[1]
 
-    def _hand_out(self, epoch: int, piece: Piece, mine: int, *, quietly: bool) -> Iterator[Any]:
+    def _hand_out(self, epoch: int, piece: EpochPiece, mine: int, *, quietly: bool) -> Iterator[Any]:
         """The batches of a piece, until one of many things ends it.
 
         `quietly`: the script's iteration had begun before, so that no generator is drawn from once more.

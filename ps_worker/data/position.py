@@ -18,7 +18,7 @@ POSITIONS = "@positions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class EpochPiece:
     """One share of one epoch, or the rest of it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Position:
 
     epoch: int
     offset: int = 0
-    share: Piece | None = None
+    share: EpochPiece | None = None
 
     def as_numbers(self) -> dict[str, Any]:
         """For a file: numbers, and None."""
@@ -61,7 +61,7 @@ class Position:
         """
         try:
             share = numbers["share"]
-            piece = None if share is None else Piece(**share)
+            piece = None if share is None else EpochPiece(**share)
             return cls(epoch=int(numbers["epoch"]), offset=int(numbers["offset"]), share=piece)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"this is no position of a loader: {error}") from None

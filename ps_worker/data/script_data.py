@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.spec.consistency import BSP, Consistency
 from ps_worker.data.data_facts import facts_of
-from ps_worker.data.epoch_dealer import Dealing, Deals
+from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.data.loader import Loader
-from ps_worker.data.position import Piece, Position, Positions
+from ps_worker.data.position import EpochPiece, Position, Positions
 
 
 class ScriptData:
@@ -55,7 +55,7 @@ class ScriptData:
         self._loaders: WeakSet[Loader] = WeakSet()
         self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
-        self._dealings: list[Dealing] = []
+        self._dealings: list[EpochDealer] = []
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
         self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
@@ -68,15 +68,15 @@ class ScriptData:
         """Counts on from there."""
         self.samples = state["samples"]
 
-    def make_loader(self, deals: Deals, **given: Any) -> Loader:
+    def make_loader(self, deals: PieceSource, **given: Any) -> Loader:
         """A loader with these arguments of `Loader`; `deals` say what of an epoch is this worker's."""
         self.used = True
         dataset = given["dataset"]
-        dealing = Dealing(
+        dealing = EpochDealer(
             self._num_loaders,
             deals,
             len(dataset) if isinstance(dataset, Sized) else 0,
-            whole=Piece(epoch=0, place=given["rank"], count=given["num_workers"]),
+            whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
             behind=self._behind,
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
             clock=self._clock,
@@ -230,7 +230,7 @@ class ScriptData:
         if self._back_to == self._epoch:
             self._back_to = None
 
-    def _count_samples(self, loader: Dealing, samples: int) -> None:
+    def _count_samples(self, loader: EpochDealer, samples: int) -> None:
         self._begin_batch()
         self.samples += samples
         self.batches += 1

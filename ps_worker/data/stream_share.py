@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ps_wire.errors import UsageError
-from ps_worker.data.position import Piece
+from ps_worker.data.position import EpochPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class StreamBatches(IterableDataset[list[Any]]):
         if shared:
             self._position.share_memory_()  # type: ignore[no-untyped-call]
 
-    def begin(self, piece: Piece) -> None:
+    def begin(self, piece: EpochPiece) -> None:
         """See `ShareSampler.begin`."""
         for index, value in enumerate((piece.epoch, piece.first, piece.place, piece.count)):
             self._position[index] = value

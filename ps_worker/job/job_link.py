@@ -24,11 +24,11 @@ from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_worker.exchange.exchange import Exchange
-from ps_worker.job.rejoiner import Rejoining
+from ps_worker.job.rejoiner import Rejoiner
 from ps_worker.memory.os_memory import can_overlay
 from ps_worker.memory.table_memory import Sharing
 from ps_worker.model import model_table
-from ps_worker.model.extras import Outside
+from ps_worker.model.extras import ModelExtras
 from ps_worker.settings import Settings
 from ps_worker.transport.server_check import check_servers
 
@@ -36,7 +36,7 @@ WORTH_MAPPING_BYTES = 8 << 10  # a parameter, on average: to show it elsewhere t
 FIGURES_LIMIT_S = 10.0  # for a shard to count; a script waits for it
 
 
-class Link(Rejoining):
+class JobLink(Rejoiner):
     """See the module's docstring. A `Peer` of its connections.
 
     Attributes:
@@ -76,7 +76,7 @@ class Link(Rejoining):
         self,
         spec: TableSpec,
         values: Iterable[torch.Tensor],
-        outside: Outside | None = None,
+        outside: ModelExtras | None = None,
         states: Sequence[Mapping[str, Any]] = (),
         *,
         strict: bool = False,
@@ -115,7 +115,7 @@ class Link(Rejoining):
         self,
         spec: TableSpec,
         values: Iterable[torch.Tensor],
-        outside: Outside | None,
+        outside: ModelExtras | None,
         states: Sequence[Mapping[str, Any]],
         strict: bool,
         pulls: bool,

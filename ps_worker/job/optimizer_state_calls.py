@@ -24,7 +24,7 @@ RETRY_S = 0.2
 STATE_LIMIT_S = 600.0  # of one call, which may carry gigabytes; a peer that is gone ends it after seconds
 
 
-class SharedState:
+class OptimizerStateCalls:
     """See the module's docstring. Everything waits; for the user's thread."""
 
     def __init__(
@@ -51,7 +51,7 @@ class SharedState:
         self._late = membership.joined.resumed and not membership.again
 
     def dump(self, table: int, plan: Plan) -> list[dict[str, torch.Tensor]]:
-        """See `Link.dump_state`."""
+        """See `JobLink.dump_state`."""
         gathering = Gathering(plan)
         request = pb.DumpRequest(key=self._key(table))
 
@@ -67,7 +67,7 @@ class SharedState:
         return gathering.states()
 
     def load(self, table: int, plan: Plan, states: Sequence[Mapping[str, Any]]) -> None:
-        """See `Link.load_state`."""
+        """See `JobLink.load_state`."""
         scattering = Scattering(plan, states)
         key = self._key(table)
         for shard in range(plan.num_shards):
@@ -78,7 +78,7 @@ class SharedState:
             self._call(shard, call)
 
     def share(self, table: int, plan: Plan, number: int, states: Sequence[Mapping[str, Any]]) -> None:
-        """See `Link.share_state`."""
+        """See `JobLink.share_state`."""
         if self._late:
             self._say("load_state_dict() of a worker that joins a job sets nothing: the job has its state")
             return

@@ -1,4 +1,4 @@
-"""A worker that was evicted joins again, as another incarnation: the base of `Link`.
+"""A worker that was evicted joins again, as another incarnation: the base of `JobLink`.
 
 It was held up for longer than its lease, and the others went on. It takes what they have by now: the weights,
 and of the lowest worker that trains the buffers and what is registered.
@@ -19,25 +19,25 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.position import Positions
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.exchange.exchanges import Exchanges
-from ps_worker.job.optimizer_state_calls import SharedState
+from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.membership.incarnation import Incarnation
 from ps_worker.membership.noting import SMALL_BYTES, Noting
-from ps_worker.membership.round_barrier import Rounds
-from ps_worker.membership.snapshot_promise import Capture
+from ps_worker.membership.round_barrier import RoundBarrier
+from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.model import model_table
-from ps_worker.model.extras import Outside
+from ps_worker.model.extras import ModelExtras
 from ps_worker.model.random_state import RandomState
 from ps_worker.model.registered import Registered
 from ps_worker.process.exit_reason import sendable
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.reach import reach
-from ps_worker.transport.shard_addresses import Places
+from ps_worker.transport.shard_addresses import ShardAddresses
 
 ALONE = "no PS_SERVERS: running alone, with a server in this process"
 
 
-class Rejoining(Exchanges):
+class Rejoiner(Exchanges):
     """See the module's docstring.
 
     Attributes:
@@ -76,9 +76,9 @@ class Rejoining(Exchanges):
         self.loops: Callable[[], bool] = lambda: False
         self.arrived: Callable[[], bool] = lambda: True
         self.on_taken: Callable[[Positions, Mapping[int, int]], bool] = lambda _at, _clocks: True
-        self.capture = Capture(self._clocks, self._captured)
+        self.capture = SnapshotPromise(self._clocks, self._captured)
         self.capture.before = self.begin_again
-        self.rounds = Rounds(self._clocks)
+        self.rounds = RoundBarrier(self._clocks)
         self._again: _Again | None = None
         self.noting = Noting(self._note, self._put_note, say)
         self._overdue = False  # a position, by one step
@@ -87,7 +87,7 @@ class Rejoining(Exchanges):
         self._settings = settings
         self._progress = progress
         self._say = say
-        self._outside: dict[int, Outside] = {}
+        self._outside: dict[int, ModelExtras] = {}
         self._begun: list[TableSpec] = []  # that have started here
         self._live: dict[str, torch.Tensor] | None = None
         self.tell: Callable[[], bool] = lambda: False
@@ -98,7 +98,7 @@ class Rejoining(Exchanges):
         if not settings.servers:
             say(ALONE)
         self._service = reach(settings, say)
-        self._places = Places(self._service)
+        self._places = ShardAddresses(self._service)
         self._carriers = CarrierChoice(self._service, settings.carrier, say, shares=settings.shares)
 
     def _enter(self, evicted: pb.Joined | None) -> None:
@@ -116,7 +116,7 @@ class Rejoining(Exchanges):
         self.rank: int = joined.worker
         self.ended: bool = joined.ended
         self.resumed: bool = joined.resumed or joined.rolled_back
-        self._state = SharedState(
+        self._state = OptimizerStateCalls(
             self._settings, self._membership, calls_of=self._service.shard, say=self._say
         )
 

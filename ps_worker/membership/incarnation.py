@@ -16,7 +16,7 @@ from ps_worker.membership.membership import Membership
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection, Peer
-from ps_worker.transport.shard_addresses import Places
+from ps_worker.transport.shard_addresses import ShardAddresses
 
 CLOSE_LIMIT_S = 0.2  # for an evicted one's connections: nothing that they still bring counts
 RECEIVED_LIMIT_S = 10.0  # for one frame to be taken; only a script's callback takes longer, after all of it
@@ -48,7 +48,7 @@ class Incarnation:
         """As whom it has joined."""
         return self.membership.joined
 
-    def connect(self, carriers: CarrierChoice, places: Places) -> None:
+    def connect(self, carriers: CarrierChoice, places: ShardAddresses) -> None:
         """Opens a connection to every shard, where it is now."""
         shards = self.joined.shards
         places.update([shard.address for shard in shards])

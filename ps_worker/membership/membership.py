@@ -31,8 +31,8 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_worker.membership.coordinator_calls import CoordinatorCalls
 from ps_worker.membership.member_stream import MemberStream
-from ps_worker.membership.round_barrier import Rounds
-from ps_worker.membership.snapshot_promise import Capture
+from ps_worker.membership.round_barrier import RoundBarrier
+from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process import stopping
 from ps_worker.process.exit_reason import sendable
 from ps_worker.process.waiting import waits
@@ -78,8 +78,8 @@ class Membership:
         self._error: PsError | None = None
         self._leaving = False
         self.live_wanted = self.position_wanted = False
-        self.capture: Capture | None = None
-        self.rounds: Rounds | None = None
+        self.capture: SnapshotPromise | None = None
+        self.rounds: RoundBarrier | None = None
         self._stream: MemberStream | None = None
         self.joined = pb.Joined()
         self.again = False

@@ -25,7 +25,7 @@ HOLD_LIMIT_S = 60.0  # then the coordinator is gone
 OUT_OF_USE = 100
 
 
-class Rounds:
+class RoundBarrier:
     """See the module's docstring. The thread that trains calls `begin`, the stream's thread the others.
 
     Attributes:

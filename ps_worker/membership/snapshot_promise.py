@@ -22,7 +22,7 @@ logger = logging.getLogger("ps_worker")
 PROMISE_LIMIT_S = 15.0  # then the coordinator, which gives the cut up before, must be gone
 
 
-class Capture:
+class SnapshotPromise:
     """See the module's docstring. The user's threads call `begin`, the stream's thread the others."""
 
     def __init__(self, clocks: Callable[[], Mapping[int, int]], state: Callable[[], bytes]) -> None:

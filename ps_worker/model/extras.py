@@ -15,7 +15,7 @@ import torch
 from ps_worker.model import model_table
 
 
-class Outside:
+class ModelExtras:
     """See the module's docstring. Used by the thread that trains."""
 
     def __init__(

@@ -25,7 +25,7 @@ from ps_wire.errors import Evicted, PsError, UsageError
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.optimizer.module_hooks import ModuleHooks, Parameters
 from ps_worker.optimizer.remote_state import StartedTable
-from ps_worker.optimizer.shown_weights import Weights
+from ps_worker.optimizer.shown_weights import ShownWeights
 
 WORTH_WAITING_BYTES = 8 << 10  # a parameter, on average: its hook takes as long as so much travels
 
@@ -33,7 +33,7 @@ WORTH_WAITING_BYTES = 8 << 10  # a parameter, on average: its hook takes as long
 @dataclass(frozen=True, slots=True)
 class _Table:
     exchange: Exchange
-    weights: Weights
+    weights: ShownWeights
     parameters: Mapping[str, torch.nn.Parameter]
     place_of: Mapping[int, int]  # id of a parameter -> its place
     partitions_of: tuple[frozenset[int], ...]  # by place
@@ -73,7 +73,7 @@ class Arrival:
     def add(self, started: StartedTable) -> None:
         """One more table, whose weights are here: parameters show them."""
         exchange, parameters = started.exchange, started.parameters
-        weights = Weights(exchange.memory, parameters)
+        weights = ShownWeights(exchange.memory, parameters)
         places: list[set[int]] = [set() for _ in parameters]
         for partition in exchange.partitions:
             for piece in exchange.plan.placements(partition):
@@ -171,7 +171,7 @@ class Arrival:
             )
 
     def check(self) -> None:
-        """See `Weights.check`; between steps."""
+        """See `ShownWeights.check`; between steps."""
         for table in self._tables:
             table.weights.check()
 

@@ -40,7 +40,7 @@ Handle = torch.utils.hooks.RemovableHandle
 Unscale: TypeAlias = Callable[[torch.Tensor], object]
 
 
-class Outgoing:
+class BucketGradients:
     """See the module's docstring.
 
     Attributes:
@@ -104,7 +104,7 @@ class Outgoing:
         for place, parameter in self._unhooked():
             self._hook(parameter, place, partial(self._note, place, on_note))
 
-    def overlap(self, on_complete: Callable[[Outgoing], None]) -> None:
+    def overlap(self, on_complete: Callable[[BucketGradients], None]) -> None:
         """Hooks that call back once the gradients of all parameters that require one are there."""
         if not self._overlaps:
             return
@@ -157,7 +157,7 @@ class Outgoing:
         self._noted[place] = (gradient, gradient._version)
 
     @_disable_dynamo
-    def _arrive(self, on_complete: Callable[[Outgoing], None], parameter: torch.Tensor) -> None:
+    def _arrive(self, on_complete: Callable[[BucketGradients], None], parameter: torch.Tensor) -> None:
         self.arrived.append(parameter)
         if not self.left and len(self.arrived) == self._awaited() == self._distinct():
             on_complete(self)

@@ -11,12 +11,12 @@ import torch
 
 from ps_worker.optimizer.bucket_gradients import Unscale
 from ps_worker.optimizer.remote_state import RemoteStateOptimizer
-from ps_worker.optimizer.table_gradients import Gradients, Mode, changed_error
+from ps_worker.optimizer.table_gradients import Mode, TableGradients, changed_error
 
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
 
-class Sending(RemoteStateOptimizer):
+class Sender(RemoteStateOptimizer):
     """See the module's docstring."""
 
     step_number: int
@@ -25,7 +25,7 @@ class Sending(RemoteStateOptimizer):
     _log: Callable[[str], None]
     _mode: Mode
     _step_weight: float | None
-    _tables: list[Gradients]
+    _tables: list[TableGradients]
     _weight: Callable[[], float]
 
     def _weigh(self) -> float:

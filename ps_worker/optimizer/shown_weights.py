@@ -39,7 +39,7 @@ _pointer_of = torch.Tensor.data_ptr
 _numel_of = torch.Tensor.numel
 
 
-class Weights:
+class ShownWeights:
     """See the module's docstring. Used by the thread that trains, but for the copy of a window."""
 
     def __init__(self, memory: TableMemory, parameters: Mapping[str, torch.nn.Parameter]) -> None:

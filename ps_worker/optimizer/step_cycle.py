@@ -17,12 +17,12 @@ import torch
 
 from ps_wire.errors import Evicted
 from ps_worker.optimizer.arrival import Arrival
-from ps_worker.optimizer.sender import Sending
+from ps_worker.optimizer.sender import Sender
 
 NO_STEP, SENDING, WAITING, ARRIVING = "no step", "sending", "waiting", "arriving"
 
 
-class Stages(Sending):
+class StepCycle(Sender):
     """See the module's docstring."""
 
     _arrival: Arrival

@@ -20,7 +20,7 @@ import torch
 from ps_wire.errors import Evicted, GradientChanged
 from ps_wire.spec.table import Hyperparameters
 from ps_worker.exchange.exchange import Exchange
-from ps_worker.optimizer.bucket_gradients import Outgoing, Unscale
+from ps_worker.optimizer.bucket_gradients import BucketGradients, Unscale
 
 SAMPLE = 16  # gradients of which a row is compared in a step: 4 us each
 REMEDY = (
@@ -36,7 +36,7 @@ class Mode(Enum):
     WAITING = "waiting"
 
 
-class Gradients:
+class TableGradients:
     """See the module's docstring.
 
     Attributes:
@@ -85,10 +85,10 @@ class Gradients:
         self._sending = sending
         self._seen: Hyperparameters | None = None  # at the first hook of a watched step
         self._turn = 0
-        self._leaving: list[Outgoing] = []  # an accelerator copies them
+        self._leaving: list[BucketGradients] = []  # an accelerator copies them
         names = list(parameters)
         self._buckets = [
-            Outgoing(exchange, bucket, self._parameters, names, as_views=as_views)
+            BucketGradients(exchange, bucket, self._parameters, names, as_views=as_views)
             for bucket in exchange.plan.buckets
         ]
         if exchange.hooks is not None:  # those of a wrap that Ctrl-C ended when they were there
@@ -235,7 +235,7 @@ class Gradients:
         if self._seen is None:
             self._seen = self._hyperparameters()
 
-    def _complete(self, bucket: Outgoing) -> None:
+    def _complete(self, bucket: BucketGradients) -> None:
         if self._syncing():
             with self._sending, suppress(Evicted):  # step() joins again
                 self._settle()
@@ -243,7 +243,7 @@ class Gradients:
                 bucket.check_whole()
                 self._leave(bucket, late=False)
 
-    def _leave(self, bucket: Outgoing, *, late: bool) -> None:
+    def _leave(self, bucket: BucketGradients, *, late: bool) -> None:
         if not self.left:
             self.exchange.set_hyperparameters(self._hyperparameters())
         bucket.leave(late=late)

@@ -22,15 +22,15 @@ from ps_wire.spec.table import Hyperparameters
 from ps_worker.model.hyperparameters import check_sizes, read_groups, sizes_of
 from ps_worker.optimizer.arrival import Arrival
 from ps_worker.optimizer.remote_state import StartedTable, StateAccess
-from ps_worker.optimizer.step_cycle import ARRIVING, NO_STEP, SENDING, Stages
-from ps_worker.optimizer.table_gradients import Gradients, Mode, changed_error
+from ps_worker.optimizer.step_cycle import ARRIVING, NO_STEP, SENDING, StepCycle
+from ps_worker.optimizer.table_gradients import Mode, TableGradients, changed_error
 from ps_worker.process import stopping
 from ps_worker.process.one_thread import OneThread
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
 
 
-class WrappedOptimizer(Stages):
+class WrappedOptimizer(StepCycle):
     """Made by `Worker.wrap`. Its `param_groups` are the wrapped optimizer's own, so schedulers work on both.
 
     Attributes:
@@ -103,7 +103,7 @@ class WrappedOptimizer(Stages):
         self._closed = closed
         self._log = log
         self._syncing = True
-        self._tables: list[Gradients] = []
+        self._tables: list[TableGradients] = []
         self._arrival = Arrival(model, report=waits or log, settle=self.settle)
         self._sizes = sizes_of(self.param_groups)
         self._stage = NO_STEP
@@ -358,7 +358,7 @@ class WrappedOptimizer(Stages):
     def _add_table(self, groups: list[int]) -> None:
         started = self._start_table([self.param_groups[index] for index in groups])
         self._arrival.add(started)
-        table = Gradients(
+        table = TableGradients(
             started.exchange,
             started.parameters,
             step=started.step,

@@ -17,7 +17,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 SEEK_LIMIT_S = 2.0
 
 
-class Places:
+class ShardAddresses:
     """See the module's docstring. Thread-safe."""
 
     def __init__(self, service: Service) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Epoch:
+class DealtEpoch:
     """See the module's docstring."""
 
     owners: dict[int, int]  # worker -> incarnation, or one of `shares`' words for it
@@ -38,7 +38,7 @@ class Epoch:
         return asdict(self) | pairs | {"begun": sorted(self.begun)}
 
     @classmethod
-    def taken_over(cls, facts: Mapping[str, Any]) -> Epoch:
+    def taken_over(cls, facts: Mapping[str, Any]) -> DealtEpoch:
         """What was handed off."""
         pairs = {name: dict(facts[name]) for name in ("owners", "starts")}
         left = [(place, first) for place, first in facts["left"]]

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from ps_server.coordinator.epochs.agreed import Agreed
-from ps_server.coordinator.epochs.epoch import Epoch
-from ps_server.coordinator.epochs.piece_usage import Dealt, Mark
+from ps_server.coordinator.epochs.epoch import DealtEpoch
+from ps_server.coordinator.epochs.piece_usage import PieceMark, PieceUsage
 from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES
 from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch
 from ps_wire.spec.epoch_use import EpochUse
@@ -25,7 +25,7 @@ NOBODY = -1  # its share was handed out before a rollback, or is left over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class EpochPiece:
     """What a worker hands out next: a share of an epoch without its first batches."""
 
     epoch: int
@@ -34,11 +34,11 @@ class Piece:
     first: int
 
 
-_Answer: TypeAlias = tuple[int, int, Piece | None]  # to an incarnation's request
+_Answer: TypeAlias = tuple[int, int, EpochPiece | None]  # to an incarnation's request
 
 
 @dataclass(slots=True)
-class Shares:
+class EpochBook:
     """See the module's docstring. Not thread-safe.
 
     Attributes:
@@ -46,16 +46,18 @@ class Shares:
     """
 
     agreed: Agreed = field(default_factory=Agreed)
-    _epochs: dict[tuple[int, int], Epoch] = field(default_factory=dict)
-    _dealt: dict[tuple[int, int], tuple[int, list[Dealt]]] = field(default_factory=dict)  # loader, worker
+    _epochs: dict[tuple[int, int], DealtEpoch] = field(default_factory=dict)
+    _dealt: dict[tuple[int, int], tuple[int, list[PieceUsage]]] = field(
+        default_factory=dict
+    )  # loader, worker
     _training: set[int] = field(default_factory=set)  # loaders of whose batches steps were made
     _live: dict[tuple[int, int], None] = field(default_factory=dict)  # epochs that are not over
     _ended: list[EpochUse] = field(default_factory=list)  # and not asked for yet
     _answers: dict[tuple[int, int], _Answer] = field(default_factory=dict)  # loader, worker: the last one
 
     def once(
-        self, loader: int, worker: int, incarnation: int, request: int, ask: Callable[[], Piece | None]
-    ) -> Piece | None:
+        self, loader: int, worker: int, incarnation: int, request: int, ask: Callable[[], EpochPiece | None]
+    ) -> EpochPiece | None:
         """What `ask` gives, once for each request: one whose answer was lost is asked again. 0: it is not."""
         known = self._answers.get((loader, worker))
         if not request or known is None or known[:2] != (incarnation, request):
@@ -73,9 +75,9 @@ class Shares:
         begins: bool = True,
         first: int = 0,
         samples: int = 0,
-        mark: Mark | None = None,
-        rest: Mark | None = None,
-    ) -> Piece | None:
+        mark: PieceMark | None = None,
+        rest: PieceMark | None = None,
+    ) -> EpochPiece | None:
         """What a worker hands out next of an epoch; None where there is nothing for it.
 
         Args:
@@ -90,7 +92,7 @@ class Shares:
             mark: how far it had come in the piece before, and its pace from now on.
             rest: how far it comes in it with the step that follows; None: no further.
         """
-        mark = mark or Mark()
+        mark = mark or PieceMark()
         self._close(loader, worker, incarnation, mark, rest or mark)
         dealt = self._epochs.get((loader, epoch)) or self._begin(loader, epoch, sharing, samples)
         if dealt.owners.get(worker) == ANY:
@@ -105,20 +107,22 @@ class Shares:
             dealt.samples, start = 0, first
         if not again:
             dealt.begun.add(worker)
-            self._take(loader, worker, incarnation, mark, Dealt(epoch=epoch, place=place, first=start))
-        return Piece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
+            self._take(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, place=place, first=start))
+        return EpochPiece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
 
-    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> Epoch:
+    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> DealtEpoch:
         places = sum(len(known.owners) for known in self._epochs.values()) + len(sharing)
         while self._epochs and (len(self._epochs) >= MAX_EPOCHS or places > MAX_PLACES):
             oldest = next(iter(self._epochs))
             places -= len(self._epochs.pop(oldest).owners)
             self._live.pop(oldest, None)
         self._live[loader, epoch] = None
-        begun = self._epochs[loader, epoch] = Epoch(dict(sharing), samples=samples)
+        begun = self._epochs[loader, epoch] = DealtEpoch(dict(sharing), samples=samples)
         return begun
 
-    def _left_over(self, loader: int, epoch: int, worker: int, incarnation: int, mark: Mark) -> Piece | None:
+    def _left_over(
+        self, loader: int, epoch: int, worker: int, incarnation: int, mark: PieceMark
+    ) -> EpochPiece | None:
         for other, number in self._live if loader in self._training else ():
             dealt = self._epochs[other, number]
             due = number == epoch or (number < epoch and not self._pieces(loader, number))
@@ -126,16 +130,16 @@ class Shares:
                 own = dealt.place(worker) if worker in dealt.owners else None
                 places = [place for place, _ in dealt.left]  # its own share first: all may come again
                 place, first = dealt.left.pop(places.index(own) if own in places else 0)
-                piece = Dealt(epoch=number, place=place, first=first, left_over=True)
+                piece = PieceUsage(epoch=number, place=place, first=first, left_over=True)
                 self._take(loader, worker, incarnation, mark, piece)
-                return Piece(epoch=number, place=place, count=len(dealt.owners), first=first)
+                return EpochPiece(epoch=number, place=place, count=len(dealt.owners), first=first)
         return None
 
     def trains(self, loader: int) -> bool:
         """Whether steps were made of its batches."""
         return loader in self._training
 
-    def mark(self, loader: int, worker: int, incarnation: int, mark: Mark) -> None:
+    def mark(self, loader: int, worker: int, incarnation: int, mark: PieceMark) -> None:
         """A worker says how far it has come, before the pushes of the step leave."""
         for piece in self._of(loader, worker, incarnation)[-1:]:
             if piece.open:
@@ -213,7 +217,7 @@ class Shares:
         """
         return [self._capture(key, epoch, clocks) for key, epoch in self._epochs.items()]
 
-    def _capture(self, key: tuple[int, int], epoch: Epoch, clocks: Mapping[int, int]) -> SavedEpoch:
+    def _capture(self, key: tuple[int, int], epoch: DealtEpoch, clocks: Mapping[int, int]) -> SavedEpoch:
         starts = {n: epoch.starts.get(n, 0) for n in epoch.owners if n not in epoch.begun}
         left, used, handed_on = list(epoch.left), epoch.used, epoch.handed_on
         for (loader, worker), (_, pieces) in self._dealt.items():
@@ -248,7 +252,7 @@ class Shares:
         self.agreed.clear()
         for entry in captured:
             key = entry.loader, entry.epoch
-            self._epochs[key] = Epoch(
+            self._epochs[key] = DealtEpoch(
                 {worker: ANY if worker in entry.starts else NOBODY for worker in entry.workers},
                 samples=entry.samples,
                 used=entry.used,
@@ -284,14 +288,18 @@ class Shares:
         """Goes on with what was handed off."""
         self.agreed.take_over(facts.get("agreed", ()))  # a release before has none
         for loader, number, epoch in facts["epochs"]:
-            self._epochs[loader, number] = Epoch.taken_over(epoch)
+            self._epochs[loader, number] = DealtEpoch.taken_over(epoch)
         for loader, worker, incarnation, pieces in facts["dealt"]:
-            self._dealt[loader, worker] = incarnation, [Dealt.taken_over(piece) for piece in pieces]
+            self._dealt[loader, worker] = incarnation, [PieceUsage.taken_over(piece) for piece in pieces]
         self._training.update(facts["training"])
         self._live.update(dict.fromkeys(map(tuple, facts["live"])))
         self._ended.extend(EpochUse(**use) for use in facts["ended"])
         for loader, worker, incarnation, request, piece in facts["answers"]:
-            self._answers[loader, worker] = incarnation, request, None if piece is None else Piece(**piece)
+            self._answers[loader, worker] = (
+                incarnation,
+                request,
+                None if piece is None else EpochPiece(**piece),
+            )
 
     # -- accounts --------------------------------------------------------------------------------------
 
@@ -310,14 +318,14 @@ class Shares:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _take(self, loader: int, worker: int, incarnation: int, mark: Mark, piece: Dealt) -> None:
-        piece.mark(Mark(step=mark.step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples))
+    def _take(self, loader: int, worker: int, incarnation: int, mark: PieceMark, piece: PieceUsage) -> None:
+        piece.mark(PieceMark(step=mark.step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples))
         pieces = self._of(loader, worker, incarnation)
         pieces.append(piece)
         del pieces[:-KEPT_PIECES]
         self._dealt[loader, worker] = incarnation, pieces
 
-    def _close(self, loader: int, worker: int, incarnation: int, mark: Mark, rest: Mark) -> None:
+    def _close(self, loader: int, worker: int, incarnation: int, mark: PieceMark, rest: PieceMark) -> None:
         for piece in self._of(loader, worker, incarnation)[-1:]:
             if piece.open:
                 if mark.batches:
@@ -325,20 +333,20 @@ class Shares:
                 piece.close(mark, rest)
                 self._count(loader, piece)
 
-    def _count(self, loader: int, piece: Dealt, sign: int = 1) -> None:
+    def _count(self, loader: int, piece: PieceUsage, sign: int = 1) -> None:
         epoch = self._epochs.get((loader, piece.epoch))
         if epoch is not None:
             epoch.used += sign * piece.used().samples
             epoch.handed_on += sign * piece.used().samples * piece.left_over
 
-    def _of(self, loader: int, worker: int, incarnation: int) -> list[Dealt]:
+    def _of(self, loader: int, worker: int, incarnation: int) -> list[PieceUsage]:
         known, pieces = self._dealt.get((loader, worker), (incarnation, []))
         return pieces if known == incarnation else []
 
     def _loaders(self, worker: int) -> list[int]:
         return [loader for loader, other in self._dealt if other == worker]
 
-    def _pieces(self, loader: int, epoch: int) -> list[tuple[int, Dealt]]:
+    def _pieces(self, loader: int, epoch: int) -> list[tuple[int, PieceUsage]]:
         """That are open, with their workers."""
         return [
             (worker, piece)

@@ -15,7 +15,7 @@ KEPT_MARKS = 256  # of a piece; who goes has at most the last few of its steps u
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class PieceMark:
     """How far a worker has come in its piece with its first `step` steps, and its pace from there.
 
     Attributes:
@@ -42,7 +42,7 @@ class Used:
 
 
 @dataclass(slots=True, kw_only=True)
-class Dealt:
+class PieceUsage:
     """See the module's docstring.
 
     Attributes:
@@ -59,31 +59,31 @@ class Dealt:
     first: int = 0
     left_over: bool = False
     open: bool = True
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[PieceMark] = field(default_factory=list)
 
     @classmethod
-    def taken_over(cls, facts: Mapping[str, Any]) -> Dealt:
+    def taken_over(cls, facts: Mapping[str, Any]) -> PieceUsage:
         """What was handed off, as `asdict` says it."""
-        return cls(**{**facts, "marks": [Mark(**mark) for mark in facts["marks"]]})
+        return cls(**{**facts, "marks": [PieceMark(**mark) for mark in facts["marks"]]})
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: PieceMark) -> None:
         """The worker says how far it has come; of what it says of one step the last counts."""
         while self.marks and self.marks[-1].step >= mark.step:
             self.marks.pop()
         self.marks.append(mark)
         del self.marks[:-KEPT_MARKS]
 
-    def close(self, mark: Mark, rest: Mark) -> None:
+    def close(self, mark: PieceMark, rest: PieceMark) -> None:
         """The worker takes no more of it; `rest` is how far it comes with the step that follows `mark`."""
         self.open = False
         for last in (mark, rest):
-            self.mark(Mark(step=last.step, batches=last.batches, samples=last.samples))
+            self.mark(PieceMark(step=last.step, batches=last.batches, samples=last.samples))
 
     def cut_off(self, clock: int) -> None:
         """The worker's steps from `clock` on do not count."""
         used = self.used(clock)
         self.open = False
-        self.mark(Mark(step=clock, batches=used.batches, samples=used.samples))
+        self.mark(PieceMark(step=clock, batches=used.batches, samples=used.samples))
 
     def used(self, clock: int | None = None) -> Used:
         """What is used when the worker's first `clock` steps are committed; None: all that it took."""

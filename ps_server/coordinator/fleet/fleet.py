@@ -1,4 +1,4 @@
-"""Orders of the coordinator, sent to all shards; what carries them out there is `carry_out`."""
+"""Orders of the coordinator, sent to all shards; what carries them out there is `execute_order`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ps_server.agreement.attendance import TableAttendance
 from ps_server.agreement.clipping import Norm
 from ps_server.coordinator.fleet.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.coordinator.fleet.decisions import Decisions
-from ps_server.coordinator.fleet.following import Answered, Following
+from ps_server.coordinator.fleet.following import Answered, FollowerStream
 from ps_server.coordinator.fleet.generations import Generations
-from ps_server.coordinator.fleet.registry import Standings
+from ps_server.coordinator.fleet.registry import ShardRegistry
 from ps_server.log import logger
 from ps_server.shard.lanes import Lanes
-from ps_server.shard.orders import carry_out, job_of
+from ps_server.shard.orders import execute_order, job_of
 from ps_server.shard.shard import Shard
 from ps_wire.errors import Fenced, PsError, ServerNotReady, ShardMismatch
 from ps_wire.frames.frame import check_protocol
@@ -38,11 +38,11 @@ MAX_HOST = 255  # characters
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
 
 
-_Sent: TypeAlias = tuple[Following, Answered]
+_Sent: TypeAlias = tuple[FollowerStream, Answered]
 _Limit: TypeAlias = float | None  # seconds
 
 
-class Shards:
+class Fleet:
     """All shards, as the coordinator reaches them. Used on the event loop only."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Shards:
         self.num_shards = own.num_shards
         self._own = own
         self._address = address
-        self._registered: dict[int, Following] = {}
-        self.standings = Standings(generations or Generations(None))
+        self._registered: dict[int, FollowerStream] = {}
+        self.standings = ShardRegistry(generations or Generations(None))
         own.generation = self.standings.generations.own
         self._complete = asyncio.Event()
         if self.num_shards == 1:
@@ -177,7 +177,7 @@ class Shards:
         if lost and self.on_lost_state is not None:
             self.on_lost_state(message.shard)
         holder = f"{one_line(message.host, MAX_HOST)}, pid {message.pid}"
-        entry = Following(message.address, holder, asyncio.Queue())
+        entry = FollowerStream(message.address, holder, asyncio.Queue())
         entry.outbox.put_nowait(pb.Order(granted=granted))
         self._registered[message.shard] = entry
         if len(self._registered) == self.num_shards - 1:
@@ -234,7 +234,7 @@ class Shards:
         for index in shards:
             entry = self._registered.get(index)
             if index == self._own.index:
-                decided = self._loop.run_in_executor(None, carry_out, self._own, order)
+                decided = self._loop.run_in_executor(None, execute_order, self._own, order)
                 watched.outcome("the decision of a step", decided, log=logger)
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
@@ -257,7 +257,7 @@ class Shards:
                     entry.outbox.put_nowait(order)
 
     def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
-        carried_out = self._lanes.submit(job_of(order), partial(carry_out, self._own, order))
+        carried_out = self._lanes.submit(job_of(order), partial(execute_order, self._own, order))
         return asyncio.wrap_future(carried_out, loop=self._loop)
 
     def raise_generation(self) -> int:

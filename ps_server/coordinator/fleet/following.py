@@ -12,7 +12,7 @@ Answered: TypeAlias = "asyncio.Future[pb.OrderDone | None]"  # None: its stream 
 
 
 @dataclass(slots=True)
-class Following:
+class FollowerStream:
     """See the module's docstring. Used on the event loop only.
 
     Attributes:

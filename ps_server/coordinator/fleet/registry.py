@@ -16,7 +16,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 
 @dataclass(slots=True)
-class Standings:
+class ShardRegistry:
     """See the module's docstring. Not thread-safe.
 
     Attributes:

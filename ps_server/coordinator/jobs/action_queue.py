@@ -17,7 +17,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 
 @dataclass(slots=True)
-class Agenda:
+class ActionQueue:
     """See the module's docstring. Not thread-safe.
 
     Attributes:

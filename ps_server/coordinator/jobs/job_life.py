@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ps_server.agreement.gate import gate_of
 from ps_server.agreement.refusals import evicted, rolled_back
-from ps_server.coordinator.epochs.epoch_book import ANY, Shares
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook
 from ps_server.coordinator.jobs.collectives import ABSENT, Collectives, Outcome
 from ps_server.coordinator.jobs.member import (
     Action,
@@ -62,7 +62,7 @@ class JobLife:
     state: JobState = JobState.WAITING
     epoch: int = 0
     has_final_state: bool = False
-    shares: Shares = field(default_factory=Shares)
+    shares: EpochBook = field(default_factory=EpochBook)
     collectives: Collectives = field(default_factory=Collectives)
     clocks: dict[int, int] = field(default_factory=dict)
     ends: dict[int, dict[int, int]] = field(default_factory=dict)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from ps_server.coordinator.fleet.fleet import ORDER_LIMIT_S, RESTART_LIMIT_S, Shards
-from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.fleet.fleet import ORDER_LIMIT_S, RESTART_LIMIT_S, Fleet
+from ps_server.coordinator.jobs.action_queue import ActionQueue
 from ps_server.coordinator.jobs.event_log import Events
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.leases import Leases
@@ -30,10 +30,10 @@ MAX_JOBS = 1024  # that have one
 ALL_TAKEN = 1 << 62  # more than anybody says
 
 
-class Room:
+class JobRunner:
     """See the module's docstring."""
 
-    def __init__(self, job: Job, shards: Shards, on_empty: Callable[[Room], None]) -> None:
+    def __init__(self, job: Job, shards: Fleet, on_empty: Callable[[JobRunner], None]) -> None:
         self.job = job
         self.events = Events(job.name)
         self.leases = Leases()
@@ -44,7 +44,7 @@ class Room:
         self._changed = asyncio.Event()
         self._shards = shards
         self._on_empty = on_empty
-        self._agenda = Agenda()
+        self._agenda = ActionQueue()
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -23,9 +23,9 @@ from typing import Any
 
 from ps_server.agreement.cut_points import clocks_of_snapshot, first_steps
 from ps_server.agreement.gate import gate_of
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.member import JobState, Member, MemberState, tell
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.state_store import CAPTURED, MAX_SAVED_BYTES, StateStore
 from ps_server.log import logger
 from ps_wire.errors import CutAborted, JobUnknown, PsError, SnapshotFailed
@@ -43,7 +43,7 @@ LOOK_S = 0.05  # between two looks at the shards
 IN_ORDER = (MemberState.FINISHING, MemberState.FINISHED, MemberState.LEAVING, MemberState.LEFT)
 
 
-class Taking:
+class SnapshotAttempt:
     """See the module's docstring.
 
     Attributes:
@@ -53,8 +53,8 @@ class Taking:
 
     def __init__(
         self,
-        room: Room,
-        shards: Shards,
+        room: JobRunner,
+        shards: Fleet,
         states: StateStore,
         store: SnapshotStore,
         *,

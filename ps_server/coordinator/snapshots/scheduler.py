@@ -12,10 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.member import JobState, Member
-from ps_server.coordinator.jobs.runner import Room
-from ps_server.coordinator.snapshots.attempt import Taking
+from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.snapshots.attempt import SnapshotAttempt
 from ps_server.coordinator.snapshots.policy import SnapshotPolicy
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
@@ -37,18 +37,18 @@ TRIES = 3  # of a cut that was disturbed
 LASTING = (JobState.RUNNING, JobState.ENDED)  # jobs of which there is something to keep
 
 
-class Takings:
+class SnapshotScheduler:
     """See the module's docstring."""
 
     def __init__(
         self,
-        shards: Shards,
-        rooms: Mapping[str, Room],
+        shards: Fleet,
+        rooms: Mapping[str, JobRunner],
         states: StateStore,
         *,
         store: SnapshotStore | None,
         policy: SnapshotPolicy,
-        lock_of: Callable[[Room], asyncio.Lock],
+        lock_of: Callable[[JobRunner], asyncio.Lock],
     ) -> None:
         """Takes `lock_of`, which gives what is held while a job is cut; `store`: None where there is none."""
         self._shards = shards
@@ -58,8 +58,8 @@ class Takings:
         self._policy = policy
         self._lock_of = lock_of
         self._numbers = itertools.count(secrets.randbits(32))
-        self._takings: dict[str, Taking] = {}
-        self._tasks: dict[str, asyncio.Task[Taking]] = {}
+        self._takings: dict[str, SnapshotAttempt] = {}
+        self._tasks: dict[str, asyncio.Task[SnapshotAttempt]] = {}
         self._last: dict[str, tuple[int, float]] = {}  # job -> step and time of its last one
         self._tables: dict[str, int] = {}  # job -> tables that had started at its last one
         self._errors: dict[str, PsError] = {}
@@ -82,17 +82,17 @@ class Takings:
     # -- what members say, and what becomes of them ----------------------------------------------------
 
     def ready(self, job: str, member: Member, message: pb.CutReady) -> None:
-        """See `Taking.ready`."""
+        """See `SnapshotAttempt.ready`."""
         if job in self._takings:
             self._takings[job].ready(member, message)
 
     def captured(self, job: str, member: Member, message: pb.CutCaptured) -> None:
-        """See `Taking.captured`."""
+        """See `SnapshotAttempt.captured`."""
         if job in self._takings:
             self._takings[job].captured(member, message)
 
     def gone(self, job: str, member: Member) -> None:
-        """See `Taking.gone`."""
+        """See `SnapshotAttempt.gone`."""
         if job in self._takings:
             self._takings[job].gone(member)
 
@@ -167,7 +167,7 @@ class Takings:
             )
         return self._store
 
-    def _start(self, room: Room) -> Taking:
+    def _start(self, room: JobRunner) -> SnapshotAttempt:
         """The one that is being taken, else another one."""
         name = room.job.name
         if name in self._barred:
@@ -179,8 +179,8 @@ class Takings:
             watched.outcome(f"a snapshot of job {name}", task, log=logger)  # the periodic ones nobody awaits
         return self._takings[name]
 
-    def _make(self, room: Room) -> Taking:
-        return Taking(
+    def _make(self, room: JobRunner) -> SnapshotAttempt:
+        return SnapshotAttempt(
             room,
             self._shards,
             self._states,
@@ -189,7 +189,7 @@ class Takings:
             keep=self._policy.keep,
         )
 
-    async def _take(self, room: Room, taking: Taking) -> Taking:
+    async def _take(self, room: JobRunner, taking: SnapshotAttempt) -> SnapshotAttempt:
         """The last of its tries."""
         name = room.job.name
         began_s = time.monotonic()
@@ -252,12 +252,12 @@ class Takings:
             if bug is not None:
                 raise bug
 
-    def _may_be_due(self, room: Room) -> bool:
+    def _may_be_due(self, room: JobRunner) -> bool:
         known = self._rooms.get(room.job.name) is room
         busy = room.job.name in self._takings or room.job.name in self._barred
         return known and not busy and room.job.state in LASTING
 
-    def _is_due(self, room: Room, step: int) -> bool:
+    def _is_due(self, room: JobRunner, step: int) -> bool:
         name = room.job.name
         if not self._may_be_due(room):  # any more: another thread has looked at the step
             return False
@@ -276,7 +276,7 @@ class Takings:
             return step // every_steps > last_step // every_steps
         return now_s - last_s >= every_s and step > last_step
 
-    async def _step_of(self, room: Room) -> int:
+    async def _step_of(self, room: JobRunner) -> int:
         """The largest step that anybody who is here has begun, as this process sees it."""
         here = {member.worker for member in room.job.roster.here()}
         steps = [progress.step for worker, progress in room.progress.items() if worker in here]

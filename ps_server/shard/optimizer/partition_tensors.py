@@ -13,7 +13,7 @@ import torch
 
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
 from ps_server.shard.optimizer.splitter import Splitter
-from ps_server.shard.optimizer.versioned_weights import Weights
+from ps_server.shard.optimizer.versioned_weights import VersionedWeights
 from ps_wire.errors import PsError
 from ps_wire.frames.buffer import bytes_of
 from ps_wire.frames.carrier import Message
@@ -23,7 +23,7 @@ from ps_wire.spec.plan import Piece
 from ps_wire.spec.table import Group
 
 
-class CellValues:
+class PartitionTensors:
     """See the module's docstring.
 
     Attributes:
@@ -40,7 +40,7 @@ class CellValues:
         optimizer: Callable[[Sequence[torch.Tensor]], PieceOptimizer],
     ) -> None:
         """Takes `weights`, shape (E,), over; `optimizer` makes one for P pieces."""
-        self._weights = Weights(weights)
+        self._weights = VersionedWeights(weights)
         self._pieces = self.cuts = tuple(pieces)
         self._whose: list[int] | None = None  # piece of each cut; None: they are the pieces
         self._split = Splitter(pieces, weights.numel())
@@ -105,7 +105,7 @@ class CellValues:
         return sum(kept.nbytes for kept in self._kept.values())
 
     def sent(self, reply: Message) -> None:
-        """See `Weights.sent`."""
+        """See `VersionedWeights.sent`."""
         self._weights.sent(reply)
 
     def load(self, values: torch.Tensor) -> None:
@@ -117,7 +117,7 @@ class CellValues:
         self.now.copy_(values)
 
     def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
-        """See `Weights.double`."""
+        """See `VersionedWeights.double`."""
         self._weights.double(halves, version, loaded=loaded)
         self.doubled = True
         self._rebind()

@@ -23,7 +23,7 @@ import torch
 from ps_wire.frames.carrier import Message
 
 
-class Weights:
+class VersionedWeights:
     """See the module's docstring.
 
     Attributes:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from ps_server.agreement.attendance import Late
 from ps_server.agreement.gate import Gate
-from ps_server.agreement.tally import Standing
+from ps_server.agreement.tally import CellStanding
 from ps_server.shard.partition.inputs import Action, Answer, Contribution, Pull
-from ps_server.shard.partition.machine import Partition, _Member
+from ps_server.shard.partition.machine import StepMachine, _Member
 
 
 @dataclass(slots=True)
-class BackupPartition(Partition):
+class BackupStepMachine(StepMachine):
     """See the module's docstring. Not thread-safe: one input at a time."""
 
     _chosen: frozenset[int] | None = None
@@ -32,7 +32,7 @@ class BackupPartition(Partition):
         return self.version + (self._chosen is not None)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> CellStanding:
         """Who is there, on this partition."""
         step = self.open_step
         here = frozenset(self._staged) if self._chosen is None else frozenset[int]()
@@ -47,7 +47,7 @@ class BackupPartition(Partition):
             for worker, it in live.items()
             if it.late and worker in self._waiting
         ]
-        return Standing(
+        return CellStanding(
             step=step,
             here=here,
             members=frozenset(members),
@@ -56,8 +56,8 @@ class BackupPartition(Partition):
         )
 
     def begun(self) -> dict[int, int]:
-        """See `Partition.begun`; nobody pushes a step that is chosen any more."""
-        return {worker: max(step, self.open_step) for worker, step in Partition.begun(self).items()}
+        """See `StepMachine.begun`; nobody pushes a step that is chosen any more."""
+        return {worker: max(step, self.open_step) for worker, step in StepMachine.begun(self).items()}
 
     def needs(self) -> frozenset[int]:
         """Versions of which somebody may still ask for the weights, the newest perhaps among them."""
@@ -94,9 +94,9 @@ class BackupPartition(Partition):
         return self._answer(now_s)
 
     def decide(self, step: int, workers: frozenset[int], scale: float, now_s: float) -> list[Action]:
-        """See `Partition.decide`: of a chosen step."""
+        """See `StepMachine.decide`: of a chosen step."""
         self._chosen = None
-        return Partition.decide(self, step, workers, scale, now_s)
+        return StepMachine.decide(self, step, workers, scale, now_s)
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -141,6 +141,6 @@ class BackupPartition(Partition):
         return Answer(pulls=tuple(pulls), version=version, clocks=self.clocks)
 
 
-def machine_of(gate: Gate) -> Partition:
+def machine_of(gate: Gate) -> StepMachine:
     """The state machine of a partition behind this gate."""
-    return BackupPartition(gate) if gate.backup else Partition(gate)
+    return BackupStepMachine(gate) if gate.backup else StepMachine(gate)

@@ -18,9 +18,9 @@ from functools import partial
 import torch
 
 from ps_server.agreement.clipping import Clipping
-from ps_server.agreement.tally import Quorum
+from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer.mean import Scratch, is_plain, widened
-from ps_server.shard.optimizer.partition_tensors import CellValues
+from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
 from ps_server.shard.partition.cell_cut import CutCell
 from ps_server.shard.partition.cell_members import CellMembers
@@ -34,8 +34,8 @@ from ps_server.shard.partition.machine import (
     Complete,
     Contribution,
     Ledger,
-    Partition,
     Pull,
+    StepMachine,
 )
 from ps_server.shard.partition.replies import Replies
 from ps_server.shard.partition.screening import Screen
@@ -78,10 +78,10 @@ class Cell(CellMembers, CellScreening):
         weights: torch.Tensor,
         pieces: Sequence[Piece],
         optimizer: Callable[[Sequence[torch.Tensor]], PieceOptimizer],
-        machine: Partition,
+        machine: StepMachine,
         screen: Screen,
         clipping: Clipping | None = None,
-        quorum: Quorum | None = None,
+        quorum: StepTally | None = None,
         later: Callable[[Callable[[], None]], None] = lambda close: close(),
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them.
@@ -93,7 +93,7 @@ class Cell(CellMembers, CellScreening):
         self.cut = CutCell(machine, pulled=self._read)
         self.group = group
         self.pieces = tuple(pieces)
-        self.values = CellValues(weights, self.pieces, optimizer)
+        self.values = PartitionTensors(weights, self.pieces, optimizer)
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
@@ -131,7 +131,7 @@ class Cell(CellMembers, CellScreening):
         Raises:
             NonFiniteGradient: one that this worker pushed before was not applied.
             HyperparametersDiffer: an earlier step did not take this worker's, which is strict.
-            FrameRefused: as `Partition.push`.
+            FrameRefused: as `StepMachine.push`.
         """
         with self.lock, trace.span("stage", self._index, contribution):
             again = partial(self.push, contribution, outlet, now_s, scratch)
@@ -156,7 +156,7 @@ class Cell(CellMembers, CellScreening):
             self._carry_out(actions, now_s, scratch)
 
     def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
-        """A member asks for the weights. Raises what `Partition.pull` raises."""
+        """A member asks for the weights. Raises what `StepMachine.pull` raises."""
         with self.lock, trace.span("take a pull", self._index, pull):
             again = partial(self.pull, pull, outlet, scratch)
             if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
@@ -190,7 +190,7 @@ class Cell(CellMembers, CellScreening):
             outlet.send(self._read(step, ended=ended))
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
-        """See `Partition.join`."""
+        """See `StepMachine.join`."""
         with self.lock:
             self.cut.leave(worker)
             self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
@@ -225,12 +225,12 @@ class Cell(CellMembers, CellScreening):
             self.cut.wait_for(reader, number, outlet)
 
     def export_state(self) -> list[State]:
-        """See `CellValues.export_state`."""
+        """See `PartitionTensors.export_state`."""
         with self.lock:
             return self.values.export_state()
 
     def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
-        """See `CellValues.import_state`."""
+        """See `PartitionTensors.import_state`."""
         with self.lock:
             self.values.import_state(states, cuts)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from ps_server.agreement.cut_points import workers_beyond
 from ps_server.shard.partition.cut import Cut, CutKey
-from ps_server.shard.partition.machine import Partition
+from ps_server.shard.partition.machine import StepMachine
 from ps_wire.errors import CutAborted, PsError
 from ps_wire.frames.carrier import Message, Outlet
 
@@ -17,7 +17,7 @@ from ps_wire.frames.carrier import Message, Outlet
 class CutCell:
     """The cut of one cell. Its owner calls everything under the cell's lock, which must be reentrant."""
 
-    def __init__(self, machine: Partition, *, pulled: Callable[[int], Message]) -> None:
+    def __init__(self, machine: StepMachine, *, pulled: Callable[[int], Message]) -> None:
         """Takes `pulled`, which makes the weights as they are the answer to the cut of a number."""
         self._cut = Cut(machine)
         self._pulled = pulled

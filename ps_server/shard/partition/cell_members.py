@@ -1,7 +1,7 @@
 """What the coordinator names for one cell: members that come and go while others train, chosen steps.
 
-A base of `Cell`, whose lock and actions it uses: see `Partition` and `BackupPartition`. It must not know why
-a change takes effect at the step that is named.
+A base of `Cell`, whose lock and actions it uses: see `StepMachine` and `BackupStepMachine`. It must not know
+why a change takes effect at the step that is named.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ps_server.agreement.attendance import Choice, Choose
-from ps_server.agreement.tally import Quorum
+from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer.mean import Scratch
-from ps_server.shard.partition.backup_machine import BackupPartition
-from ps_server.shard.partition.machine import Action, Contribution, Partition
+from ps_server.shard.partition.backup_machine import BackupStepMachine
+from ps_server.shard.partition.machine import Action, Contribution, StepMachine
 from ps_wire.frames.carrier import Outlet
 from ps_wire.process import trace
 
 if TYPE_CHECKING:
-    from ps_server.shard.optimizer.partition_tensors import CellValues
+    from ps_server.shard.optimizer.partition_tensors import PartitionTensors
     from ps_server.shard.partition.cell_cut import CutCell
 
 
@@ -28,20 +28,20 @@ class CellMembers:
     """See the module's docstring."""
 
     lock: threading.RLock
-    machine: Partition
+    machine: StepMachine
     cut: CutCell
-    values: CellValues
+    values: PartitionTensors
     _outlets: dict[int, Outlet]
     _lent: dict[int, Contribution]
     _held: int | None
     _index: int
-    _quorum: Quorum | None
+    _quorum: StepTally | None
 
     def _carry_out(self, actions: Sequence[Action], now_s: float, scratch: Scratch) -> None:
         raise NotImplementedError
 
     def prepare(self, worker: int, incarnation: int) -> int:
-        """See `Partition.prepare`."""
+        """See `StepMachine.prepare`."""
         with self.lock:
             self.cut.leave(worker)
             first = self.machine.prepare(worker, incarnation)
@@ -49,7 +49,7 @@ class CellMembers:
             return first
 
     def leave(self, worker: int, incarnation: int, now_s: float, scratch: Scratch) -> int:
-        """See `Partition.leave`; returns the newest clock seen here.
+        """See `StepMachine.leave`; returns the newest clock seen here.
 
         From then on the worker may do with its memory what it likes: what counts of it is copied.
         """
@@ -60,7 +60,7 @@ class CellMembers:
             return self.machine.newest_clock
 
     def fence(self, worker: int, incarnation: int) -> int | None:
-        """See `Partition.fence`; nothing is sent to the worker any more, nor written to its memory."""
+        """See `StepMachine.fence`; nothing is sent to the worker any more, nor written to its memory."""
         with self.lock:
             clock = self.machine.fence(worker, incarnation)
             if clock is not None:
@@ -71,7 +71,7 @@ class CellMembers:
 
     @trace.traced("evict")
     def evict(self, worker: int, incarnation: int, limit: int, now_s: float, scratch: Scratch) -> int:
-        """See `Partition.evict`; returns the newest clock seen here.
+        """See `StepMachine.evict`; returns the newest clock seen here.
 
         What counts of the worker is copied, for it uses its memory again once it has joined again. A clipped
         step that waits for its scale is looked at again: the worker may have had a part in its norm.
@@ -83,10 +83,10 @@ class CellMembers:
             return self.machine.newest_clock
 
     def choose(self, choice: Choice, now_s: float, scratch: Scratch) -> None:
-        """See `BackupPartition.choose` and `catch_up`."""
+        """See `BackupStepMachine.choose` and `catch_up`."""
         with self.lock:
             machine = self.machine
-            assert isinstance(machine, BackupPartition), "only backup workers have their steps chosen"
+            assert isinstance(machine, BackupStepMachine), "only backup workers have their steps chosen"
             if isinstance(choice, Choose):
                 actions = machine.choose(choice.step, choice.workers, now_s)
             else:
@@ -101,7 +101,7 @@ class CellMembers:
 
     def _stands(self) -> None:
         """With backup workers: who is there may have changed, and which weights are needed."""
-        if self._quorum is not None and isinstance(self.machine, BackupPartition):
+        if self._quorum is not None and isinstance(self.machine, BackupStepMachine):
             self._quorum.stands(self._index, self.machine.standing)
             self.values.keep_only(self.machine.needs())
 

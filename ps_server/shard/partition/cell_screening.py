@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ps_server.shard.optimizer.mean import Mean, Scratch, mean
-from ps_server.shard.partition.machine import Contribution, Partition
+from ps_server.shard.partition.machine import Contribution, StepMachine
 from ps_server.shard.partition.screening import Screen, first_nonfinite, looks_finite
 from ps_wire.errors import PsError
 from ps_wire.spec.plan import Piece
@@ -24,7 +24,7 @@ class CellScreening:
     """
 
     pieces: tuple[Piece, ...]
-    machine: Partition
+    machine: StepMachine
     _index: int
     _screen: Screen
     _failed: dict[int, tuple[int, PsError]]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ps_server.shard.partition.machine import Partition
+from ps_server.shard.partition.machine import StepMachine
 
 CutKey: TypeAlias = tuple[int, int]  # reader, number of its cut
 
@@ -41,7 +41,7 @@ class Kept:
 class Cut:
     """See the module's docstring. Not thread-safe: one input at a time, under the lock of its machine."""
 
-    machine: Partition
+    machine: StepMachine
     key: CutKey | None = None
     _limits: Mapping[int, int] | None = None
     _kept: list[Kept] = field(default_factory=list)

@@ -31,7 +31,7 @@ from ps_server.agreement.gate import Gate
 from ps_server.shard.partition.inputs import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Pull
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
-__all__ = ["Ack", "Action", "Answer", "Apply", "Complete", "Contribution", "Ledger", "Partition", "Pull"]
+__all__ = ["Ack", "Action", "Answer", "Apply", "Complete", "Contribution", "Ledger", "StepMachine", "Pull"]
 
 MAX_TAU = 65_535  # larger version stalenesses are counted as this: the histogram stays bounded
 
@@ -47,7 +47,7 @@ class _Member:
 
 
 @dataclass(slots=True)
-class Partition:
+class StepMachine:
     """See the module's docstring. Not thread-safe: one input at a time."""
 
     gate: Gate
@@ -87,7 +87,7 @@ class Partition:
         return {item.worker: item.step + 1 for item in self.staged} | dict(self.clocks)
 
     def needs(self) -> frozenset[int]:
-        """Versions of which the weights have to be kept when others follow: see `BackupPartition`."""
+        """Versions of which the weights have to be kept when others follow: see `BackupStepMachine`."""
         return frozenset()
 
     # -- inputs --------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 A step may be taken on some partitions of a parameter only: a gradient that is not finite there is withheld, a
 push is dropped that is too late there. Where a table is cut over other shards, parts with different counters
-come to lie in one partition, as pieces of their own (`CellValues.import_state`). Who asks for one state of a
-plan's piece gets this. It must not know partitions or workers.
+come to lie in one partition, as pieces of their own (`PartitionTensors.import_state`). Who asks for one state
+of a plan's piece gets this. It must not know partitions or workers.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ what is staged, the hyper-parameters that pushes refer to by number, and errors 
 A snapshot's partition is taken at the moment of its cut: nothing is staged, and its members are history. A
 hand-off takes a table as it stands (`going_on=True`), and only its successor may use it (`going_on=True`).
 
-A friend of `Partition`, `Cell` and `ShardTable`: the one place that sees all they hold as a whole.
+A friend of `StepMachine`, `Cell` and `ShardTable`: the one place that sees all they hold as a whole.
 `table_state_codec` has the values' bytes. It must not know files, jobs or the coordinator.
 """
 
@@ -29,7 +29,7 @@ import torch
 
 from ps_server.shard.optimizer.piece_optimizer import State
 from ps_server.shard.partition.cell import Cell
-from ps_server.shard.partition.machine import Contribution, Ledger, Partition, _Member
+from ps_server.shard.partition.machine import Contribution, Ledger, StepMachine, _Member
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import PayloadMismatch, PsError
 from ps_wire.process import trace
@@ -61,7 +61,7 @@ class CellState:
 
     Attributes:
         weights: shape (E,), padding included.
-        pieces: P, or more where parts of one have counted different steps: see `CellValues.cuts`.
+        pieces: P, or more where parts of one have counted different steps: see `PartitionTensors.cuts`.
         optimizer: their states, as `PieceOptimizer.export_state` gives them.
         staged: contributions with a `Gradient` of their own memory, or abstentions; in rank order.
         owed: worker -> (incarnation, what it is told at its next step).
@@ -118,7 +118,7 @@ def capture_cell(cell: Cell, *, going_on: bool = False) -> CellState:
         )
 
 
-def _capture_machine(machine: Partition, hyper_mismatches: int) -> MachineState:
+def _capture_machine(machine: StepMachine, hyper_mismatches: int) -> MachineState:
     return MachineState(
         version=machine.version,
         newest_clock=machine.newest_clock,
@@ -186,7 +186,7 @@ def restore_cell(cell: Cell, state: CellState, *, going_on: bool = False) -> Non
             cell._failed.update(state.owed)
 
 
-def _restore_machine(machine: Partition, state: MachineState) -> None:
+def _restore_machine(machine: StepMachine, state: MachineState) -> None:
     machine.version = state.version
     machine.newest_clock = state.newest_clock
     machine.mixed_steps = state.mixed_steps

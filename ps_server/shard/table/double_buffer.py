@@ -34,7 +34,7 @@ class Region:
         return torch.frombuffer(memory, dtype=dtype, count=partition.numel, offset=start)
 
 
-class Halves:
+class DoubleBuffer:
     """See the module's docstring. The memory lives as long as a tensor of it, or a worker that maps it.
 
     Attributes:

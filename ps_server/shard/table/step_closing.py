@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from ps_server.agreement.attendance import Attendance, Choice, Choose, TableAttendance
 from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.clipping import Clipping, Norm, coefficient
-from ps_server.agreement.tally import Quorum
+from ps_server.agreement.tally import StepTally
 from ps_server.log import logger
 from ps_server.shard.optimizer.mean import Scratch
-from ps_server.shard.partition.backup_machine import BackupPartition
+from ps_server.shard.partition.backup_machine import BackupStepMachine
 from ps_wire.errors import InternalError
 from ps_wire.spec.table import TableSpec
 
@@ -40,7 +40,7 @@ class TableClosing:
     _scratch: Scratch
     _clipping: Clipping | None
     _report: Callable[[Norm], None] | None
-    _quorum: Quorum | None
+    _quorum: StepTally | None
     _attend: Callable[[TableAttendance], None] | None
     _chooser: Chooser | None
     _submit: Callable[[Callable[[], None]], None] | None
@@ -77,7 +77,7 @@ class TableClosing:
     def choose_from_here(self) -> None:
         """Its state was put into it: where this shard chooses alone, the next is the open step."""
         machines = [cell.machine for cell in self._cells.values()]
-        step = max((it.open_step for it in machines if isinstance(it, BackupPartition)), default=0)
+        step = max((it.open_step for it in machines if isinstance(it, BackupStepMachine)), default=0)
         if self._chooser is not None and step > 0:
             self._chooser.last = Choose(step=step - 1, workers=frozenset())  # no cell asks for that
 
@@ -92,7 +92,7 @@ class TableClosing:
             self._report_attendance(self._quorum)
         self._close_clipped()
 
-    def _report_attendance(self, quorum: Quorum) -> None:
+    def _report_attendance(self, quorum: StepTally) -> None:
         with self._deciding:  # reports leave in the order in which they came about
             while (report := quorum.take()) is not None:
                 if self._attend is not None:

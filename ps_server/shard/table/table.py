@@ -19,7 +19,7 @@ from ps_server.agreement.attendance import TableAttendance
 from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.clipping import Clipping, Norm, holders
 from ps_server.agreement.gate import Gate
-from ps_server.agreement.tally import Quorum
+from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.mean import Scratch
 from ps_server.shard.partition.backup_machine import machine_of
@@ -28,7 +28,7 @@ from ps_server.shard.partition.gradient import Gradient
 from ps_server.shard.partition.machine import Contribution, Ledger, Pull
 from ps_server.shard.partition.screening import Screen
 from ps_server.shard.table.cuts import CutTable
-from ps_server.shard.table.double_buffer import Halves, Region
+from ps_server.shard.table.double_buffer import DoubleBuffer, Region
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
 from ps_server.shard.table.table_members import TableMembers
 from ps_wire.errors import (
@@ -93,7 +93,7 @@ class ShardTable(TableMembers):
         self._gate = gate
         self._lock = threading.Lock()
         self._deciding = threading.RLock()
-        self._halves: Halves | None = None
+        self._halves: DoubleBuffer | None = None
         self._scratch = Scratch()
         self._hyper = KeptHyperparameters()
         self._warned_hyper = False
@@ -104,7 +104,7 @@ class ShardTable(TableMembers):
         self._submit = submit
         alone = holders(self.plan) == (shard,)
         self._report = None if alone else report
-        self._quorum = Quorum(len(partitions), gate.backup) if gate.backup and partitions else None
+        self._quorum = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
         self._attend = None if alone else attend
         self._chooser = Chooser(gate.backup, (0,)) if alone else None
         screen = Screen(nonfinite, job=job, spec=spec)
@@ -133,18 +133,18 @@ class ShardTable(TableMembers):
         for cell in self._cells.values():
             cell.forget(outlet)
 
-    def halves(self) -> Halves:
+    def halves(self) -> DoubleBuffer:
         """The weights in two halves, for workers to map; from the first call on they lie there.
 
         Raises:
             FrameRefused: the job is not plain `bsp`.
-            OSError: see `Halves`.
+            OSError: see `DoubleBuffer`.
         """
         if not self._gate.aggregates or self._gate.backup:
             raise FrameRefused(f"the weights of table {self.spec.number} are mapped under plain bsp only")
         with self._lock:
             if self._halves is None:
-                self._halves = Halves(self.plan, self._shard)
+                self._halves = DoubleBuffer(self.plan, self._shard)
                 for index, cell in self._cells.items():
                     cell.double(self._halves.of(self.plan.partition(index)))
             return self._halves

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from ps_server.log import logger
-from ps_server.rpc.greeting import HELLO_LIMIT_S, Strangers
+from ps_server.rpc.greeting import HELLO_LIMIT_S, Greeting
 from ps_server.shard.shard import TOKEN_BYTES, Shard
 from ps_server.shard.transport.outbox import Outbox
 from ps_server.shard.transport.session import Session
@@ -63,7 +63,7 @@ class DataStreams:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._strangers = Strangers(shard.count_refused)
+        self._strangers = Greeting(shard.count_refused)
         self._open: set[Outbox] = set()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ps_server.log import logger
-from ps_server.shard.table.double_buffer import Halves
+from ps_server.shard.table.double_buffer import DoubleBuffer
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import FrameRefused
 from ps_wire.frames import frame as wire
@@ -138,7 +138,7 @@ class SharedRegions:
             np.copyto(target, source)
 
 
-def halves_of(table: ShardTable) -> Halves | None:
+def halves_of(table: ShardTable) -> DoubleBuffer | None:
     """A table's halves; None, with a word in the log, where there is no memory for them."""
     try:
         return table.halves()

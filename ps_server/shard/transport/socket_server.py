@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 from ps_server.log import logger
-from ps_server.rpc.greeting import Strangers
+from ps_server.rpc.greeting import Greeting
 from ps_server.shard.shard import Shard
 from ps_server.shard.transport.socket_connection import CLOSE_LIMIT_S, SocketConnection
-from ps_server.shard.transport.tls_pairing import Pairing
+from ps_server.shard.transport.tls_pairing import TlsPairing
 from ps_wire.access.certificates import TlsFolder
 from ps_wire.errors import StrangerRefused, Unavailable
 from ps_wire.frames.carrier import Carrier
@@ -61,12 +61,12 @@ class SocketServer:
         self._shard = shard
         self._lock = threading.Lock()
         self._connections: set[SocketConnection] = set()
-        self.strangers = {name: Strangers(shard.count_refused) for name in (Carrier.UDS, Carrier.TCP)}
+        self.strangers = {name: Greeting(shard.count_refused) for name in (Carrier.UDS, Carrier.TCP)}
         self._exhausted = False
         self._folder: Path | None = None
         self._stopping = threading.Event()
         self._pairing = (
-            Pairing(tls, shard, self.strangers[Carrier.TCP], on_pair=self._paired)
+            TlsPairing(tls, shard, self.strangers[Carrier.TCP], on_pair=self._paired)
             if tls is not None
             else None
         )

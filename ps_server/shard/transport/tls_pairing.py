@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ps_server.log import logger
-from ps_server.rpc.greeting import HELLO_LIMIT_S, Strangers
+from ps_server.rpc.greeting import HELLO_LIMIT_S, Greeting
 from ps_server.shard.shard import Shard
 from ps_wire.access.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, FrameMalformed, TlsRefused
@@ -30,14 +30,14 @@ REFUSAL_LIMIT_S = 1.0  # for who is refused in frames to read it
 FRAME_MAGIC = wire.MAGIC.to_bytes(4, "little")
 
 
-class Pairing:
+class TlsPairing:
     """See the module's docstring."""
 
     def __init__(
         self,
         tls: TlsFolder,
         shard: Shard,
-        strangers: Strangers,
+        strangers: Greeting,
         *,
         on_pair: Callable[[TlsSocket], None],
     ) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ps_server.agreement.gate import gate_of
-from ps_server.shard.partition.machine import Ack, Action, Answer, Complete, Contribution, Partition, Pull
+from ps_server.shard.partition.machine import Ack, Action, Answer, Complete, Contribution, Pull, StepMachine
 
 
-class Alone(Partition):
+class Alone(StepMachine):
     """A machine whose caller decides each step as soon as it is complete."""
 
     def join(self, worker: int, incarnation: int, clock: int, now_s: float) -> list[Action]:
@@ -29,7 +29,7 @@ class Alone(Partition):
         return closed
 
 
-def partition(model, members=(0, 1), kind=Alone) -> Partition:
+def partition(model, members=(0, 1), kind=Alone) -> StepMachine:
     made = kind(gate_of(model))
     for worker in members:
         assert made.join(worker, 1, 0, 0.0) == []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import Action, Member, ToMember, TwoRounds
-from ps_server.shard.orders import carry_out
+from ps_server.shard.orders import execute_order
 from ps_server.shard.shard import Shard
 from ps_wire.errors import PsError
 from ps_wire.frames.messages import refused_from_proto
@@ -37,7 +37,7 @@ class Desk:
     Attributes:
         told: what each incarnation of each worker was sent, in order.
         orders: what the shards were told, by kind.
-        held: orders wait until `carry_out` is called.
+        held: orders wait until `execute_order` is called.
         clocks: what shards answer to a removal.
         refusals: orders that were refused, and why.
     """
@@ -135,7 +135,7 @@ class Desk:
         """Whether actions wait."""
         return bool(self._actions)
 
-    def carry_out(self, error: PsError | None = None) -> None:
+    def execute_order(self, error: PsError | None = None) -> None:
         """Delivers up to the next order, and has the shards carry that one out, or refuse it."""
         while self._actions:
             action = self._actions.popleft()
@@ -167,7 +167,7 @@ class Desk:
         clocks: dict[int, int] = {}
         extreme = min if least else max
         for shard in self._shards:
-            done = carry_out(shard, order)
+            done = execute_order(shard, order)
             if done.HasField("refused"):
                 return refused_from_proto(done.refused)
             for number, clock in done.clocks.items():

@@ -1,7 +1,7 @@
 """One input to a coordinator in a search of all states of the service, and what comes out of it.
 
 Carried out here is what waits for something in between: an order for the answers of all shards, as
-`Shards.order` sends it, a recovery for all shards to follow, as `Recovery` goes about it.
+`Fleet.order` sends it, a recovery for all shards to follow, as `Recovery` goes about it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CoordinatorVisit(MemberVisit):
         order, boot, answers = self.sent
         if boot == self.shards.standings.known[1][0]:
             self.outputs.append(("order", (1,), order))
-        else:  # as `Shards._answer`
+        else:  # as `Fleet._answer`
             gone = refused_to_proto(ServerNotReady("shard 1 is gone"))
             self.sent = order, boot, (answers[0], pb.OrderDone(refused=gone).SerializeToString())
             self._answered()
@@ -68,20 +68,20 @@ class CoordinatorVisit(MemberVisit):
         self._order(restoration(self.of.saved[snapshot], self.shards.raise_generation()))
 
     def _on_report(self, shard: int, text: bytes) -> None:
-        """As `Shards.attended`; a shard that does not follow is not heard."""
+        """As `Fleet.attended`; a shard that does not follow is not heard."""
         if shard > 0 and shard not in self.shards._registered:
             return
         attended = attendance_from_proto(pb.Attendance.FromString(text))
         self._send(self.shards._choices.reported(shard, attended))
 
     def _send(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
-        """As `Shards._send_choices`."""
+        """As `Fleet._send_choices`."""
         for order, shards in choices:
             there = tuple(shard for shard in shards if shard == 0 or shard in self.shards._registered)
             self.outputs.append(("order", there, order.SerializeToString(deterministic=True)))
 
     def _order(self, order: pb.Order) -> None:
-        """As `Shards.order`."""
+        """As `Fleet.order`."""
         kind = order.WhichOneof("kind") or ""
         if kind in FIRST_ROUNDS:
             self.shards._choices.hold(JOB)
@@ -98,12 +98,12 @@ class CoordinatorVisit(MemberVisit):
         self.outputs.append(("order", (0, 1), text))
 
     def _on_missed(self, shard: int) -> None:
-        """As `Shards._answer_once`, when a limit is over."""
+        """As `Fleet._answer_once`, when a limit is over."""
         assert self.sent is not None
         self._on_done(shard, refusal_of(self.sent[0]))
 
     def _on_done(self, shard: int, text: bytes) -> None:
-        """As `Shards.answered`: an answer that nobody waits for any more is not news."""
+        """As `Fleet.answered`: an answer that nobody waits for any more is not news."""
         if self.sent is None or self.sent[2][shard] is not None:
             return
         order, boot, answers = self.sent
@@ -170,7 +170,7 @@ class CoordinatorVisit(MemberVisit):
     # -- what follows --------------------------------------------------------------------------------
 
     def settle(self, *, answers: bool = False) -> None:
-        """As `Room._run`, until an order is under way; members hear what they may as well hear now."""
+        """As `JobRunner._run`, until an order is under way; members hear what they may as well hear now."""
         while self.room is not None:
             self.hear_at_once()
             if self.sent is not None and answers:

@@ -1,8 +1,8 @@
 """What a search of all states of the service knows of coordinators: their states, as values.
 
 A node is what a coordinator has in one state: its job with members and mailboxes, kept as what it hands off
-when it stops (`coordinator_state`); its agenda; who its shards are (`Shards`, `Standings`); whether the job
-is going back (`Recovery`). `search_coordinator_visits` has what an input does, `search_coordinator_nodes`
+when it stops (`coordinator_state`); its agenda; who its shards are (`Fleet`, `ShardRegistry`); whether the
+job is going back (`Recovery`). `search_coordinator_visits` has what an input does, `search_coordinator_nodes`
 all nodes that were met.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from ps_server.coordinator.fleet.choices import Choices
 from ps_server.coordinator.fleet.generations import Generations
-from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.jobs.action_queue import ActionQueue
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import Action
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -44,7 +44,7 @@ class OnDisk(Generations):
         return True
 
 
-class Desk(Room):
+class Desk(JobRunner):
     """A room whose agenda the search carries out."""
 
     def do(self, actions: Sequence[Action]) -> None:
@@ -66,7 +66,7 @@ class CoordinatorNode:
 
     number: int
     room: dict[str, Any] | None
-    agenda: Agenda
+    agenda: ActionQueue
     standings: Mapping[int, tuple[bytes, int]]
     last: int
     own: int

@@ -12,17 +12,17 @@ from copy import deepcopy
 from typing import Any, cast
 
 from ps_server.coordinator import hand_off
-from ps_server.coordinator.fleet.fleet import Shards
-from ps_server.coordinator.fleet.following import Following
-from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.fleet.fleet import Fleet
+from ps_server.coordinator.fleet.following import FollowerStream
+from ps_server.coordinator.jobs.action_queue import ActionQueue
 from ps_server.coordinator.jobs.mailbox import LAST_WORDS
 from ps_server.coordinator.jobs.member import Action, ToMember
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.member_streams import MemberStreams
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
 from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS
-from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.shard.shard import Shard
 from ps_wire.errors import Evicted, JobFull, ServerNotReady, WorkerNumberTaken
@@ -51,7 +51,7 @@ class MemberVisit:
         generations = OnDisk(known, None if before is None else before.own)
         if before is None and last == 0:
             generations._last = 2
-        self.shards = Shards(
+        self.shards = Fleet(
             Shard(index=0, num_shards=NUM_SHARDS, memory_limit_bytes=None),
             "shard0:1",
             cast(asyncio.AbstractEventLoop, NoTimers()),
@@ -61,13 +61,13 @@ class MemberVisit:
         self.recovers, self.again = "", False
         self.sent: Sent | None = None
         self.waits: pb.Order | None = None  # of a second round: it is sent once all shards follow
-        self.rooms: dict[str, Room] = {}
+        self.rooms: dict[str, JobRunner] = {}
         self.states = StateStore()
         self.room: Desk | None = None
-        self.agenda = Agenda()
+        self.agenda = ActionQueue()
         self.recovery = Recovery(self.shards, self.rooms, self.states, self.room_of)
         readers = Readers(self.shards, self.rooms, self.states)
-        takings = Takings(
+        takings = SnapshotScheduler(
             self.shards, self.rooms, self.states, store=None, policy=NO_SNAPSHOTS, lock_of=readers.lock_of
         )
         self.members = MemberStreams(self.shards, self.rooms, readers, takings, self.room_of)
@@ -85,7 +85,7 @@ class MemberVisit:
         self.sent, self.waits = before.sent, before.waits
         self.shards._choices = deepcopy(before.choices)
         was = before.agenda
-        agenda = Agenda(was.frozen, deque(map(_copied, was._actions)), was._change)
+        agenda = ActionQueue(was.frozen, deque(map(_copied, was._actions)), was._change)
         if before.room is not None:
             self.take_up(before.room)
             assert self.room is not None
@@ -118,7 +118,7 @@ class MemberVisit:
             self.agenda = room._agenda
         return cast(Desk, room)
 
-    def _forget(self, room: Room) -> None:
+    def _forget(self, room: JobRunner) -> None:
         del self.rooms[JOB]
         self.room = None
 
@@ -226,7 +226,7 @@ class MemberVisit:
 
     def follows(self) -> None:
         """Shard 1 does."""
-        self.shards._registered[1] = Following("shard1:1", "shard1:1", asyncio.Queue())
+        self.shards._registered[1] = FollowerStream("shard1:1", "shard1:1", asyncio.Queue())
         self.shards._complete.set()
 
     def _lost_state(self, shard: int) -> None:

@@ -18,8 +18,8 @@ import pytest
 from ps_server.agreement.attendance import CatchUp, Choose
 from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.gate import Gate
-from ps_server.agreement.tally import Quorum
-from ps_server.shard.partition.backup_machine import BackupPartition, machine_of
+from ps_server.agreement.tally import StepTally
+from ps_server.shard.partition.backup_machine import BackupStepMachine, machine_of
 from ps_server.shard.partition.cut import Cut
 from ps_server.shard.partition.machine import (
     Ack,
@@ -29,8 +29,8 @@ from ps_server.shard.partition.machine import (
     Complete,
     Contribution,
     Ledger,
-    Partition,
     Pull,
+    StepMachine,
     _Member,
 )
 from ps_wire.errors import PsError, StaleIncarnation, StrangerRefused
@@ -45,9 +45,9 @@ Output = tuple[Any, ...]
 @dataclass(slots=True, eq=False)
 class Node:
     number: int
-    machine: Partition
+    machine: StepMachine
     cut: Cut
-    quorum: Quorum | None
+    quorum: StepTally | None
     kept: frozenset[int]  # versions that are older than the weights
     live: dict[int, tuple[int, int]]  # worker -> incarnation, clock; of those who are not fenced
     memo: dict[Input, tuple[Node, tuple[Output, ...]]] = field(default_factory=dict)
@@ -74,8 +74,8 @@ class Nodes:
         machine = machine_of(self.gate)
         for worker in range(workers):
             assert machine.join(worker, 1, 0, 0.0) == []
-        quorum = Quorum(1, self.gate.backup) if self.gate.backup else None
-        if isinstance(machine, BackupPartition) and quorum is not None:
+        quorum = StepTally(1, self.gate.backup) if self.gate.backup else None
+        if isinstance(machine, BackupStepMachine) and quorum is not None:
             quorum.stands(0, machine.standing)
             assert quorum.take() is None
         return self._node(machine, Cut(machine), quorum, frozenset())
@@ -100,7 +100,7 @@ class Nodes:
             )
         return found
 
-    def _check_gap(self, machine: Partition) -> None:
+    def _check_gap(self, machine: StepMachine) -> None:
         """Law 5: what is committed is at most s + 1 apart; who got its weights, at most s."""
         if self.gate.staleness is None or self.gate.backup:
             return
@@ -111,15 +111,15 @@ class Nodes:
             waits = machine._waiting.get(worker)
             assert waits is None or not self.gate.opens(clock, machine.version, clocks.values())
 
-    def _quorum(self, node: Node) -> Quorum | None:
-        if node.quorum is None or not isinstance(node.machine, BackupPartition):
+    def _quorum(self, node: Node) -> StepTally | None:
+        if node.quorum is None or not isinstance(node.machine, BackupStepMachine):
             return None
-        made = Quorum(1, self.gate.backup)
+        made = StepTally(1, self.gate.backup)
         made.stands(0, node.machine.standing)
         made._reported = node.quorum._reported
         return made
 
-    def _node(self, machine: Partition, cut: Cut, quorum: Quorum | None, kept: frozenset[int]) -> Node:
+    def _node(self, machine: StepMachine, cut: Cut, quorum: StepTally | None, kept: frozenset[int]) -> Node:
         members = tuple(
             (worker, it.incarnation, it.clock, it.prepared, it.fenced, it.late, it.asked)
             for worker, it in sorted(machine._members.items())
@@ -184,7 +184,7 @@ def _as_input(choice: Choose | CatchUp) -> Input:
     return "catch_up", (choice.late, choice.step)
 
 
-def copied(machine: Partition) -> Partition:
+def copied(machine: StepMachine) -> StepMachine:
     """A machine that can go another way."""
     made = copy(machine)
     made._members = {worker: _Member(*_of_member(it)) for worker, it in machine._members.items()}
@@ -193,7 +193,7 @@ def copied(machine: Partition) -> Partition:
     return made
 
 
-def _books(machine: Partition) -> int:
+def _books(machine: StepMachine) -> int:
     """Pushes received that are in no place: none."""
     ledgers = machine.ledgers.values()
     settled = sum(it.applied + it.dropped + it.abstained for it in ledgers) + len(machine.staged)
@@ -218,9 +218,9 @@ class _Again:
 class _Visit:
     """One input to a node, and what comes out of it."""
 
-    machine: Partition
+    machine: StepMachine
     cut: Cut
-    quorum: Quorum | None
+    quorum: StepTally | None
     kept: frozenset[int]
     outputs: list[Output] = field(default_factory=list)
     going: bool = False
@@ -235,7 +235,7 @@ class _Visit:
             self.outputs.append(("report", report))
 
     def report(self) -> None:
-        if self.quorum is not None and isinstance(self.machine, BackupPartition):
+        if self.quorum is not None and isinstance(self.machine, BackupStepMachine):
             self.quorum.stands(0, self.machine.standing)
             report = self.quorum.take()
             if report is not None:
@@ -289,11 +289,11 @@ class _Visit:
         self.outputs.append(("answer", 0))
 
     def _on_choose(self, _: Input, step: int, workers: frozenset[int]) -> None:
-        assert isinstance(self.machine, BackupPartition)
+        assert isinstance(self.machine, BackupStepMachine)
         self._carry_out(self.machine.choose(step, workers, 0.0))
 
     def _on_catch_up(self, _: Input, late: Any, step: int) -> None:
-        assert isinstance(self.machine, BackupPartition)
+        assert isinstance(self.machine, BackupStepMachine)
         self._carry_out(self.machine.catch_up(late, step, 0.0))
 
     def _on_hold(self, _: Input) -> None:

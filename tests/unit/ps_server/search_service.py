@@ -231,7 +231,7 @@ class Moves:
         return self.say(self._drop_out(world, number), "finish", number)
 
     def _drop_out(self, world: World, number: int) -> World:
-        """It takes no more steps: as `Takings.gone`."""
+        """It takes no more steps: as `SnapshotScheduler.gone`."""
         cut = world.cut
         if cut is None or (number in cut.captured and world.workers[number].life == ENDS):
             return world
@@ -301,7 +301,7 @@ class Moves:
     # -- snapshots -----------------------------------------------------------------------------------
 
     def cutting(self, world: World) -> World:
-        """As `Taking`: all who train say which step they have not begun."""
+        """As `SnapshotAttempt`: all who train say which step they have not begun."""
         asked = {
             number: worker.step + worker.pushes
             for number, worker in enumerate(world.workers)

@@ -14,7 +14,7 @@ import torch
 from ps_server.agreement.attendance import TableAttendance
 from ps_server.agreement.messages import UNANSWERED, attendance_to_proto
 from ps_server.shard.follower import Follower
-from ps_server.shard.orders import carry_out
+from ps_server.shard.orders import execute_order
 from ps_server.shard.partition.machine import Pull
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.table_state import capture_cell
@@ -150,11 +150,11 @@ class ShardVisit:
     def _on_order(self, _: Input, text: bytes) -> None:
         order = pb.Order.FromString(text)
         if order.WhichOneof("kind") in UNANSWERED:
-            assert not carry_out(self.shard, order).HasField("refused"), order
+            assert not execute_order(self.shard, order).HasField("refused"), order
             return
         number, answer = self.follows.done
         if order.number != number:
-            done = carry_out(self.shard, order)
+            done = execute_order(self.shard, order)
             answer = done.SerializeToString()
             if self.shard.index > 0:
                 follower = follower_of(self.shard, self.follows)

@@ -15,7 +15,7 @@ import torch
 
 from ps_server.shard.follower import Follower
 from ps_server.shard.hand_off import Inherited
-from ps_server.shard.partition.machine import Partition
+from ps_server.shard.partition.machine import StepMachine
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.table_state import CellState
 from ps_wire.errors import ServerNotReady
@@ -107,7 +107,7 @@ def shard_of(index: int, generation: int) -> Shard:
     return shard
 
 
-def machine_of(shard: Shard) -> Partition | None:
+def machine_of(shard: Shard) -> StepMachine | None:
     """The state machine of the one partition that a shard has; None: it has no table."""
     entry = next(iter(shard.jobs()), None)
     return entry.tables[0].cells()[0].machine if entry is not None and entry.tables else None

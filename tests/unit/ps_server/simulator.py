@@ -1,4 +1,4 @@
-"""Honest workers around real `Partition` machines; which event comes next is the caller's choice.
+"""Honest workers around real `StepMachine` machines; which event comes next is the caller's choice.
 
 A worker at step t pulls version t of every partition, and when all have arrived (R1) pushes its gradient of
 step t on every partition; after its last step, all pushes acknowledged, it leaves. Every delivery of one
@@ -26,8 +26,8 @@ from ps_server.shard.partition.machine import (
     Apply,
     Complete,
     Contribution,
-    Partition,
     Pull,
+    StepMachine,
 )
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
 
@@ -43,7 +43,7 @@ _NEXT = {At.PULLING: "pull", At.PUSHING: "push", At.LEAVING: "leave", At.GHOST: 
 @dataclass(slots=True)
 class World:
     job: Job
-    partitions: list[Partition]
+    partitions: list[StepMachine]
     weights: list[tuple[Update, ...]]
     links: dict[tuple[int, int], Link] = field(default_factory=dict)  # by (worker, partition)
     received: Counter[tuple[int, int]] = field(default_factory=Counter)  # pushes, by (worker, partition)
@@ -60,7 +60,7 @@ class World:
     def start(cls, job: Job) -> World:
         assert job.coordinated or not job.drops
         numbers = range(job.num_partitions)
-        partitions = [Partition(gate=job.gate) for _ in numbers]
+        partitions = [StepMachine(gate=job.gate) for _ in numbers]
         world = cls(job, partitions, [() for _ in numbers], faults=job.faults, deaths=job.deaths)
         for worker in range(len(job.batches)):
             for number, partition in enumerate(partitions):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ps_server.shard.optimizer import adam
-from ps_server.shard.optimizer.partition_tensors import CellValues
+from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer
 from ps_wire.process import kernels
 from ps_wire.process.kernels import KERNELS, STREAMED_BYTES
@@ -36,12 +36,12 @@ def pieces() -> list[Piece]:
 NUMEL = pieces()[-1].offset + -(-SIZES[-1] // 16) * 16
 
 
-def values(name: str, start: tuple[tuple[str, Any], ...], *, doubled: bool) -> CellValues:
+def values(name: str, start: tuple[tuple[str, Any], ...], *, doubled: bool) -> PartitionTensors:
     weights = torch.zeros(NUMEL)
     for piece in pieces():
         generator = torch.Generator().manual_seed(piece.parameter)
         weights[piece.offset : piece.offset + piece.numel] = torch.randn(piece.numel, generator=generator)
-    made = CellValues(weights, pieces(), lambda parts: PieceOptimizer(name, start, parts))
+    made = PartitionTensors(weights, pieces(), lambda parts: PieceOptimizer(name, start, parts))
     if doubled:
         made.double((torch.zeros(NUMEL), torch.zeros(NUMEL)), 0, loaded=True)
     return made
@@ -57,7 +57,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
-def run(made: CellValues, groups: list[Any], absent: dict[int, int]) -> list[bytes]:
+def run(made: PartitionTensors, groups: list[Any], absent: dict[int, int]) -> list[bytes]:
     """The weights after each step, and all state at the end; `absent`: in which step which piece has none."""
     seen = []
     for step, now in enumerate(groups):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_server.coordinator.jobs.action_queue import Agenda
+from ps_server.coordinator.jobs.action_queue import ActionQueue
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import (
     JobState,
@@ -36,7 +36,7 @@ START = ToShards(pb.Order(start_table=pb.StartTable(job="j")))
 
 def test_nothing_comes_between_the_two_rounds_of_a_change():
     """Nor before what follows from it."""
-    agenda, gone = Agenda(), member(0)
+    agenda, gone = ActionQueue(), member(0)
     agenda.add([eviction("j", gone, 1), word(1)])
     fence = agenda.next()
     assert fence.HasField("fence")
@@ -52,7 +52,7 @@ def test_nothing_comes_between_the_two_rounds_of_a_change():
 def test_nothing_follows_from_an_order_that_comes_to_its_end_while_a_job_goes_back():
     """Neither from one that was refused: the job is about to be another one."""
     for ends in ("answered", "refused"):
-        agenda, job = Agenda(), job_of(member(0))
+        agenda, job = ActionQueue(), job_of(member(0))
         agenda.add([START, START])
         assert agenda.next() is START.order
         agenda.freeze()
@@ -66,7 +66,7 @@ def test_nothing_follows_from_an_order_that_comes_to_its_end_while_a_job_goes_ba
 
 def test_nobody_is_let_in_by_an_order_that_ends_while_the_job_goes_back():
     """It is told to come again: what it was to enter is no more."""
-    agenda, joining = Agenda(), member(0)
+    agenda, joining = ActionQueue(), member(0)
     joining.state = MemberState.JOINING
     admit = ToShards(pb.Order(admit=pb.AdmitMember(worker=0, incarnation=1)))
     agenda.add([admit])
@@ -79,7 +79,7 @@ def test_nobody_is_let_in_by_an_order_that_ends_while_the_job_goes_back():
 
 def test_what_members_were_told_before_and_meanwhile_is_heard():
     """Who was let in has to know as whom, to come back; who was evicted does not wait for ever."""
-    agenda = Agenda()
+    agenda = ActionQueue()
     agenda.add([word(0), START])
     agenda.freeze()
     agenda.add([START, word(1)])

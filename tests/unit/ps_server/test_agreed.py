@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ps_server.coordinator.epochs.agreed import MAX_FACTS, MAX_TEXT, Agreed
-from ps_server.coordinator.epochs.epoch_book import Shares
+from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_wire.errors import JobMismatch, UsageError
 
 
@@ -34,9 +34,9 @@ def test_what_is_kept_of_a_loader_is_bounded(said: dict[str, str]):
 
 
 def test_a_successor_compares_with_what_was_said_and_who_comes_after_all_have_gone_says_it_anew():
-    shares = Shares()
+    shares = EpochBook()
     shares.agreed.check(0, 0, {"seed": "3"})
-    successor = Shares()
+    successor = EpochBook()
     successor.take_over(json.loads(json.dumps(shares.hand_off())))
     with pytest.raises(JobMismatch):
         successor.agreed.check(0, 1, {"seed": "4"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ps_server.agreement.attendance import Attendance, CatchUp, Choose, Late
 from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.gate import gate_of
-from ps_server.agreement.tally import Quorum, Standing
-from ps_server.shard.partition.backup_machine import BackupPartition
+from ps_server.agreement.tally import CellStanding, StepTally
+from ps_server.shard.partition.backup_machine import BackupStepMachine
 from ps_server.shard.partition.inputs import Contribution
 from ps_wire.spec.consistency import BSP
 
@@ -67,13 +67,13 @@ def test_who_is_late_when_a_step_is_chosen_goes_on_behind_that_one():
     assert found == [(chosen(0, 0, 1), (0,)), (CatchUp(late=LATE, step=1), (0,))]
 
 
-def standing(step: int, *here: int) -> Standing:
-    return Standing(step=step, here=frozenset(here), members=ALL, ahead=False, late=frozenset())
+def standing(step: int, *here: int) -> CellStanding:
+    return CellStanding(step=step, here=frozenset(here), members=ALL, ahead=False, late=frozenset())
 
 
 def test_no_report_is_made_while_a_choice_is_carried_out():
     """Cell after cell: some stand at the next step, some at the one that was chosen."""
-    quorum = Quorum(2, 1)
+    quorum = StepTally(2, 1)
     quorum.stands(0, standing(0, 0, 1))
     quorum.stands(1, standing(0, 0))
     assert quorum.take() is None, "worker 1 is not everywhere"
@@ -94,7 +94,7 @@ def push(worker: int, step: int) -> Contribution:
 
 def test_a_push_of_a_step_that_is_chosen_comes_too_late():
     """Also before the step has closed: it is dropped, and its worker is late."""
-    machine = BackupPartition(gate_of(BSP(1)))
+    machine = BackupStepMachine(gate_of(BSP(1)))
     for worker in ALL:
         machine.join(worker, 1, 0, 0.0)
     machine.push(push(0, 0), 0.0)

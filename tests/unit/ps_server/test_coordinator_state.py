@@ -6,51 +6,51 @@ import asyncio
 import json
 
 from ps_server.coordinator import hand_off
-from ps_server.coordinator.epochs.epoch_book import Shares
-from ps_server.coordinator.epochs.piece_usage import Mark
+from ps_server.coordinator.epochs.epoch_book import EpochBook
+from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.state_store import StateStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
 from .desk import Desk
 
 
-def alone(job: Job) -> Room:
+def alone(job: Job) -> JobRunner:
     """A room without shards: nothing is ordered here."""
-    return Room(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]
+    return JobRunner(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]
 
 
-def dealt() -> Shares:
+def dealt() -> EpochBook:
     """One epoch has ended and nobody has said so, one is under way with a rest, one was just begun."""
-    shares, two = Shares(), {0: 1, 1: 1}
+    shares, two = EpochBook(), {0: 1, 1: 1}
     shares.ask(3, 0, 0, 1, two, samples=5)
-    shares.mark(3, 0, 1, Mark(step=1, batches=1, samples=1))
+    shares.mark(3, 0, 1, PieceMark(step=1, batches=1, samples=1))
     shares.end()
     for epoch in (0, 1):
         for worker in two:
-            mark = Mark(step=10 * epoch, batches=10 * epoch, samples=100 * epoch, pace_batches=1)
+            mark = PieceMark(step=10 * epoch, batches=10 * epoch, samples=100 * epoch, pace_batches=1)
             shares.ask(0, epoch, worker, 1, two, first=epoch, samples=200, mark=mark)
-            shares.mark(0, worker, 1, Mark(step=10 * epoch + 1, batches=1, samples=10, pace_batches=1))
+            shares.mark(0, worker, 1, PieceMark(step=10 * epoch + 1, batches=1, samples=10, pace_batches=1))
     shares.gone(1, 1, 14)
-    shares.ask(0, 1, 0, 1, two, begins=False, mark=Mark(step=20, batches=9, samples=90))
+    shares.ask(0, 1, 0, 1, two, begins=False, mark=PieceMark(step=20, batches=9, samples=90))
     shares.ask(1, 0, 0, 1, {0: 1, 2: 0}, samples=7)
     return shares
 
 
 def test_epochs_that_are_under_way_are_handed_on_through_json():
     """Each field: a successor goes on as if it had dealt them itself."""
-    shares, successor = dealt(), Shares()
+    shares, successor = dealt(), EpochBook()
     facts = json.loads(json.dumps(shares.hand_off()))
     successor.take_over(facts)
     assert shares._live
     assert shares._ended
     assert successor == shares
-    asked = [it.ask(0, 2, 0, 1, {0: 1}, mark=Mark(step=30, batches=9)) for it in (shares, successor)]
+    asked = [it.ask(0, 2, 0, 1, {0: 1}, mark=PieceMark(step=30, batches=9)) for it in (shares, successor)]
     assert asked[0] == asked[1]
 
 
-def there_and_back(room: Room, states: StateStore) -> tuple[Room, StateStore]:
+def there_and_back(room: JobRunner, states: StateStore) -> tuple[JobRunner, StateStore]:
     facts, tensors = hand_off.capture({room.job.name: room}, states)
     again, kept = alone(Job("j", "bsp", 2)), StateStore()
     hand_off.restore(json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=kept)

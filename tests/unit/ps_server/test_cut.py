@@ -17,7 +17,7 @@ import pytest
 
 from ps_server.agreement.gate import gate_of
 from ps_server.shard.partition.cut import Cut, clocks_of_cut
-from ps_server.shard.partition.machine import Action, Answer, Apply, Complete, Contribution, Partition, Pull
+from ps_server.shard.partition.machine import Action, Answer, Apply, Complete, Contribution, Pull, StepMachine
 from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 
 from .search_nodes import copied
@@ -29,7 +29,7 @@ class Cell:
     """A partition with its cut, and the set of updates that are in its weights."""
 
     def __init__(self, model: Consistency, num_workers: int) -> None:
-        self.machine = Partition(gate_of(model))
+        self.machine = StepMachine(gate_of(model))
         self.cut = Cut(self.machine)
         self.weights: frozenset[tuple[int, int]] = frozenset()
         self.answered: set[int] = set()

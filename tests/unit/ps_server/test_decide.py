@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.shard.partition.machine import Apply, Complete, Partition
+from ps_server.shard.partition.machine import Apply, Complete, StepMachine
 from ps_wire.spec.consistency import ASP, BSP
 
 from .alone import ack, answer, ask, gradient, partition
@@ -12,7 +12,7 @@ from .alone import ack, answer, ask, gradient, partition
 
 def test_a_machine_reports_a_complete_step():
     """It says who has pushed, and closes nothing by itself."""
-    machine = partition(BSP(), members=(0, 1, 2), kind=Partition)
+    machine = partition(BSP(), members=(0, 1, 2), kind=StepMachine)
     machine.push(gradient(0, 0), 0.0)
     machine.push(gradient(1, 0), 0.0)
     assert machine.leave(2, 1, 0.0) == [Complete(step=0, workers=frozenset({0, 1}))]
@@ -21,7 +21,7 @@ def test_a_machine_reports_a_complete_step():
 
 def test_a_decision_drops_whom_it_does_not_name():
     """Those named are applied with the scale, the others are dropped and counted; all may go on."""
-    machine = partition(BSP(), members=(0, 1, 2), kind=Partition)
+    machine = partition(BSP(), members=(0, 1, 2), kind=StepMachine)
     machine.push(gradient(0, 0), 0.0)
     machine.push(gradient(1, 0, payload=None), 0.0)
     assert machine.push(gradient(2, 0), 0.0) == [ack(2, 0), Complete(step=0, workers=frozenset({0, 1, 2}))]
@@ -37,7 +37,7 @@ def test_a_decision_drops_whom_it_does_not_name():
 
 def test_a_complete_step_is_reported_again_when_members_change():
     """Who leaves before the decision has pushed: the contributions are the same."""
-    machine = partition(BSP(), kind=Partition)
+    machine = partition(BSP(), kind=StepMachine)
     machine.push(gradient(0, 0), 0.0)
     complete = Complete(step=0, workers=frozenset({0, 1}))
     assert machine.push(gradient(1, 0), 0.0) == [ack(1, 0), complete]
@@ -49,7 +49,7 @@ def test_a_complete_step_is_reported_again_when_members_change():
 
 def test_a_withheld_contribution_is_an_abstention():
     """Its payload is let go, it is not applied, and it is counted where it belongs."""
-    machine = partition(BSP(), kind=Partition)
+    machine = partition(BSP(), kind=StepMachine)
     machine.push(gradient(0, 0), 0.0)
     machine.push(gradient(1, 0), 0.0)
     machine.withhold(0)
@@ -62,7 +62,7 @@ def test_a_withheld_contribution_is_an_abstention():
 
 def test_a_step_of_which_all_is_withheld_closes():
     """The version grows, nothing is applied, and who waits is answered."""
-    machine = partition(BSP(), members=(0,), kind=Partition)
+    machine = partition(BSP(), members=(0,), kind=StepMachine)
     machine.push(gradient(0, 0), 0.0)
     machine.pull(ask(0, 1))
     machine.withhold(0)
@@ -71,7 +71,7 @@ def test_a_step_of_which_all_is_withheld_closes():
 
 def test_a_decision_reports_the_next_step_if_that_is_complete_too():
     """Clocks may be ahead of the version after a suspension: the steps between close one by one."""
-    machine = partition(BSP(), members=(), kind=Partition)
+    machine = partition(BSP(), members=(), kind=StepMachine)
     assert machine.join(0, 1, 2, 0.0) == [Complete(step=0, workers=frozenset())]
     assert machine.decide(0, frozenset(), 1.0, 0.0) == [Complete(step=1, workers=frozenset())]
     assert machine.decide(1, frozenset(), 1.0, 0.0) == []

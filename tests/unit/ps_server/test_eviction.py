@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ps_server.coordinator.jobs.member import Member, TwoRounds, entrance, eviction
-from ps_server.shard.orders import carry_out
-from ps_server.shard.partition.machine import Complete, Ledger, Partition
+from ps_server.shard.orders import execute_order
+from ps_server.shard.partition.machine import Complete, Ledger, StepMachine
 from ps_server.shard.shard import Shard
 from ps_wire.errors import Evicted, PushOutOfOrder, ServerNotReady, StaleIncarnation, StrangerRefused
 from ps_wire.spec.consistency import ASP, BSP, SSP
@@ -91,7 +91,7 @@ def test_a_newcomer_holds_the_gate_at_the_first_step_that_it_can_take():
 
 def test_a_newcomer_enters_behind_a_step_that_waits_for_its_decision():
     """All have pushed it, and nobody waits for another one."""
-    machine = partition(BSP(), kind=Partition)
+    machine = partition(BSP(), kind=StepMachine)
     machine.push(gradient(0, 0), 0.0)
     assert Complete(step=0, workers=frozenset({0, 1})) in machine.push(gradient(1, 0), 0.0)
     assert machine.prepare(2, 1) == 1
@@ -207,15 +207,15 @@ def admitted(shard: Shard, *workers: int, reader: bool = False) -> list[Member]:
     members = []
     for worker in workers:
         order = pb.Order(admit=pb.AdmitMember(job=job, worker=worker, incarnation=1, reader=reader))
-        assert not carry_out(shard, order).HasField("refused")
+        assert not execute_order(shard, order).HasField("refused")
         members.append(Member(worker=worker, incarnation=1, host="h", pid=1))
     return members
 
 
 def both_rounds(shard: Shard, change: TwoRounds) -> dict[int, int]:
-    first = carry_out(shard, change.first)
+    first = execute_order(shard, change.first)
     assert not first.HasField("refused"), first
-    second = carry_out(shard, change.second(dict(first.clocks)))
+    second = execute_order(shard, change.second(dict(first.clocks)))
     assert not second.HasField("refused"), second
     return dict(first.clocks)
 
@@ -245,11 +245,11 @@ def test_an_evicted_incarnation_may_do_nothing_any_more_and_learns_why():
     session = Session()
     shard.replace_session("j", 1, 1, session)
     change = eviction("j", one, 1)
-    assert dict(carry_out(shard, change.first).clocks) == {0: 0}
+    assert dict(execute_order(shard, change.first).clocks) == {0: 0}
     assert session.said == ["retired"]
     with pytest.raises(ServerNotReady, match="is being evicted"):
         shard.make_token("j", 1, 1)
-    carry_out(shard, change.second({0: 0}))
+    execute_order(shard, change.second({0: 0}))
     assert session.said == ["retired", "cut"]
     for refused in (lambda: shard.use_token("j", 1, 1, token), lambda: shard.make_token("j", 1, 1)):
         with pytest.raises(Evicted):

@@ -13,7 +13,7 @@ import pytest
 
 from ps_server.coordinator import member_streams, recovery
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs import runner as room
 from ps_server.coordinator.jobs.leases import STALL_S
 from ps_server.shard import follower
@@ -82,7 +82,7 @@ async def evicted_s(silent_s: float) -> float:
     """When all shards have carried out the eviction of a worker that was last heard at `silent_s`."""
     loop = asyncio.get_running_loop()
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-    coordinator = Coordinator(Shards(shard, "a:1", loop, pool=Inline()))
+    coordinator = Coordinator(Fleet(shard, "a:1", loop, pool=Inline()))
 
     async def listen(number: int, silent_s: float) -> float:
         async for reply in coordinator.service.Member(worker(number, silent_s), None):

@@ -12,9 +12,9 @@ import pytest
 
 from ps_server.agreement.clipping import Norm
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
-from ps_server.coordinator.fleet.registry import Standings
+from ps_server.coordinator.fleet.registry import ShardRegistry
 from ps_server.shard import follower as follower_module
 from ps_server.shard.follower import KEPT_ANSWERS, Follower
 from ps_server.shard.hand_off import Inherited
@@ -39,7 +39,7 @@ def follower(on_fenced: Callable[[Fenced], None] = lambda _: None, **inherited: 
     )
 
 
-def follow(it: Follower, standings: Standings) -> bool:
+def follow(it: Follower, standings: ShardRegistry) -> bool:
     """A stream is made; whether its part of the jobs is lost."""
     generation, lost = standings.register(it.register())
     it._begin(pb.Granted(generation=generation, coordinator=standings.generations.own))
@@ -56,7 +56,7 @@ def restore(it: Follower, generation: int) -> None:
 
 def test_a_shard_that_follows_again_after_a_rollback_keeps_what_it_was_restored_to():
     """Its stream broke after it had loaded its part: it is of the rollback's generation."""
-    it, standings = follower(), Standings(Generations(None))
+    it, standings = follower(), ShardRegistry(Generations(None))
     assert not follow(it, standings)
     restore(it, standings.raise_all())
     assert not follow(it, standings)
@@ -65,7 +65,7 @@ def test_a_shard_that_follows_again_after_a_rollback_keeps_what_it_was_restored_
 
 def test_a_shard_that_missed_a_rollback_is_restored_as_of_the_generation_that_it_is_granted():
     """Its stream broke before the order came, which comes again: no worker takes it for an older process."""
-    it, standings = follower(), Standings(Generations(None))
+    it, standings = follower(), ShardRegistry(Generations(None))
     follow(it, standings)
     generation = standings.raise_all()
     follow(it, standings)
@@ -134,7 +134,7 @@ async def meet(it: Follower, folder: Path) -> tuple[str, list[Fenced]]:
     """A follower comes to a coordinator that has just started: what it makes of it, and that one of it."""
     fenced: list[Fenced] = []
     own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
-    shards = Shards(own, "a:1", asyncio.get_running_loop(), Generations(folder))
+    shards = Fleet(own, "a:1", asyncio.get_running_loop(), Generations(folder))
     coordinator = Coordinator(shards, on_fenced=fenced.append)
     server = grpc.aio.server()
     rpc.add_CoordinatorServicer_to_server(coordinator.service, server)

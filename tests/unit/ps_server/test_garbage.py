@@ -9,7 +9,7 @@ import pytest
 
 from ps_server.coordinator.member_streams import _table_of
 from ps_server.shard.garbage import Pause
-from ps_server.shard.orders import carry_out
+from ps_server.shard.orders import execute_order
 from ps_wire.frames.messages import table_to_proto
 from ps_wire.spec.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -65,7 +65,7 @@ def test_while_a_table_of_thousands_of_partitions_is_opened_nothing_is_looked_th
     look = lambda phase, _: looks.append(phase)  # noqa: E731 - the very object that is removed again
     gc.callbacks.append(look)
     try:
-        done = carry_out(shard, order)
+        done = execute_order(shard, order)
         during = list(looks)
     finally:
         gc.callbacks.remove(look)

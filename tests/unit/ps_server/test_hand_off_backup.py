@@ -14,7 +14,7 @@ from ps_server.coordinator.fleet.choices import Choices
 from ps_server.shard import hand_off
 from ps_server.shard.hand_off import Inherited
 from ps_server.shard.job import ShardJob
-from ps_server.shard.partition.backup_machine import BackupPartition
+from ps_server.shard.partition.backup_machine import BackupStepMachine
 from ps_server.shard.partition.machine import _Member
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.codec import TableReader, encode
@@ -216,7 +216,7 @@ def test_a_shard_alone_goes_on_choosing_where_its_snapshot_is():
 def test_whoever_adds_a_field_to_a_partition_is_asked_what_its_successor_gets():
     """Of `_waiting`, those who are late are handed on; others ask again."""
     captured = {field.name for field in dataclasses.fields(MachineState)} - {"members", "hyper_mismatches"}
-    assert {field.name for field in dataclasses.fields(BackupPartition)} == captured | {
+    assert {field.name for field in dataclasses.fields(BackupStepMachine)} == captured | {
         "gate",
         "_members",
         "_staged",

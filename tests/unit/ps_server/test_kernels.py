@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ps_server.shard.optimizer.mean import Scratch, mean
-from ps_server.shard.optimizer.partition_tensors import CellValues
+from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer
 from ps_wire.process import kernels
 from ps_wire.process.kernels import KERNELS, Kernels, same_as_torch
@@ -136,12 +136,12 @@ def test_what_kernels_cannot_take_is_torchs(arithmetic: str):
     assert bits(mean(gaps, [1.0, 1.0], Scratch()).values) == bits(mean_of(gaps))
 
 
-def values_of(weights: torch.Tensor, group=GROUP) -> CellValues:
+def values_of(weights: torch.Tensor, group=GROUP) -> PartitionTensors:
     piece = Piece(parameter=0, offset=0, parameter_offset=0, numel=weights.numel())
-    return CellValues(weights, [piece], partial(PieceOptimizer, "SGD", group))
+    return PartitionTensors(weights, [piece], partial(PieceOptimizer, "SGD", group))
 
 
-def doubled(weights: torch.Tensor) -> CellValues:
+def doubled(weights: torch.Tensor) -> PartitionTensors:
     values = values_of(weights)
     values.double((torch.zeros_like(weights), torch.zeros_like(weights)), 0, loaded=True)
     return values

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_server.agreement.gate import gate_of
-from ps_server.shard.partition.machine import Apply, Contribution, Partition, Pull
+from ps_server.shard.partition.machine import Apply, Contribution, Pull, StepMachine
 from ps_wire.spec.consistency import ASP, BSP, SSP
 
 from .simulator import At, Job, Link, World, check_books, check_gaps, run
@@ -159,7 +159,7 @@ def test_law_8_a_worker_reads_its_own_writes(job, seed):
 @given(st.integers(1, 4), st.integers(1, 2), st.lists(st.integers(0, 7), max_size=60))
 def test_law_10_asp_conserves_version_staleness(num_workers, num_partitions, schedule):
     """If push and pull are one request, tau applied + tau in flight = (N-1) * T, whatever the speeds."""
-    partitions = [Partition(gate_of(ASP())) for _ in range(num_partitions)]
+    partitions = [StepMachine(gate_of(ASP())) for _ in range(num_partitions)]
     version_read = {}
     for number, partition in enumerate(partitions):
         for worker in range(num_workers):

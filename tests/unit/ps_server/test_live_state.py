@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ps_server.coordinator.live_extras import LIVE, LiveState
+from ps_server.coordinator.live_extras import LIVE, LiveExtras
 from ps_server.coordinator.state_store import StateStore
 
 from .desk import Desk
@@ -17,7 +17,7 @@ def test_who_waits_beside_one_that_gives_up_asks_again_and_is_answered():
     async def run() -> None:
         desk, states = Desk(2), StateStore()
         lowest, _ = desk.start()
-        room, live = alone(desk.job), LiveState(states)
+        room, live = alone(desk.job), LiveExtras(states)
         gives_up, waits = (asyncio.create_task(live.get(room, 0)) for _ in range(2))
         await passes()
         gives_up.cancel()

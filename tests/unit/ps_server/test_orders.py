@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ps_server.coordinator.fleet import fleet as orders
-from ps_server.coordinator.fleet.fleet import Shards, carry_out
+from ps_server.coordinator.fleet.fleet import Fleet
+from ps_server.shard.orders import execute_order
 from ps_server.shard.shard import Shard
 from ps_wire.errors import Fenced, ServerNotReady
 from ps_wire.frames import frame as wire
@@ -29,7 +30,7 @@ PLAN = Plan(SPEC, 2)
 class Follower:
     """Shard 1 with a stream that the test breaks: it reports again when it follows again."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Fleet) -> None:
         self.shard = Shard(index=1, num_shards=2, memory_limit_bytes=None)
         self.reports: list[object] = []
         self.shard.on_norm = self.reports.append
@@ -54,7 +55,7 @@ class Follower:
         """The next order; answered unless it is a decision, or the answer is to be held back."""
         async with asyncio.timeout(LIMIT_S):
             order = await self.outbox.get()
-        done = await asyncio.to_thread(carry_out, self.shard, order)
+        done = await asyncio.to_thread(execute_order, self.shard, order)
         kind = str(order.WhichOneof("kind"))
         if hold:
             self.late = done
@@ -71,7 +72,7 @@ class Service:
 
     async def start(self) -> None:
         self.own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
-        self.shards = Shards(self.own, "a:1", asyncio.get_running_loop())
+        self.shards = Fleet(self.own, "a:1", asyncio.get_running_loop())
         self.follower = Follower(self.shards)
         self.outlet = Kept()
         await self.follower.follow()
@@ -197,7 +198,7 @@ def test_a_decision_for_a_table_that_was_made_again_is_not_taken():
         (norm,) = service.follower.shard.undecided()
         for job, opening in (("j", norm.opening + 1), ("k", norm.opening)):
             decide = pb.Decide(job=job, table=0, opening=opening, step=0, scale=1.0)
-            assert not carry_out(service.follower.shard, pb.Order(decide=decide)).HasField("refused")
+            assert not execute_order(service.follower.shard, pb.Order(decide=decide)).HasField("refused")
         assert service.versions[1] == {0}
 
     run(steps)
@@ -315,7 +316,7 @@ def test_a_shard_that_is_gone_is_said_to_be_unless_all_servers_stop(
 
     async def lose() -> None:
         own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
-        shards = Shards(own, "a:1", asyncio.get_running_loop())
+        shards = Fleet(own, "a:1", asyncio.get_running_loop())
         follower = Follower(shards)
         await follower.follow()
         follower.lose_stream()

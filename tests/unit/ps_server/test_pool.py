@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ps_server.process.closing_pool import BATCH, Pool
+from ps_server.process.closing_pool import BATCH, ClosingPool
 from ps_server.shard.transport.outbox import Outbox, corked
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
@@ -16,7 +16,7 @@ def message(step: int = 0) -> Message:
 
 
 def test_every_job_is_done_also_after_one_that_fails(caplog):
-    pool, done = Pool(), []
+    pool, done = ClosingPool(), []
 
     def fails() -> None:
         raise RuntimeError("on purpose")
@@ -30,7 +30,7 @@ def test_every_job_is_done_also_after_one_that_fails(caplog):
 
 def test_jobs_run_beside_each_other():
     """Two that wait for each other end, where there are two cores."""
-    pool = Pool()
+    pool = ClosingPool()
     if len(pool._threads) < 2:
         pool.close()
         return

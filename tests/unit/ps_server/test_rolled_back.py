@@ -9,19 +9,19 @@ import time
 import pytest
 
 from ps_server.coordinator import hand_off
-from ps_server.coordinator.epochs.epoch_book import Shares
-from ps_server.coordinator.epochs.piece_usage import Mark
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.epochs.epoch_book import EpochBook
+from ps_server.coordinator.epochs.piece_usage import PieceMark
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.job_life import JobLife
 from ps_server.coordinator.jobs.member import JobState, Member, TableRecord
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.coordinator.member_streams import MemberStreams
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import floor_of
 from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS
-from ps_server.coordinator.snapshots.scheduler import Takings
+from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.shard.shard import Shard
 from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
@@ -149,11 +149,13 @@ def test_one_whom_a_new_coordinator_does_not_know_is_told_to_come_back():
     roll_back(desk, saved(0, num_workers=3))
     loop = asyncio.new_event_loop()
     loop.close()  # nothing is carried out
-    shards = Shards(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
-    rooms = {"j": Room(desk.job, shards, lambda _: None)}
+    shards = Fleet(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
+    rooms = {"j": JobRunner(desk.job, shards, lambda _: None)}
     states = StateStore()
     readers = Readers(shards, rooms, states)
-    takings = Takings(shards, rooms, states, store=None, policy=NO_SNAPSHOTS, lock_of=readers.lock_of)
+    takings = SnapshotScheduler(
+        shards, rooms, states, store=None, policy=NO_SNAPSHOTS, lock_of=readers.lock_of
+    )
     streams = MemberStreams(shards, rooms, readers, takings, lambda _: rooms["j"])
     with pytest.raises(RolledBack) as told:
         streams._resume(pb.Resume(job="j", worker=2, incarnation=1))
@@ -215,19 +217,19 @@ def test_all_tables_start_again_in_their_order():
 
 def test_who_does_not_come_back_leaves_its_share_to_the_others():
     """It is evicted while it returns, under the incarnation that it had before."""
-    shares, two = Shares(), {0: 1, 1: 1}
+    shares, two = EpochBook(), {0: 1, 1: 1}
     for worker in two:
-        shares.ask(0, 0, worker, 1, two, samples=40, mark=Mark(pace_batches=1, pace_samples=4))
-        shares.mark(0, worker, 1, Mark(step=1, batches=1, samples=4, pace_batches=1, pace_samples=4))
+        shares.ask(0, 0, worker, 1, two, samples=40, mark=PieceMark(pace_batches=1, pace_samples=4))
+        shares.mark(0, worker, 1, PieceMark(step=1, batches=1, samples=4, pace_batches=1, pace_samples=4))
     to = dataclasses.replace(saved(0, 1, step=2), shares=tuple(shares.capture({0: 2, 1: 2})))
     desk = Desk(2)
     zero, one = desk.start()
     roll_back(desk, to)
     again = come_back(desk, zero)
     asks = (0, 0, 0, again.incarnation, desk.job.sharing())
-    ours = desk.job.shares.ask(*asks, mark=Mark(step=2))
+    ours = desk.job.shares.ask(*asks, mark=PieceMark(step=2))
     desk.lose(one)
-    theirs = desk.job.shares.ask(*asks, begins=False, mark=Mark(step=5, batches=3, samples=12))
+    theirs = desk.job.shares.ask(*asks, begins=False, mark=PieceMark(step=5, batches=3, samples=12))
     assert [(it.place, it.first) for it in (ours, theirs)] == [(0, 2), (1, 2)]
 
 
@@ -250,11 +252,11 @@ async def test_thousands_who_never_come_back_go_together():
     """A new coordinator waits for those of the cut; nobody is told 4,096 times of 4,096."""
     many = 4096
     loop = asyncio.get_running_loop()
-    shards = Shards(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
-    room = Room(Job("j", "bsp", many), shards, lambda _: None)
-    shares = Shares()
+    shards = Fleet(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
+    room = JobRunner(Job("j", "bsp", many), shards, lambda _: None)
+    shares = EpochBook()
     shares.ask(0, 0, 0, 1, dict.fromkeys(range(many), 1), samples=many)
-    shares.mark(0, 0, 1, Mark(step=1, batches=1, samples=1))
+    shares.mark(0, 0, 1, PieceMark(step=1, batches=1, samples=1))
     to = dataclasses.replace(saved(*range(many), num_workers=many), shares=tuple(shares.capture({})))
     room.roll_back(to, floor=FLOOR)
     ordered: list[str | None] = []

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from ps_server.coordinator.epochs.epoch_book import ANY, Piece, Shares
-from ps_server.coordinator.epochs.piece_usage import Dealt, Mark
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, EpochPiece
+from ps_server.coordinator.epochs.piece_usage import PieceMark, PieceUsage
 from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES, Field
 from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
 
@@ -17,18 +17,20 @@ from .desk import Desk
 TWO = {0: 1, 1: 1}
 
 
-def piece(epoch: int, place: int, count: int = 2, first: int = 0) -> Piece:
-    return Piece(epoch=epoch, place=place, count=count, first=first)
+def piece(epoch: int, place: int, count: int = 2, first: int = 0) -> EpochPiece:
+    return EpochPiece(epoch=epoch, place=place, count=count, first=first)
 
 
-def at(step: int, batches: int, pace: int = 1) -> Mark:
+def at(step: int, batches: int, pace: int = 1) -> PieceMark:
     """Of batches of 10 samples."""
-    return Mark(step=step, batches=batches, samples=10 * batches, pace_batches=pace, pace_samples=10 * pace)
+    return PieceMark(
+        step=step, batches=batches, samples=10 * batches, pace_batches=pace, pace_samples=10 * pace
+    )
 
 
-def begun(workers: dict[int, int] = TWO, epoch: int = 0) -> Shares:
+def begun(workers: dict[int, int] = TWO, epoch: int = 0) -> EpochBook:
     """All have begun an epoch of 200 samples, and taken their first step."""
-    shares = Shares()
+    shares = EpochBook()
     for worker, incarnation in workers.items():
         shares.ask(0, epoch, worker, incarnation, workers, samples=200, mark=at(0, 0))
         shares.mark(0, worker, incarnation, at(1, 1))
@@ -37,7 +39,7 @@ def begun(workers: dict[int, int] = TWO, epoch: int = 0) -> Shares:
 
 def test_the_first_who_asks_deals_an_epoch_for_all():
     """Whoever comes or goes later changes the epochs after it."""
-    shares = Shares()
+    shares = EpochBook()
     assert shares.ask(0, 0, 1, 1, TWO) == piece(0, 1)
     assert shares.ask(0, 0, 0, 1, {0: 1, 2: 1}) == piece(0, 0)
     assert shares.ask(0, 0, 2, 1, {0: 1, 2: 1}) is None
@@ -55,7 +57,7 @@ def test_an_epoch_that_is_begun_again_has_the_same_share_and_is_counted_once():
 
 def test_one_who_is_awaited_has_its_share_whenever_it_comes():
     """Under the first incarnation that asks."""
-    shares = Shares()
+    shares = EpochBook()
     shares.ask(0, 0, 0, 1, {0: 1, 1: ANY})
     assert shares.ask(0, 0, 1, 3, {}) == piece(0, 1)
     assert shares.ask(0, 0, 1, 4, {}) is None
@@ -91,7 +93,7 @@ def test_what_one_used_stays_used_where_its_lease_ends_before_shards_have_remove
 
 
 def test_a_share_that_was_never_begun_is_left_over_whole():
-    shares = Shares()
+    shares = EpochBook()
     shares.ask(0, 0, 0, 1, TWO)
     shares.gone(1, 1, 0)
     assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1)
@@ -115,7 +117,7 @@ def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it()
     shares.gone(1, 1, 4)
     shares.gone(2, 1, 6)
 
-    def ask(dealing: Shares, request: int, incarnation: int = 1) -> Piece | None:
+    def ask(dealing: EpochBook, request: int, incarnation: int = 1) -> EpochPiece | None:
         mark = at(10, 10)
         return dealing.once(
             *(0, 0, incarnation, request),
@@ -123,7 +125,7 @@ def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it()
         )
 
     assert ask(shares, 2) == ask(shares, 2) == piece(0, 1, 3, first=4)
-    successor = Shares()
+    successor = EpochBook()
     successor.take_over(json.loads(json.dumps(shares.hand_off())))
     assert ask(successor, 2) == piece(0, 1, 3, first=4)
     assert ask(successor, 3) == piece(0, 2, 3, first=6)
@@ -132,7 +134,7 @@ def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it()
 
 def test_the_start_of_a_share_is_not_lost_with_the_answer_that_brought_it():
     """After a rollback an epoch goes on where it was; asked again, it would be another iteration."""
-    shares = Shares()
+    shares = EpochBook()
     shares.restore(begun().capture({0: 1, 1: 1}))
     ask = lambda: shares.once(0, 0, 9, 1, lambda: shares.ask(0, 0, 0, 9, {}))  # noqa: E731
     assert ask() == ask() == piece(0, 0, first=1)
@@ -156,7 +158,7 @@ def test_who_finishes_early_leaves_the_rest_of_its_share_unused():
 
 def test_of_a_loader_that_no_step_was_made_of_nothing_is_left_over():
     """It is there to validate."""
-    shares = Shares()
+    shares = EpochBook()
     shares.ask(0, 0, 0, 1, TWO)
     shares.ask(0, 0, 1, 1, TWO)
     shares.gone(1, 1, 50)
@@ -225,7 +227,7 @@ def test_who_comes_again_to_a_job_that_all_have_left_gets_the_rest_of_its_own_sh
 
 def test_a_share_of_which_no_step_was_made_is_dealt_again_when_all_are_gone():
     """Nobody has made any step of anything yet: a first one that takes longer than a lease."""
-    shares = Shares()
+    shares = EpochBook()
     shares.ask(0, 0, 0, 1, {0: 1}, samples=50, mark=at(0, 0))
     shares.gone(0, 1, 0)
     shares.suspend()
@@ -236,7 +238,7 @@ def test_who_does_not_come_back_after_a_rollback_leaves_its_share_over():
     """It is evicted under the incarnation that it had; if it does come, it has what nobody has taken."""
     shares = begun()
     captured = through_json(shares, {0: 2, 1: 2})
-    restored = Shares()
+    restored = EpochBook()
     restored.restore(captured)
     assert restored.ask(0, 0, 0, 9, {0: 9}, samples=200, mark=at(2, 0)) == piece(0, 0, first=2)
     restored.gone(1, 1, 2)
@@ -251,13 +253,13 @@ def test_the_clock_of_its_pushes_tells_what_a_worker_has_used():
     draw = random.Random(3)
     for _ in range(50):
         sizes = [draw.randint(0, 3) for _ in range(12)]
-        dealt = Dealt(epoch=0, place=0)
-        truth, told = [0], Mark(pace_batches=1)
+        dealt = PieceUsage(epoch=0, place=0)
+        truth, told = [0], PieceMark(pace_batches=1)
         dealt.mark(told)
         for step, size in enumerate(sizes, start=1):
             truth.append(truth[-1] + size)
             if told.batches + (step - told.step) * told.pace_batches != truth[-1]:
-                told = Mark(step=step, batches=truth[-1], pace_batches=size)
+                told = PieceMark(step=step, batches=truth[-1], pace_batches=size)
                 dealt.mark(told)
         assert [dealt.used(step).batches for step in range(13)] == truth
 
@@ -271,7 +273,7 @@ def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnatio
     shares.mark(0, 0, 1, at(12, 2))
     assert shares.ask(0, 1, 1, 1, TWO, mark=at(13, 13)) == piece(1, 1)
     captured = through_json(shares, {0: 12, 1: 11})
-    restored = Shares()
+    restored = EpochBook()
     restored.restore(captured)
     assert tuple(restored.capture({})) == captured
     assert [use.used for use in restored.uses({}, 2)] == [100 + 20 + 110 + 40, 0]
@@ -280,7 +282,7 @@ def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnatio
     assert restored.ask(0, 1, 1, 9, TWO, mark=at(13, 2)) == piece(1, 1)
 
 
-def through_json(shares: Shares, clocks: dict[int, int]) -> tuple[SavedEpoch, ...]:
+def through_json(shares: EpochBook, clocks: dict[int, int]) -> tuple[SavedEpoch, ...]:
     """What is captured, as a manifest of three workers brings it."""
     text = json.dumps([epoch.to_json() for epoch in shares.capture(clocks)])
     return epochs_from_json(Field(json.loads(text)), 3)
@@ -288,23 +290,23 @@ def through_json(shares: Shares, clocks: dict[int, int]) -> tuple[SavedEpoch, ..
 
 def test_what_is_remembered_of_many_workers_is_bounded():
     """The oldest epochs are forgotten."""
-    shares, many = Shares(), dict.fromkeys(range(MAX_PLACES // 4), 1)
+    shares, many = EpochBook(), dict.fromkeys(range(MAX_PLACES // 4), 1)
     for epoch in range(5):
         shares.ask(0, epoch, 0, 1, many)
     assert [entry.epoch for entry in shares.capture({})] == [1, 2, 3, 4]
 
 
 def test_what_workers_make_up_is_captured_as_a_snapshot_takes_it():
-    shares = Shares()
+    shares = EpochBook()
     shares.ask(0, 0, 0, 1, TWO, samples=1 << 63, first=1 << 63)
-    shares.mark(0, 0, 1, Mark(step=1, batches=1 << 63, samples=1 << 63))
+    shares.mark(0, 0, 1, PieceMark(step=1, batches=1 << 63, samples=1 << 63))
     (epoch,) = through_json(shares, {0: 1})
     assert (epoch.used, epoch.starts[0]) == (MAX_SAMPLES, MAX_COUNT)
 
 
 def test_what_is_remembered_is_bounded():
     """The oldest epochs are forgotten."""
-    shares = Shares()
+    shares = EpochBook()
     for epoch in range(MAX_EPOCHS + 1):
         shares.ask(0, epoch, 0, 1, {0: 1})
     assert shares.ask(0, 1, 1, 1, {1: 1}) is None

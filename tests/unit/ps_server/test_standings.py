@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ps_server.coordinator.fleet.generations import Generations
-from ps_server.coordinator.fleet.registry import Standings
+from ps_server.coordinator.fleet.registry import ShardRegistry
 from ps_wire.errors import Fenced
 from ps_wire.v1 import coordinator_pb2 as pb
 
 
-def standings(folder=None) -> Standings:
-    return Standings(Generations(folder))
+def standings(folder=None) -> ShardRegistry:
+    return ShardRegistry(Generations(folder))
 
 
 def register(boot: bytes, generation: int = 0, **fields) -> pb.Register:

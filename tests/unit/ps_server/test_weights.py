@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from ps_server.shard.optimizer.versioned_weights import Weights
+from ps_server.shard.optimizer.versioned_weights import VersionedWeights
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
 from ps_wire.frames.frame import Kind
@@ -37,7 +37,7 @@ class Stalled:
         return frames
 
 
-def reply(weights: Weights) -> Message:
+def reply(weights: VersionedWeights) -> Message:
     message = Message(wire.Frame(kind=Kind.PULLED, payload=weights.now.numpy().data.cast("B")))
     message.hold()
     weights.sent(message)
@@ -45,7 +45,7 @@ def reply(weights: Weights) -> Message:
 
 
 def test_without_a_reply_on_its_way_the_memory_stays():
-    weights = Weights(torch.ones(8))
+    weights = VersionedWeights(torch.ones(8))
     before = weights.now.data_ptr()
     assert not weights.make_writable()
     reply(weights).release()
@@ -54,7 +54,7 @@ def test_without_a_reply_on_its_way_the_memory_stays():
 
 
 def test_a_held_reply_keeps_its_values_and_the_weights_move_on():
-    weights = Weights(torch.ones(8))
+    weights = VersionedWeights(torch.ones(8))
     held = reply(weights)
     assert weights.make_writable()
     weights.now.add_(1)
@@ -65,7 +65,7 @@ def test_a_held_reply_keeps_its_values_and_the_weights_move_on():
 
 def test_a_reply_that_is_held_keeps_its_values_though_a_later_one_has_left():
     """Each of those that leave from this memory counts, not the last one alone."""
-    weights = Weights(torch.ones(8))
+    weights = VersionedWeights(torch.ones(8))
     first, second = reply(weights), reply(weights)
     second.release()
     assert weights.make_writable()
@@ -75,7 +75,7 @@ def test_a_reply_that_is_held_keeps_its_values_though_a_later_one_has_left():
 
 def test_memory_that_was_left_is_used_again():
     """One peer that is always late costs one partition more, not one a version."""
-    weights = Weights(torch.zeros(8))
+    weights = VersionedWeights(torch.zeros(8))
     seen = set()
     for _ in range(10):
         held = reply(weights)

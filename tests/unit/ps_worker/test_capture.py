@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ps_worker.membership import snapshot_promise as capturing
-from ps_worker.membership.snapshot_promise import Capture
+from ps_worker.membership.snapshot_promise import SnapshotPromise
 from tests.until import LIMIT_S
 
 
@@ -17,7 +17,7 @@ class Worker:
 
     def __init__(self, clocks: dict[int, int]) -> None:
         self.clocks = clocks
-        self.capture = Capture(lambda: dict(self.clocks), lambda: b"state of %d" % self.clocks[0])
+        self.capture = SnapshotPromise(lambda: dict(self.clocks), lambda: b"state of %d" % self.clocks[0])
         self.put: list[tuple[int, bytes]] = []
         self._there = threading.Event()
         self.capture.put = self._keep
@@ -50,7 +50,7 @@ def waiting(act: Callable[[], None]) -> threading.Thread:
 def test_a_step_that_begins_on_one_table_begins_on_no_other():
     """Two optimizers in turn on one batch: the cut is before a batch or after it, on both tables alike."""
     clocks = {0: 4, 1: 4}
-    capture = Capture(lambda: dict(clocks), lambda: b"")
+    capture = SnapshotPromise(lambda: dict(clocks), lambda: b"")
     capture.begin()  # a batch
     clocks[0] = 5
     capture.begin([1])

@@ -10,8 +10,8 @@ import torch
 import ps_worker as ps
 from ps_lab.status.observer import ask
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.data.epoch_dealer import Dealing
-from ps_worker.job.job_link import Link
+from ps_worker.data.epoch_dealer import EpochDealer
+from ps_worker.job.job_link import JobLink
 from tests.until import LIMIT_S, until
 
 from .loaders import Stream
@@ -156,13 +156,13 @@ def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(
 def test_only_what_the_pace_did_not_foretell_is_told_before_it_leaves(one_shard, monkeypatch):
     """Two batches a step: the first step says so. The last one comes when the epoch is at its end."""
     told: list[tuple[int, int]] = []
-    use = Link.use
+    use = JobLink.use
 
     def spy(link, request):
         told.append((request.mark.step, request.mark.batches))
         use(link, request)
 
-    monkeypatch.setattr(Link, "use", spy)
+    monkeypatch.setattr(JobLink, "use", spy)
     with ps.connect(servers=one_shard.servers, job=fresh_name(), num_workers=1) as worker:
         table, loader = table_of(worker), worker.loader(range(9), batch_size=1)
         validation = worker.loader(range(9), batch_size=1)
@@ -199,7 +199,7 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
 class AskingTwice:
     """Sends every question again, as where its answer was lost."""
 
-    def __init__(self, deals: Link) -> None:
+    def __init__(self, deals: JobLink) -> None:
         self.answers: list[list[pb.ShareReply]] = []
         self.use = deals.use
         self._deals = deals
@@ -222,12 +222,12 @@ def test_a_question_for_samples_that_is_asked_again_gets_the_same_answer(one_sha
 
     with join(0) as worker:
         with join(1) as other:
-            gone = Dealing(0, other._link, 8)
+            gone = EpochDealer(0, other._link, 8)
             gone.deal(0, begins=True, first=0)
             gone.hand_out(2)
             gone.take_step(1)
         asks = AskingTwice(worker._link)
-        dealing = Dealing(0, asks, 8)
+        dealing = EpochDealer(0, asks, 8)
         pieces = [dealing.deal(0, begins=begins, first=0) for begins in (True, False, False)]
     assert all(first == second for first, second in asks.answers)
     assert [piece and piece.place for piece in pieces] == [0, 1, None]

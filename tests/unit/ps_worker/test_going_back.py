@@ -13,7 +13,7 @@ from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
 from ps_server.coordinator import recovery
 from ps_server.coordinator.fleet.generations import Generations
-from ps_server.coordinator.snapshots.attempt import Taking
+from ps_server.coordinator.snapshots.attempt import SnapshotAttempt
 from ps_server.coordinator.state_store import CAPTURED
 from ps_wire.access.access import OPEN
 from ps_wire.errors import Fenced, JobFull, MemoryLimitExceeded, PsError, SnapshotFailed
@@ -62,7 +62,7 @@ def test_a_snapshot_of_a_history_that_was_undone_while_it_was_completed_does_not
     durable, monkeypatch, when
 ):
     """Whether its manifest was about to be written, or was there: the next rollback would go to it."""
-    job, describe, complete = fresh_name(), Taking._describe, SnapshotStore.complete
+    job, describe, complete = fresh_name(), SnapshotAttempt._describe, SnapshotStore.complete
     takings = durable.coordinator._takings
 
     def described(self, *args, **kwargs):
@@ -76,7 +76,7 @@ def test_a_snapshot_of_a_history_that_was_undone_while_it_was_completed_does_not
         durable._loop.loop.call_soon_threadsafe(lambda: (takings.goes_back(job), undone.set()))
         assert undone.wait(LIMIT_S)
 
-    monkeypatch.setattr(Taking, "_describe", described)
+    monkeypatch.setattr(SnapshotAttempt, "_describe", described)
     if when == "after":
         monkeypatch.setattr(SnapshotStore, "complete", completed)
     error = take_while_training(durable, job)
@@ -87,14 +87,14 @@ def test_a_snapshot_of_a_history_that_was_undone_while_it_was_completed_does_not
 
 def test_a_coordinator_that_is_fenced_completes_no_snapshot(durable, tmp_path, monkeypatch):
     """It may not have noticed yet that another one was started on its state directory."""
-    job, describe = fresh_name(), Taking._describe
+    job, describe = fresh_name(), SnapshotAttempt._describe
     monkeypatch.setattr("ps_server.coordinator.coordinator.LOOK_S", LIMIT_S)
 
     def described(self, *args, **kwargs):
         Generations(tmp_path / "state")
         return describe(self, *args, **kwargs)
 
-    monkeypatch.setattr(Taking, "_describe", described)
+    monkeypatch.setattr(SnapshotAttempt, "_describe", described)
     error = take_while_training(durable, job)
     assert isinstance(error, Fenced)
     assert durable.shards[0].shard.snapshots.store.names(job) == []

@@ -11,7 +11,7 @@ import torch
 
 import ps_worker as ps
 import ps_worker.membership.membership
-from ps_server.coordinator.jobs.runner import Room
+from ps_server.coordinator.jobs.runner import JobRunner
 from tests.until import LIMIT_S
 
 from .reference import batch, seeded
@@ -206,6 +206,6 @@ def test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble(lasti
         if len(rooms) > 1:
             rooms.popitem()
 
-    monkeypatch.setattr(Room, "settle", settle)
+    monkeypatch.setattr(JobRunner, "settle", settle)
     assert lasting._loop.start(lasting.coordinator.drain()).result(LIMIT_S)
     assert len(rooms) == 1

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import ps_worker as ps
-from ps_server.coordinator.fleet.fleet import Shards
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import dial
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -144,7 +144,7 @@ def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_lo
     durable, tmp_path, monkeypatch
 ):
     """It has no limit of its own: training goes on when the shard is back."""
-    monkeypatch.setattr(Shards.wait_complete, "__defaults__", (0.05,))  # of whoever does not say another
+    monkeypatch.setattr(Fleet.wait_complete, "__defaults__", (0.05,))  # of whoever does not say another
     job = fresh_name()
     joined = {"servers": durable.servers, "job": job, "num_workers": 2}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from ps_worker.membership.round_barrier import OUT_OF_USE, Rounds
+from ps_worker.membership.round_barrier import OUT_OF_USE, RoundBarrier
 from tests.until import LIMIT_S
 
 
@@ -14,7 +14,7 @@ class Script:
 
     def __init__(self, *tables: int) -> None:
         self.clocks = Counter(dict.fromkeys(tables, 0))
-        self.rounds = Rounds(lambda: dict(self.clocks))
+        self.rounds = RoundBarrier(lambda: dict(self.clocks))
         self.said: list[dict[int, int]] = []
         self.rounds.say = lambda _number, steps: self.said.append(dict(steps))
 

@@ -11,7 +11,7 @@ import torch
 import ps_worker as ps
 from ps_wire.errors import PayloadMismatch, StartLimitExceeded, StrangerRefused, UsageError
 from ps_wire.v1 import shard_pb2 as pb
-from ps_worker.job.optimizer_state_calls import SharedState
+from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.transport.grpc_service import GrpcService
 
 from .models import Mlp, loss_of
@@ -101,9 +101,9 @@ def test_who_joins_a_job_that_has_state_sets_none(one_shard, caplog):
 # -- on the way ---------------------------------------------------------------------------------------
 
 
-def beside(worker: ps.Worker, calls_of: Callable, say: Callable = print) -> SharedState:
+def beside(worker: ps.Worker, calls_of: Callable, say: Callable = print) -> OptimizerStateCalls:
     """Another one of the same worker, with another way to the shards."""
-    return SharedState(worker._settings, worker._link._membership, calls_of=calls_of, say=say)
+    return OptimizerStateCalls(worker._settings, worker._link._membership, calls_of=calls_of, say=say)
 
 
 def test_a_call_that_breaks_is_made_again(cluster):

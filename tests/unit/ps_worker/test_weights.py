@@ -13,7 +13,7 @@ import ps_worker as ps
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.memory.table_memory import Sharing, TableMemory
-from ps_worker.optimizer.shown_weights import WINDOW_ELEMENTS, Weights
+from ps_worker.optimizer.shown_weights import WINDOW_ELEMENTS, ShownWeights
 
 from .models import Mlp
 from .reference import assert_same, check, seeded
@@ -70,7 +70,7 @@ def test_a_graph_of_before_the_weights_were_asked_for_goes_through_no_backward()
         optimizer=OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),))),
     )
     parameter = nn.Parameter(torch.ones(3000))
-    weights = Weights(TableMemory(Plan(spec, 1), Sharing.PRIVATE), {"p": parameter})
+    weights = ShownWeights(TableMemory(Plan(spec, 1), Sharing.PRIVATE), {"p": parameter})
     loss = parameter.square().sum()
     weights.expect()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
