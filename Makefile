@@ -30,15 +30,20 @@ fuzz: $(VENV)/installed-test
 	$(PY) -m tests.security.fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),1000000) --minutes $(or $(MINUTES),60)
 
 # Threads change all the time, and give way at locks, by a seed that is printed; TESTS may name fewer.
-STRESSED = tests/unit/ps_worker tests/contracts $(addprefix tests/unit/ps_server/test_,shard_table.py cell_figures.py session.py cut_table.py pool.py)
+STRESSED = tests/component tests/contracts $(addprefix tests/unit/ps_server/,shard/table/test_table.py \
+	shard/partition/test_cell_figures.py shard/transport/test_session.py shard/table/test_cuts.py process/test_closing_pool.py)
 
 stress: $(VENV)/installed-test
 	$(PY) -m pytest --stress=$(SEED) --timeout=600 $(or $(TESTS),$(STRESSED))
 
 # Tests of what needs neither torch nor grpc, on a Python without its lock, where there is one.
 PYTHON_FREE ?= $(firstword $(foreach name,python3.14t python3.13t,$(shell command -v $(name))))
-PURE = $(addprefix tests/unit/ps_wire/test_,$(addsuffix .py,address consistency frame frame_queue messages nonfinite plan staleness table text token trace watched))
-PURE += $(addprefix tests/unit/ps_server/test_,$(addsuffix .py,agenda cut gate leases partition roster snapshot_cut standings))
+PURE = $(addprefix tests/unit/ps_wire/,test_text.py $(addprefix spec/test_,address.py consistency.py nonfinite.py plan.py \
+	staleness.py table.py) frames/test_frame.py frames/test_queue.py frames/test_messages.py access/test_token.py \
+	process/test_trace.py process/test_watched.py)
+PURE += $(addprefix tests/unit/ps_server/,agreement/test_gate.py agreement/test_cut_points.py shard/partition/test_cut.py \
+	shard/partition/test_machine.py coordinator/jobs/test_action_queue.py coordinator/jobs/test_leases.py \
+	coordinator/jobs/test_roster.py coordinator/fleet/test_registry.py)
 
 ifeq ($(PYTHON_FREE),)
 free-threaded:

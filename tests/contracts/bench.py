@@ -25,9 +25,8 @@ from ps_wire.sockets import tls_socket
 from ps_wire.sockets.shared_memory import AVAILABLE
 from ps_worker.transport.connection import refusal
 from ps_worker.transport.socket_stream import DOORS
+from tests.component.service import Cluster, fresh_name, run_workers
 from tests.until import LIMIT_S
-
-from ..unit.ps_worker.service import Cluster, fresh_name, run_workers  # noqa: TID252
 
 BIG = wire.MAX_PAYLOAD_BYTES // 4  # elements of the largest partition
 

@@ -10,8 +10,8 @@ import pytest
 
 from ps_lab.cluster.certificate_authority import make_certificates
 from ps_wire.access.access import read
+from tests.component.service import Cluster, LoopThread
 
-from ..unit.ps_worker.service import Cluster, LoopThread  # noqa: TID252
 from .bench import TLS, Bench
 
 

@@ -15,9 +15,9 @@ from ps_server.shard.transport import outbox
 from ps_server.shard.transport.session import PULLED_TOGETHER
 from ps_wire.errors import FrameMalformed, PsError, StrangerRefused
 from ps_wire.frames import frame as wire
+from tests.component.service import Cluster
 from tests.until import until
 
-from ..unit.ps_worker.service import Cluster  # noqa: TID252
 from .bench import BIG, CARRIERS, LIMIT_S, Bench, Client, pull, push
 
 STREAMS = ("uds", "shm", "tcp", "tls")  # which cut bytes into frames themselves

@@ -11,11 +11,11 @@ import torch
 import ps_worker as ps
 from ps_wire.frames.carrier import Carrier
 from ps_wire.v1 import shard_pb2
+from tests.component.models import Mlp, loss_of
+from tests.component.reference import alone, assert_same, seeded
+from tests.component.service import Cluster, figures, fresh_name, partitions, run_workers
 
 from ..faults.proxy import Proxy  # noqa: TID252
-from ..unit.ps_worker.models import Mlp, loss_of  # noqa: TID252
-from ..unit.ps_worker.reference import alone, assert_same, seeded  # noqa: TID252
-from ..unit.ps_worker.service import Cluster, figures, fresh_name, partitions, run_workers  # noqa: TID252
 
 STEPS = 6
 SMALL = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)

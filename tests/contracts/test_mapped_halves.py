@@ -16,8 +16,8 @@ import ps_worker as ps
 from ps_wire.frames import frame as wire
 from ps_wire.sockets import shared_memory
 from ps_wire.sockets.frame_socket import FrameSocket, close_all
+from tests.component.service import Cluster, fresh_name, run_workers
 
-from ..unit.ps_worker.service import Cluster, fresh_name, run_workers  # noqa: TID252
 from .bench import Bench, UnixClient
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="no memfd_create here")

@@ -18,9 +18,9 @@ from ps_wire.errors import Evicted
 from ps_wire.frames import frame as wire
 from ps_wire.sockets import shared_memory
 from ps_wire.sockets.frame_socket import FrameSocket, close_all
+from tests.component.service import Cluster
 from tests.until import until
 
-from ..unit.ps_worker.service import Cluster  # noqa: TID252
 from .bench import BIG, Bench, UnixClient, pull
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")

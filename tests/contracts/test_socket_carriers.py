@@ -27,9 +27,9 @@ from ps_wire.errors import FrameTooLarge, StrangerRefused
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
 from ps_worker.transport.socket_stream import DOORS
+from tests.component.service import Cluster, run_workers
 from tests.until import until
 
-from ..unit.ps_worker.service import Cluster, run_workers  # noqa: TID252
 from .bench import BIG, LIMIT_S, PLAIN, SOCKETS, TLS, Bench, TcpClient, pull, push
 
 FUZZ_CASES = 150

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ..unit.ps_worker.reference import assert_same  # noqa: TID252
-from ..unit.ps_worker.rounding import reference, served  # noqa: TID252
-from ..unit.ps_worker.service import Cluster  # noqa: TID252
+from tests.component.reference import assert_same
+from tests.component.rounding import reference, served
+from tests.component.service import Cluster
 
 
 @pytest.mark.parametrize("carrier", ["uds", "tcp", "grpc"])

@@ -2,14 +2,14 @@
 
 from tests.mutants.mutant import Mutant
 
-GENERATIONS = "tests/unit/ps_server/test_generations.py"
-ROLLED_BACK = "tests/unit/ps_server/test_rolled_back.py"
-SHARD = "tests/unit/ps_server/test_shard.py"
-GOING_BACK = "tests/unit/ps_worker/test_going_back.py"
-HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
-GARBAGE = "tests/unit/ps_server/test_garbage.py"
-CONNECTING = "tests/unit/ps_worker/test_connecting.py"
-ROLLBACK = "tests/unit/ps_worker/test_rollback.py"
+GENERATIONS = "tests/unit/ps_server/coordinator/fleet/test_generations.py"
+ROLLED_BACK = "tests/unit/ps_server/coordinator/test_rolled_back.py"
+SHARD = "tests/unit/ps_server/shard/test_shard.py"
+GOING_BACK = "tests/component/snapshots/test_going_back.py"
+HAND_OFF = "tests/unit/ps_server/shard/test_hand_off.py"
+GARBAGE = "tests/unit/ps_server/shard/test_garbage.py"
+CONNECTING = "tests/component/connections/test_connecting.py"
+ROLLBACK = "tests/component/snapshots/test_rollback.py"
 PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
 
 MUTANTS = (
@@ -32,7 +32,7 @@ MUTANTS = (
         file="ps_wire/frames/frame.py",
         text="        frame.generation,\n        frame.incarnation,\n",
         fault="        frame.generation,\n        frame.incarnation & 0xFFFFFFFF,\n",
-        tests=("tests/unit/ps_wire/test_frame.py",),
+        tests=("tests/unit/ps_wire/frames/test_frame.py",),
     ),
     Mutant(
         name="resume: an incarnation that nobody has given is taken",
@@ -102,7 +102,7 @@ MUTANTS = (
         file="ps_server/shard/orders.py",
         text='    if kind is None:\n        return ""\n',
         fault="",
-        tests=("tests/unit/ps_server/test_follower.py",),
+        tests=("tests/unit/ps_server/shard/test_follower.py",),
     ),
     Mutant(
         name="tables: all objects are looked through again and again while one is opened",

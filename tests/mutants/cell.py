@@ -2,7 +2,6 @@
 
 from .mutant import Mutant
 
-UNIT = "tests/unit/ps_server/"
 CELL = "ps_server/shard/partition/cell.py"
 CHANGES = "ps_server/shard/partition/cell_members.py"
 SCREENING = "ps_server/shard/partition/cell_screening.py"
@@ -14,11 +13,11 @@ ADAM = "ps_server/shard/optimizer/adam.py"
 KERNELS = "ps_wire/process/kernels.c"
 CLIPPING = "ps_server/agreement/clipping.py"
 DECISIONS = "ps_server/coordinator/fleet/decisions.py"
-LAW_1 = f"{UNIT}test_law_1_in_process.py"
-CLIPS = f"{UNIT}test_clipping.py"
-EVICTION = f"{UNIT}test_eviction.py"
-NONFINITE = f"{UNIT}test_nonfinite.py"
-TABLE = f"{UNIT}test_shard_table.py"
+LAW_1 = "tests/unit/ps_server/shard/test_law_1_in_process.py"
+CLIPS = "tests/unit/ps_server/agreement/test_clipping.py"
+EVICTION = "tests/unit/ps_server/shard/table/test_eviction.py"
+NONFINITE = "tests/unit/ps_server/shard/partition/test_nonfinite.py"
+TABLE = "tests/unit/ps_server/shard/table/test_table.py"
 
 MUTANTS = (
     Mutant(
@@ -30,77 +29,82 @@ MUTANTS = (
         fault=(
             "        out.add_(torch.mul(gradient, weight, out=product))\n    return out.div_(len(weights))\n"
         ),
-        tests=(f"{UNIT}test_average.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_mean.py",),
     ),
     Mutant(
         name="average: product and sum are rounded at once",
         file=AVERAGE,
         text="        out.add_(torch.mul(gradient, weight, out=product))\n",
         fault="        out.add_(gradient, alpha=weight)\n",
-        tests=(f"{UNIT}test_average.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_mean.py",),
     ),
     Mutant(
         name="average: the sum is made in the first gradient's memory",
         file=AVERAGE,
         text="        torch.add(first, gradients[1], out=out)\n",
         fault="        out = first.add_(gradients[1])\n",
-        tests=(f"{UNIT}test_average.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_mean.py",),
     ),
     Mutant(
         name="average: one gradient of any weight is taken as it is",
         file=AVERAGE,
         text="if equal and len(gradients) == 1 and first.dtype not in NARROW:",
         fault="if len(gradients) == 1:",
-        tests=(f"{UNIT}test_average.py", f"{UNIT}test_wire_dtype.py"),
+        tests=(
+            "tests/unit/ps_server/shard/optimizer/test_mean.py",
+            "tests/unit/ps_server/shard/table/test_wire_dtype.py",
+        ),
     ),
     Mutant(
         name="average: threads share their scratch",
         file=AVERAGE,
         text="class Scratch(threading.local):",
         fault="class Scratch:",
-        tests=(f"{UNIT}test_average.py::test_dtypes_and_threads_have_scratch_of_their_own",),
+        tests=(
+            "tests/unit/ps_server/shard/optimizer/test_mean.py::test_dtypes_and_threads_have_scratch_of_their_own",
+        ),
     ),
     Mutant(
         name="kernels.c: the mean leaves its last elements out",
         file=KERNELS,
         text="    for (; at < elements; at++) {\n        float mean = mean_scalar",
         fault="    for (; at + 1 < elements; at++) {\n        float mean = mean_scalar",
-        tests=(f"{UNIT}test_kernels.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py",),
     ),
     Mutant(
         name="kernels.c: what is not finite is not seen in the last elements",
         file=KERNELS,
         text="        alone += 0.0f * values[at];\n",
         fault="        alone += 0.0f;\n",
-        tests=(f"{UNIT}test_kernels.py", NONFINITE),
+        tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py", NONFINITE),
     ),
     Mutant(
         name="kernels.c: three is taken for a power of two",
         file=KERNELS,
         text="return (count & (count - 1)) == 0;",
         fault="return (count & (count - 1)) == 0 || count == 3;",
-        tests=(f"{UNIT}test_kernels.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py",),
     ),
     Mutant(
         name="kernels.c: Adam adds nothing of the weights to the gradient",
         file=KERNELS,
         text="            g = _mm256_fmadd_ps(w, l2s, g);",
         fault="            g = _mm256_fmadd_ps(w, l2s, w);",
-        tests=(f"{UNIT}test_adam.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_adam.py",),
     ),
     Mutant(
         name="adam: the bias of the second moment is corrected by its square",
         file=ADAM,
         text="            root=math.sqrt(1 - beta2**count),",
         fault="            root=1 - beta2**count,",
-        tests=(f"{UNIT}test_adam.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_adam.py",),
     ),
     Mutant(
         name="adam: a piece without a gradient keeps what the other half held",
         file=ADAM,
         text="                out.data.copy_(weights)\n                left.append(gradient)",
         fault="                left.append(gradient)",
-        tests=(f"{UNIT}test_adam.py", LAW_1),
+        tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(
         name="adam: a piece without a gradient counts a step",
@@ -108,7 +112,7 @@ MUTANTS = (
         text="            if gradient is None or not state:\n",
         fault="            if gradient is None and state:\n                state['step'].add_(1)\n"
         "            if gradient is None or not state:\n",
-        tests=(f"{UNIT}test_adam.py", LAW_1),
+        tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(
         name="optimizers: hyper-parameters of the start hold for ever",
@@ -122,63 +126,74 @@ MUTANTS = (
         file=OPTIMIZERS,
         text='for key in ("momentum", "weight_decay", "nesterov", "maximize")',
         fault='for key in ("momentum", "nesterov", "maximize")',
-        tests=(LAW_1, f"{UNIT}test_plain_step.py", f"{UNIT}test_optimizers.py"),
+        tests=(
+            LAW_1,
+            "tests/unit/ps_server/shard/optimizer/test_plain_step.py",
+            "tests/unit/ps_server/shard/optimizer/test_piece_optimizer.py",
+        ),
     ),
     Mutant(
         name="optimizers: gradients stay on the pieces after a step",
         file=OPTIMIZERS,
         text="            for piece, _ in batch:\n                piece.grad = None\n",
         fault="",
-        tests=(f"{UNIT}test_optimizers.py", f"{TABLE}::test_parameters_without_a_gradient_are_left_alone"),
+        tests=(
+            "tests/unit/ps_server/shard/optimizer/test_piece_optimizer.py",
+            f"{TABLE}::test_parameters_without_a_gradient_are_left_alone",
+        ),
     ),
     Mutant(
         name="optimizers: a state is handed out, not copied",
         file=OPTIMIZERS,
         text="{key: value.detach().clone() for key, value in self._torch.state.get(piece, {}).items()}",
         fault="{key: value.detach() for key, value in self._torch.state.get(piece, {}).items()}",
-        tests=(f"{UNIT}test_optimizers.py::test_a_state_that_was_taken_stays_as_it_was_while_steps_follow",),
+        tests=(
+            "tests/unit/ps_server/shard/optimizer/test_piece_optimizer.py::test_a_state_that_was_taken_stays_as_it_was_while_steps_follow",
+        ),
     ),
     Mutant(
         name="optimizers: a state that is set is the caller's memory",
         file=OPTIMIZERS,
         text="value.detach().to(torch.float32, copy=True) if counts else value.detach().clone()",
         fault="value.detach().to(torch.float32) if counts else value.detach()",
-        tests=(f"{UNIT}test_optimizers.py::test_a_state_that_was_taken_stays_as_it_was_while_steps_follow",),
+        tests=(
+            "tests/unit/ps_server/shard/optimizer/test_piece_optimizer.py::test_a_state_that_was_taken_stays_as_it_was_while_steps_follow",
+        ),
     ),
     Mutant(
         name="cell: weights are written while a reply leaves from them",
         file=WEIGHTS,
         text="        return [reply for reply in replies if reply is not None and reply.held]",
         fault="        return []",
-        tests=(f"{UNIT}test_weights.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(
         name="cell: memory that was left is used again while it is read",
         file=WEIGHTS,
         text="free = [memory for memory, held in self._left if not any(reply.held for reply in held)]",
         fault="free = [memory for memory, held in self._left]",
-        tests=(f"{UNIT}test_weights.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(
         name="cell: only the last reply is remembered",
         file=WEIGHTS,
         text="self._replies = [weakref.ref(other) for other in self._held()] + [weakref.ref(reply)]",
         fault="self._replies = [weakref.ref(reply)]",
-        tests=(f"{UNIT}test_weights.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(
         name="cell: weights move without their values",
         file=WEIGHTS,
         text="        before, self.now = self.now, self._unread()\n        self.now.copy_(before)\n",
         fault="        before, self.now = self.now, self._unread()\n",
-        tests=(f"{UNIT}test_weights.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(
         name="cell: halves begin with the other one",
         file=WEIGHTS,
         text="halves[version & 1], halves[~version & 1]",
         fault="halves[~version & 1], halves[version & 1]",
-        tests=("tests/contracts/test_mapped_halves.py", "tests/unit/ps_worker/test_mapped_weights.py"),
+        tests=("tests/contracts/test_mapped_halves.py", "tests/component/memory/test_mapped_weights.py"),
     ),
     Mutant(
         name="cell: a version in which nothing is applied stays in the half before",
@@ -192,21 +207,21 @@ MUTANTS = (
         file=VALUES,
         text="        if self._weights.make_writable():\n            self._rebind()\n",
         fault="        self._weights.make_writable()\n",
-        tests=(f"{UNIT}test_weights.py",),
+        tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(
         name="cell: rounded weights are those of the version before",
         file=VALUES,
         text="if made is None or made[0] != version:",
         fault="if made is None:",
-        tests=(f"{UNIT}test_wire_dtype.py",),
+        tests=("tests/unit/ps_server/shard/table/test_wire_dtype.py",),
     ),
     Mutant(
         name="cell: weights that are kept for who is late go on changing",
         file=VALUES,
         text="        self._kept[version] = self.now.clone()\n",
         fault="        self._kept[version] = self.now\n",
-        tests=(f"{UNIT}test_backup_tables.py",),
+        tests=("tests/unit/ps_server/shard/table/test_backup_tables.py",),
     ),
     Mutant(
         name="cell: loaded weights keep the optimizer's state",
@@ -223,14 +238,14 @@ MUTANTS = (
             "                self._lent.pop(contribution.worker, None)\n"
             "                if gradient.borrowed and any(item.payload is gradient for"
         ),
-        tests=(f"{UNIT}test_lent_pushes.py",),
+        tests=("tests/unit/ps_server/shard/partition/test_lent_pushes.py",),
     ),
     Mutant(
         name="cell: memory that is lent is not given back",
         file=CELL,
         text="                self._send(lent.worker, self._replies.free(lent.worker, lent.step))\n",
         fault="                pass\n",
-        tests=(f"{UNIT}test_lent_pushes.py",),
+        tests=("tests/unit/ps_server/shard/partition/test_lent_pushes.py",),
     ),
     Mutant(
         name="cell: memory that is lent is given back before its step has closed",
@@ -238,7 +253,10 @@ MUTANTS = (
         text="if lent.step < self.machine.version]:",
         fault="if lent.step <= self.machine.version]:",
         survives="A push of the next step is taken only when this one has closed (R1): none is lent yet.",
-        tests=(f"{UNIT}test_lent_pushes.py", "tests/contracts/test_shared_memory.py"),
+        tests=(
+            "tests/unit/ps_server/shard/partition/test_lent_pushes.py",
+            "tests/contracts/test_shared_memory.py",
+        ),
     ),
     Mutant(
         name="cell: what an evicted worker has pushed is read where it lies",
@@ -259,14 +277,14 @@ MUTANTS = (
         file=CELL,
         text="            if step is None or not self.machine.complete:  # one has joined: it is said again",
         fault="            if step is None:  # one has joined: it is said again",
-        tests=(f"{UNIT}test_closing.py",),
+        tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="cell: who reads at the end misses a step that no thread has closed yet",
         file=CELL,
         text="            if self._closing is not None:  # else the last step",
         fault="            if False:  # else the last step",
-        tests=(f"{UNIT}test_closing.py",),
+        tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="cell: hyper-parameters are those of who came first",
@@ -382,6 +400,6 @@ MUTANTS = (
         file=DECISIONS,
         text="        squares = sum(table.squares[holder] for holder in table.holders)\n",
         fault="        squares = sum(table.squares.values())\n",
-        tests=(CLIPS, f"{UNIT}test_orders.py"),
+        tests=(CLIPS, "tests/unit/ps_server/coordinator/fleet/test_fleet.py"),
     ),
 )

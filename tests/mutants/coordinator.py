@@ -2,7 +2,6 @@
 
 from .mutant import Mutant
 
-UNIT = "tests/unit/ps_server/"
 ROSTER = "ps_server/coordinator/jobs/roster.py"
 LEASES = "ps_server/coordinator/jobs/leases.py"
 LIFE = "ps_server/coordinator/jobs/job_life.py"
@@ -21,13 +20,13 @@ QUORUM = "ps_server/agreement/tally.py"
 BACKUP = "ps_server/shard/partition/backup_machine.py"
 ATTENDANCE = "ps_server/agreement/attendance.py"
 STREAMS = "ps_server/coordinator/member_streams.py"
-MEMBERSHIP = f"{UNIT}test_membership.py"
-END = f"{UNIT}test_membership_end.py"
-CHANGES = f"{UNIT}test_membership_changes.py"
-WALKS = f"{UNIT}test_membership_walks.py"
-ROLLED_BACK = f"{UNIT}test_rolled_back.py"
-SHARING = f"{UNIT}test_shares.py"
-BACKUPS = f"{UNIT}test_backup_tables.py"
+MEMBERSHIP = "tests/unit/ps_server/coordinator/jobs/test_job.py"
+END = "tests/unit/ps_server/coordinator/jobs/test_membership_end.py"
+CHANGES = "tests/unit/ps_server/coordinator/jobs/test_membership_changes.py"
+WALKS = "tests/unit/ps_server/coordinator/jobs/test_membership_walks.py"
+ROLLED_BACK = "tests/unit/ps_server/coordinator/test_rolled_back.py"
+SHARING = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
+BACKUPS = "tests/unit/ps_server/shard/table/test_backup_tables.py"
 
 MUTANTS = (
     Mutant(
@@ -35,21 +34,21 @@ MUTANTS = (
         file=ROSTER,
         text="        if wanted >= self.num_workers:\n",
         fault="        if wanted > self.num_workers:\n",
-        tests=(f"{UNIT}test_roster.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_roster.py",),
     ),
     Mutant(
         name="roster: the highest free number is given",
         file=ROSTER,
         text="                return free[0]\n",
         fault="                return free[-1]\n",
-        tests=(f"{UNIT}test_roster.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_roster.py",),
     ),
     Mutant(
         name="roster: a newcomer has its predecessor's incarnation",
         file=ROSTER,
         text="incarnation=max(before.incarnation if before is not None else 0, self.floor) + 1,",
         fault="incarnation=max(before.incarnation if before is not None else 1, self.floor + 1),",
-        tests=(f"{UNIT}test_roster.py", MEMBERSHIP),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_roster.py", MEMBERSHIP),
     ),
     Mutant(
         name="roster: incarnations of before a rollback are given again",
@@ -63,42 +62,42 @@ MUTANTS = (
         file=ROSTER,
         text="if member is None or member.incarnation != incarnation or not member.present:",
         fault="if member is None or not member.present:",
-        tests=(f"{UNIT}test_roster.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_roster.py",),
     ),
     Mutant(
         name="roster: who finished first is asked for the last state",
         file=ROSTER,
         text="return min(self.finished(), key=lambda member: member.worker, default=None)",
         fault="return next(iter(self.finished()), None)",
-        tests=(f"{UNIT}test_roster.py", END),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_roster.py", END),
     ),
     Mutant(
         name="leases: a coordinator that was held up evicts whom it could not hear",
         file=LEASES,
         text="        if held_up_s > STALL_S:\n",
         fault="        if held_up_s > 1000 * STALL_S:\n",
-        tests=(f"{UNIT}test_leases.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_leases.py",),
     ),
     Mutant(
         name="leases: a lease that was renewed ends at its first end",
         file=LEASES,
         text="            self._until_s[key] = now_s + self._terms_s[key]\n",
         fault="            self._until_s[key] = max(self._until_s[key], self._terms_s[key])\n",
-        tests=(f"{UNIT}test_leases.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_leases.py",),
     ),
     Mutant(
         name="leases: who has gone is evicted",
         file=LEASES,
         text="        self._until_s.pop((worker, incarnation), None)\n",
         fault="",
-        tests=(f"{UNIT}test_leases.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_leases.py",),
     ),
     Mutant(
         name="leases: a term of nought ends at once",
         file=LEASES,
         text="        if term_s > 0:\n",
         fault="        if term_s >= 0:\n",
-        tests=(f"{UNIT}test_leases.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_leases.py",),
     ),
     Mutant(
         name="tables: a table may be made out of order",
@@ -119,21 +118,21 @@ MUTANTS = (
         file=TABLES,
         text="late = [member.worker for member in here if member.num_tables <= table]",
         fault="late = [member.worker for member in here if member.num_tables < table]",
-        tests=(f"{UNIT}test_job_tables.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_tables.py",),
     ),
     Mutant(
         name="tables: a range starts with one too few",
         file=TABLES,
         text="        if len(here) < at_least:\n",
         fault="        if len(here) < at_least - 1:\n",
-        tests=(f"{UNIT}test_job_tables.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_tables.py",),
     ),
     Mutant(
         name="tables: a table that has not started survives its workers",
         file=TABLES,
         text="        while self.records and not self.records[-1].started:\n            self.records.pop()\n",
         fault="        return\n",
-        tests=(f"{UNIT}test_job_tables.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_tables.py",),
     ),
     Mutant(
         name="job: it ends with the first who finishes",
@@ -256,56 +255,61 @@ MUTANTS = (
         file=MAILBOX,
         text="        for reply in self._kept:\n            self._stream.put_nowait(reply)\n",
         fault="",
-        tests=(f"{UNIT}test_leases.py", "tests/unit/ps_worker/test_evicted.py"),
+        tests=(
+            "tests/unit/ps_server/coordinator/jobs/test_leases.py",
+            "tests/component/members/test_evicted.py",
+        ),
     ),
     Mutant(
         name="mailbox: what was heard is said again",
         file=MAILBOX,
         text="        while self._kept and self._kept[0].number <= number:\n",
         fault="        while self._kept and self._kept[0].number < number:\n",
-        tests=(f"{UNIT}test_leases.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_leases.py",),
     ),
     Mutant(
         name="mailbox: a request that is said again is taken again",
         file=MAILBOX,
         text="new = request.number == self.taken + 1\n        self.taken += new\n        return new\n",
         fault="self.taken = max(self.taken, request.number)\n        return True\n",
-        tests=(f"{UNIT}test_leases.py::test_a_request_that_is_said_again_is_taken_once",),
+        tests=(
+            "tests/unit/ps_server/coordinator/jobs/test_leases.py::test_a_request_that_is_said_again_is_taken_once",
+        ),
     ),
     Mutant(
         name="mailbox: an end of an older stream ends the one that is live",
         file=MAILBOX,
         text="        if self._stream is stream:\n            self._stream = None\n",
         fault="        self._stream = None\n",
-        tests=(f"{UNIT}test_leases.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_leases.py",),
     ),
     Mutant(
         name="agenda: something comes between the two rounds of a change",
         file=AGENDA,
         text="        if self._change is not None or not self._actions:\n",
         fault="        if not self._actions:\n",
-        tests=(f"{UNIT}test_agenda.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_action_queue.py",),
     ),
     Mutant(
         name="agenda: what follows from an order is done though the job goes back",
         file=AGENDA,
         text="        if not self.frozen:\n            self.add(job.done(order, figures))\n",
         fault="        self._actions.extend(job.done(order, figures))\n",
-        tests=(f"{UNIT}test_agenda.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_action_queue.py",),
     ),
     Mutant(
         name="agenda: messages are dropped where a job goes back",
         file=AGENDA,
         text="self._actions = deque(action for action in self._actions if isinstance(action, ToMember))\n",
         fault="self._actions.clear()\n",
-        tests=(f"{UNIT}test_agenda.py",),
+        tests=("tests/unit/ps_server/coordinator/jobs/test_action_queue.py",),
     ),
     Mutant(
         name="streams: a session that is not the member's resumes",
         file=STREAMS,
         text="        if not hmac.compare_digest(mailbox.session, resume.session):\n",
         fault="        if not resume.session:\n",
-        tests=("tests/unit/ps_worker/test_resuming.py",),
+        tests=("tests/component/snapshots/test_resuming.py",),
     ),
     Mutant(
         name="shares: an epoch that is begun again is counted twice",
@@ -368,7 +372,7 @@ MUTANTS = (
         file=DEALT,
         text="            if later is not None and used.batches > later.batches:\n",
         fault="            if later is None and used.batches > mark.batches:\n",
-        tests=(SHARING, "tests/unit/ps_worker/test_dealt_epochs.py"),
+        tests=(SHARING, "tests/component/data/test_dealt_epochs.py"),
     ),
     Mutant(
         name="dealt: a mark of a step is one more, not another one",
@@ -383,168 +387,171 @@ MUTANTS = (
         file=STANDINGS,
         text="if boot != message.boot and 0 < message.generation < generation:",
         fault="if boot != message.boot and 0 < message.generation < generation - 1000:",
-        tests=(f"{UNIT}test_standings.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_registry.py",),
     ),
     Mutant(
         name="standings: a shard that missed a rollback keeps what it holds",
         file=STANDINGS,
         text="return self.known[message.shard][1], boot != message.boot or void",
         fault="return self.known[message.shard][1], boot != message.boot",
-        tests=(f"{UNIT}test_standings.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_registry.py",),
     ),
     Mutant(
         name="standings: another process has lost nothing",
         file=STANDINGS,
         text="return self.known[message.shard][1], boot != message.boot or void",
         fault="return self.known[message.shard][1], void",
-        tests=(f"{UNIT}test_standings.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_registry.py",),
     ),
     Mutant(
         name="standings: an older coordinator is followed",
         file=STANDINGS,
         text="if self.generations.lasting and message.coordinator > self.generations.own:",
         fault="if not self.generations.lasting and message.coordinator > self.generations.own:",
-        tests=(f"{UNIT}test_standings.py", f"{UNIT}test_follower.py"),
+        tests=(
+            "tests/unit/ps_server/coordinator/fleet/test_registry.py",
+            "tests/unit/ps_server/shard/test_follower.py",
+        ),
     ),
     Mutant(
         name="generations: two coordinators take one number",
         file=GENERATIONS,
         text="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644",
         fault="os.O_WRONLY | os.O_CREAT, 0o644",
-        tests=(f"{UNIT}test_generations.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_generations.py",),
     ),
     Mutant(
         name="generations: a number is not durable",
         file=GENERATIONS,
         text="                    os.fsync(file.fileno())\n",
         fault="",
-        tests=(f"{UNIT}test_generations.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_generations.py",),
     ),
     Mutant(
         name="generations: the name of a number is not durable",
         file=GENERATIONS,
         text="                sync_folder(folder, above=1)  #",
         fault="                # sync_folder(folder, above=1)  #",
-        tests=(f"{UNIT}test_generations.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_generations.py",),
     ),
     Mutant(
         name="generations: the older of two goes on",
         file=GENERATIONS,
         text="        if owner is not None and owner > self.own:\n",
         fault="        if owner is not None and owner < self.own:\n",
-        tests=(f"{UNIT}test_generations.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_generations.py",),
     ),
     Mutant(
         name="follower: an order that comes again is carried out again",
         file=FOLLOWER,
         text="            known = self.done.get(order.number)\n",
         fault="            known = None\n",
-        tests=(f"{UNIT}test_follower.py",),
+        tests=("tests/unit/ps_server/shard/test_follower.py",),
     ),
     Mutant(
         name="follower: answers are kept for ever",
         file=FOLLOWER,
         text="            while len(self.done) > KEPT_ANSWERS:\n",
         fault="            while len(self.done) > 1000 * KEPT_ANSWERS:\n",
-        tests=(f"{UNIT}test_follower.py",),
+        tests=("tests/unit/ps_server/shard/test_follower.py",),
     ),
     Mutant(
         name="follower: a coordinator that was left behind is followed",
         file=FOLLOWER,
         text="        if granted.coordinator < self.coordinator:\n",
         fault="        if granted.coordinator < self.coordinator - 1000:\n",
-        tests=(f"{UNIT}test_follower.py",),
+        tests=("tests/unit/ps_server/shard/test_follower.py",),
     ),
     Mutant(
         name="follower: what is undecided is not said again",
         file=FOLLOWER,
         text="                for norm in self._shard.undecided():",
         fault="                for norm in ():",
-        tests=(f"{UNIT}test_follower.py",),
+        tests=("tests/unit/ps_server/shard/test_follower.py",),
     ),
     Mutant(
         name="orders: an order that was not answered is not sent again",
         file=ORDERS,
         text="sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None",
         fault="sent = None",
-        tests=(f"{UNIT}test_orders.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),
     Mutant(
         name="orders: what a shard that lost its state answers counts",
         file=ORDERS,
         text="sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None",
         fault="sent = self._send(shard, order)",
-        tests=(f"{UNIT}test_orders.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),
     Mutant(
         name="orders: the limit of an eviction is the largest clock of all shards",
         file=ORDERS,
         text="        extreme = min if least else max\n",
         fault="        extreme = max\n",
-        tests=(f"{UNIT}test_orders.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),
     Mutant(
         name="orders: an order is sent while a shard is away",
         file=ORDERS,
         text="        if not absent_ok:\n            self.check_ready()\n",
         fault="",
-        tests=(f"{UNIT}test_orders.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),
     Mutant(
         name="chooser: a step takes what one shard has",
         file=CHOOSER,
         text="ready = frozenset.intersection(*(report.ready for report in known))",
         fault="ready = known[0].ready",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="chooser: a choice is made while a change of members is under way",
         file=CHOOSER,
         text="        if self._held or len(known) < len(self.holders):\n",
         fault="        if len(known) < len(self.holders):\n",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="chooser: a late worker is caught up before all shards have told of it",
         file=CHOOSER,
         text="for late in sorted(frozenset.intersection(*(report.late for report in known))):",
         fault="for late in sorted(frozenset().union(*(report.late for report in known))):",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="chooser: a late worker goes on at the step that was chosen",
         file=CHOOSER,
         text="                choices.append(self.last)\n                step += 1\n",
         fault="                choices.append(self.last)\n",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="chooser: a choice that was lost is not said again",
         file=CHOOSER,
         text="        if self.last is not None and report.step <= self.last.step:\n",
         fault="        if self.last is not None and report.step < self.last.step:\n",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="attendance: a step waits for one worker more",
         file=ATTENDANCE,
         text="    if len(ready) >= max(1, len(ready | members) - backup):\n",
         fault="    if len(ready) > max(1, len(ready | members) - backup):\n",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="quorum: a worker counts as here when one cell has its push",
         file=QUORUM,
         text="everywhere = [worker for worker, count in self._here.items() if count == self._num_cells]",
         fault="everywhere = [worker for worker, count in self._here.items() if count]",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="quorum: a report is made while a choice is carried out",
         file=QUORUM,
         text="        if newest is None or self._steps[newest.step] < self._num_cells:\n",
         fault="        if newest is None:\n",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="backup: what was not chosen is applied",
@@ -558,7 +565,7 @@ MUTANTS = (
         file=BACKUP,
         text="        if contribution.step < self.open_step:\n",
         fault="        if contribution.step < self.version:\n",
-        tests=(f"{UNIT}test_chooser.py",),
+        tests=("tests/unit/ps_server/agreement/test_chooser.py",),
     ),
     Mutant(
         name="backup: weights of a version that a late worker works on are let go",
@@ -573,7 +580,7 @@ MUTANTS = (
         text='facts.get("ends", ())',
         fault='facts["ends"]',
         tests=(
-            "tests/unit/ps_server/test_coordinator_state.py::test_what_a_release_before_has_handed_off_is_taken_up",
+            "tests/unit/ps_server/coordinator/test_hand_off.py::test_what_a_release_before_has_handed_off_is_taken_up",
         ),
     ),
     Mutant(
@@ -582,7 +589,7 @@ MUTANTS = (
         text="                for room in list(self._rooms.values()):",
         fault="                for room in self._rooms.values():",
         tests=(
-            "tests/unit/ps_worker/test_hand_off.py::test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble",
+            "tests/component/members/test_hand_off.py::test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble",
         ),
     ),
 )

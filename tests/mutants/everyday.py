@@ -2,13 +2,13 @@
 
 from .mutant import Mutant
 
-SHARE = "tests/unit/ps_worker/test_share.py"
-SETTINGS = "tests/unit/ps_worker/test_settings.py"
-UNTRAINED = "tests/unit/ps_worker/test_untrained.py"
-ORDERS = "tests/unit/ps_server/test_orders.py"
-FOLLOWER = "tests/unit/ps_server/test_follower.py"
-AGREED = "tests/unit/ps_server/test_agreed.py"
-DATA = "tests/unit/ps_worker/test_data_facts.py"
+SHARE = "tests/unit/ps_worker/data/test_index_share.py"
+SETTINGS = "tests/component/connections/test_settings.py"
+UNTRAINED = "tests/component/members/test_untrained.py"
+ORDERS = "tests/unit/ps_server/coordinator/fleet/test_fleet.py"
+FOLLOWER = "tests/unit/ps_server/shard/test_follower.py"
+AGREED = "tests/unit/ps_server/coordinator/epochs/test_agreed.py"
+DATA = "tests/component/data/test_data_facts.py"
 FRAMEWORKS = "tests/integration/test_frameworks.py"
 
 MUTANTS = (
@@ -99,7 +99,7 @@ MUTANTS = (
         text="for job in self.jobs if job.name == name))\n",
         fault="for job in self.jobs))\n",
         tests=(
-            "tests/unit/ps_lab/test_report.py::test_what_is_asked_of_one_job_shows_no_other_and_all_servers",
+            "tests/unit/ps_lab/status/test_report.py::test_what_is_asked_of_one_job_shows_no_other_and_all_servers",
         ),
     ),
 )

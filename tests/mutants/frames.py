@@ -2,7 +2,6 @@
 
 from .mutant import Mutant
 
-UNIT = "tests/unit/ps_wire/"
 FRAME = "ps_wire/frames/frame.py"
 SOCKET = "ps_wire/sockets/frame_socket.py"
 QUEUE = "ps_wire/frames/queue.py"
@@ -12,9 +11,9 @@ META = "ps_wire/frames/meta.py"
 CODEC = "ps_wire/spec/codec.py"
 LENT = "ps_wire/sockets/lent_memory.py"
 CONSISTENCY = "ps_wire/spec/consistency.py"
-FRAMES = f"{UNIT}test_frame.py"
-SOCKETS = f"{UNIT}test_frame_socket.py"
-PLANS = f"{UNIT}test_plan.py"
+FRAMES = "tests/unit/ps_wire/frames/test_frame.py"
+SOCKETS = "tests/unit/ps_wire/sockets/test_frame_socket.py"
+PLANS = "tests/unit/ps_wire/spec/test_plan.py"
 
 MUTANTS = (
     Mutant(
@@ -106,56 +105,60 @@ MUTANTS = (
         file=SOCKET,
         text="        if bytes_of(taken[-1]) >= LARGE_BYTES:\n            break\n",
         fault="",
-        tests=(f"{UNIT}test_frame_queue.py", SOCKETS, "tests/unit/ps_worker/test_outbox.py"),
+        tests=(
+            "tests/unit/ps_wire/frames/test_queue.py",
+            SOCKETS,
+            "tests/unit/ps_worker/transport/test_outbox.py",
+        ),
     ),
     Mutant(
         name="frame_queue: last layers first",
         file=QUEUE,
         text="key = (self._line + 1, -frame.partition, self._count)",
         fault="key = (self._line + 1, frame.partition, self._count)",
-        tests=(f"{UNIT}test_frame_queue.py",),
+        tests=("tests/unit/ps_wire/frames/test_queue.py",),
     ),
     Mutant(
         name="frame_queue: a push overtakes what stands before it",
         file=QUEUE,
         text="key = (self._line + 1, -frame.partition, self._count)",
         fault="key = (self._line - 1, -frame.partition, self._count)",
-        tests=(f"{UNIT}test_frame_queue.py", "tests/unit/ps_worker/test_outbox.py"),
+        tests=("tests/unit/ps_wire/frames/test_queue.py", "tests/unit/ps_worker/transport/test_outbox.py"),
     ),
     Mutant(
         name="frame_queue: of two frames of one partition the later goes first",
         file=QUEUE,
         text="key = (self._line + 1, -frame.partition, self._count)",
         fault="key = (self._line + 1, -frame.partition, -self._count)",
-        tests=(f"{UNIT}test_frame_queue.py",),
+        tests=("tests/unit/ps_wire/frames/test_queue.py",),
     ),
     Mutant(
         name="lent memory: memory that reaches beyond what is lent is lent",
         file=LENT,
         text="if start <= address and address + len(payload) <= end:",
         fault="if start <= address and address <= end:",
-        tests=(f"{UNIT}test_lent_memory.py",),
+        tests=("tests/unit/ps_wire/sockets/test_lent_memory.py",),
     ),
     Mutant(
         name="lent memory: the place is counted from the payload's end",
         file=LENT,
         text="            return descriptor, address - start\n",
         fault="            return descriptor, address - start + len(payload)\n",
-        tests=(f"{UNIT}test_lent_memory.py",),
+        tests=("tests/unit/ps_wire/sockets/test_lent_memory.py",),
     ),
     Mutant(
         name="lent memory: what was lent twice raises where nobody hears it",
         file=LENT,
         text="_lent.pop, start, None)",
         fault="_lent.pop, start)",
-        tests=(f"{UNIT}test_lent_memory.py",),
+        tests=("tests/unit/ps_wire/sockets/test_lent_memory.py",),
     ),
     Mutant(
         name="lent memory: what was freed is still lent",
         file=LENT,
         text="    weakref.finalize(memory, _lent.pop, start, None).atexit = False\n",
         fault="",
-        tests=(f"{UNIT}test_lent_memory.py",),
+        tests=("tests/unit/ps_wire/sockets/test_lent_memory.py",),
     ),
     Mutant(
         name="plan: a partition at the end of a slice is as long as the others",
@@ -219,49 +222,49 @@ MUTANTS = (
         file=TABLE,
         text='for field in ("shape", "dtype", "group", "device", "stride"):',
         fault='for field in ("shape", "group", "device", "stride"):',
-        tests=(f"{UNIT}test_table.py",),
+        tests=("tests/unit/ps_wire/spec/test_table.py",),
     ),
     Mutant(
         name="table: other sizes of buckets are the same table",
         file=TABLE,
         text='        ("bucket sizes", ours.buckets, theirs.buckets),\n',
         fault="",
-        tests=(f"{UNIT}test_table.py",),
+        tests=("tests/unit/ps_wire/spec/test_table.py",),
     ),
     Mutant(
         name="table: another limit of the norm is the same table",
         file=TABLE,
         text='        ("clip_grad_norm", ours.clip_grad_norm, theirs.clip_grad_norm),\n',
         fault="",
-        tests=(f"{UNIT}test_table.py",),
+        tests=("tests/unit/ps_wire/spec/test_table.py",),
     ),
     Mutant(
         name="table: two parameters of one name",
         file=TABLE,
         text="            seen.add(parameter.name)\n",
         fault="",
-        tests=(f"{UNIT}test_table.py",),
+        tests=("tests/unit/ps_wire/spec/test_table.py",),
     ),
     Mutant(
         name="table: an infinite norm is a limit",
         file=TABLE,
         text="not 0.0 < self.clip_grad_norm < math.inf:",
         fault="not 0.0 < self.clip_grad_norm:",
-        tests=(f"{UNIT}test_table.py",),
+        tests=("tests/unit/ps_wire/spec/test_table.py",),
     ),
     Mutant(
         name="meta: the first piece is the highest bit",
         file=META,
         text="packed[place >> 3] |= flag << (place & 7)",
         fault="packed[place >> 3] |= flag << (7 - (place & 7))",
-        tests=("tests/unit/ps_worker/test_exchange.py",),
+        tests=("tests/unit/ps_worker/exchange/test_exchange.py",),
     ),
     Mutant(
         name="meta: a bitmap of too many pieces is taken",
         file=META,
         text="    if len(meta) != needed:\n",
         fault="    if len(meta) < needed:\n",
-        tests=("tests/unit/ps_server/test_shard_table.py",),
+        tests=("tests/unit/ps_server/shard/table/test_table.py",),
     ),
     Mutant(
         name="meta: a partition may be listed twice",
@@ -275,13 +278,13 @@ MUTANTS = (
         file=CODEC,
         text="return codec if dtype is torch.float32 or codec == NOTHING else AS_THEY_ARE",
         fault="return codec",
-        tests=(f"{UNIT}test_codec.py",),
+        tests=("tests/unit/ps_wire/spec/test_codec.py",),
     ),
     Mutant(
         name="codec: bf16 and fp16 change places",
         file=CODEC,
         text="_ROUNDED = {BF16: torch.bfloat16, FP16: torch.float16}",
         fault="_ROUNDED = {BF16: torch.float16, FP16: torch.bfloat16}",
-        tests=(f"{UNIT}test_codec.py", "tests/unit/ps_worker/test_wire_dtype.py"),
+        tests=("tests/unit/ps_wire/spec/test_codec.py", "tests/component/tables/test_wire_dtype.py"),
     ),
 )

@@ -2,11 +2,11 @@
 
 from .mutant import Mutant
 
-DROPPED = "tests/unit/ps_worker/test_dropped_jobs.py"
-WAITING = "tests/unit/ps_worker/test_waiting_readers.py"
-SCRIPT = "tests/unit/ps_worker/test_script_errors.py"
-REPORT = "tests/unit/ps_lab/test_report.py"
-WATCH = "tests/unit/ps_lab/test_status_watch.py"
+DROPPED = "tests/component/members/test_dropped_jobs.py"
+WAITING = "tests/component/tables/test_waiting_readers.py"
+SCRIPT = "tests/unit/ps_worker/process/test_script_errors.py"
+REPORT = "tests/unit/ps_lab/status/test_report.py"
+WATCH = "tests/unit/ps_lab/status/test_live.py"
 
 MUTANTS = (
     Mutant(

@@ -4,10 +4,9 @@ from .mutant import Mutant
 
 GATE = "ps_server/agreement/gate.py"
 PARTITION = "ps_server/shard/partition/machine.py"
-UNIT = "tests/unit/ps_server/"
-LAWS = f"{UNIT}test_laws.py"
-ONE = f"{UNIT}test_partition.py"
-EVICTION = f"{UNIT}test_eviction.py"
+LAWS = "tests/unit/ps_server/shard/partition/test_laws.py"
+ONE = "tests/unit/ps_server/shard/partition/test_machine.py"
+EVICTION = "tests/unit/ps_server/shard/table/test_eviction.py"
 
 MUTANTS = (
     Mutant(
@@ -15,7 +14,7 @@ MUTANTS = (
         file=GATE,
         text="return min(clocks) >= clock - self.staleness",
         fault="return min(clocks) >= clock - self.staleness - 1",
-        tests=(f"{UNIT}test_gate.py",),
+        tests=("tests/unit/ps_server/agreement/test_gate.py",),
     ),
     Mutant(
         name="gate: a pull waits for the fastest member",
@@ -36,7 +35,7 @@ MUTANTS = (
         file=GATE,
         text="return Gate(aggregates=False, staleness=None, max_delay=max_delay)",
         fault="return Gate(aggregates=False, staleness=max_delay)",
-        tests=(f"{UNIT}test_gate.py", ONE),
+        tests=("tests/unit/ps_server/agreement/test_gate.py", ONE),
     ),
     Mutant(
         name="partition: a push that comes again is taken again",
@@ -242,13 +241,16 @@ MUTANTS = (
         file=PARTITION,
         text="            if contribution.worker not in workers:\n",
         fault="            if contribution.worker not in self._staged:\n",
-        tests=(f"{UNIT}test_decide.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_decide.py",),
     ),
     Mutant(
         name="partition: a withheld push is dropped where it stands",
         file=PARTITION,
         text="self._staged[worker] = replace(self._staged[worker], payload=None)",
         fault="del self._staged[worker]",
-        tests=(f"{UNIT}test_decide.py", f"{UNIT}test_nonfinite.py"),
+        tests=(
+            "tests/unit/ps_server/coordinator/fleet/test_decide.py",
+            "tests/unit/ps_server/shard/partition/test_nonfinite.py",
+        ),
     ),
 )

@@ -4,7 +4,7 @@ from .mutant import Mutant
 
 SECURITY = "tests/security/test_manifests.py"
 LIES = f"{SECURITY}::test_a_manifest_that_lies_is_refused_by_the_name_of_the_field"
-SNAPSHOTS = "tests/unit/ps_worker/test_snapshots.py"
+SNAPSHOTS = "tests/component/snapshots/test_snapshots.py"
 FACTS = f"{SECURITY}::test_facts_of_a_piece_that_lie_are_named"
 
 MUTANTS = (
@@ -91,7 +91,7 @@ MUTANTS = (
         text="        if len(names) >= MAX_SNAPSHOTS and name not in names:\n",
         fault="        if False:\n",
         tests=(
-            "tests/unit/ps_wire/test_snapshot_store.py::test_a_job_has_no_more_snapshots_than_can_be_looked_at",
+            "tests/unit/ps_wire/snapshot/test_store.py::test_a_job_has_no_more_snapshots_than_can_be_looked_at",
         ),
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = (
         file="ps_server/coordinator/allowance.py",
         text="        while taken and taken[0] + self.window_s <= now_s:\n",
         fault="        while False:\n",
-        tests=("tests/unit/ps_server/test_allowance.py",),
+        tests=("tests/unit/ps_server/coordinator/test_allowance.py",),
     ),
     Mutant(
         name="a job goes back to a snapshot of one that trains otherwise",
@@ -120,14 +120,18 @@ MUTANTS = (
         file="ps_server/coordinator/jobs/runner.py",
         text="(unheard if member.unheard else silent).append(member)",
         fault="silent.append(member)",
-        tests=("tests/unit/ps_server/test_rolled_back.py::test_thousands_who_never_come_back_go_together",),
+        tests=(
+            "tests/unit/ps_server/coordinator/test_rolled_back.py::test_thousands_who_never_come_back_go_together",
+        ),
     ),
     Mutant(
         name="shares of all epochs are remembered",
         file="ps_server/coordinator/epochs/epoch_book.py",
         text="or places > MAX_PLACES):",
         fault="or places < 0):",
-        tests=("tests/unit/ps_server/test_shares.py::test_what_is_remembered_of_many_workers_is_bounded",),
+        tests=(
+            "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py::test_what_is_remembered_of_many_workers_is_bounded",
+        ),
     ),
     Mutant(
         name="who leaves while a snapshot is written is not in it",

@@ -2,14 +2,13 @@
 
 from .mutant import Mutant
 
-UNIT = "tests/unit/ps_worker/"
-RESUME = f"{UNIT}test_resume.py"
+RESUME = "tests/component/snapshots/test_resume.py"
 ALL_LEFT = f"{RESUME}::test_who_comes_to_a_job_that_all_have_left_goes_on_where_it_is"
 JOINS = f"{RESUME}::test_who_joins_in_mid_run_begins_at_the_jobs_epoch_with_its_schedules"
 EVICTED = f"{RESUME}::test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_with_its_schedules"
 GOES_BACK = f"{RESUME}::test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then"
-END = "tests/unit/ps_server/test_membership_end.py"
-STOP = f"{UNIT}test_stop_job.py"
+END = "tests/unit/ps_server/coordinator/jobs/test_membership_end.py"
+STOP = "tests/component/members/test_stop_job.py"
 DATA = "ps_worker/data/script_data.py"
 REJOINING = "ps_worker/job/rejoiner.py"
 STATE = "ps_worker/worker_state.py"
@@ -104,14 +103,14 @@ MUTANTS = (
         file="ps_server/coordinator/epochs/epoch_book.py",
         text="for key, epoch in self._epochs.items() if key[0] in self._training}",
         fault="for key, epoch in self._epochs.items() if key in self._live}",
-        tests=(ALL_LEFT, "tests/unit/ps_server/test_shares.py"),
+        tests=(ALL_LEFT, "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"),
     ),
     Mutant(
         name="resume: of who comes again none gets its own share first",
         file="ps_server/coordinator/epochs/epoch_book.py",
         text="pop(places.index(own) if own in places else 0)",
         fault="pop(0)",
-        tests=("tests/unit/ps_server/test_shares.py",),
+        tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),
     ),
     Mutant(
         name="resume: a worker's steps are not known when it was evicted",

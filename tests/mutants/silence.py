@@ -3,14 +3,14 @@
 from .mutant import Mutant
 
 SHARD = "ps_server/shard/shard.py"
-SESSION = "tests/unit/ps_server/test_session.py"
-EVICTED = "tests/unit/ps_worker/test_evicted.py"
+SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
+EVICTED = "tests/component/members/test_evicted.py"
 CONNECTS_AGAIN = (
     f"{EVICTED}::test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_says_so_first"
 )
 
-FOR_NOW = "tests/unit/ps_worker/test_connection.py::test_a_hello_that_is_refused_for_now_is_said_again"
-STOPPED = "tests/unit/ps_server/test_rpc_errors.py::test_a_stream_of_a_server_that_has_stopped_is_at_its_end"
+FOR_NOW = "tests/component/connections/test_connection.py::test_a_hello_that_is_refused_for_now_is_said_again"
+STOPPED = "tests/unit/ps_server/rpc/test_errors.py::test_a_stream_of_a_server_that_has_stopped_is_at_its_end"
 
 MUTANTS = (
     Mutant(
@@ -66,7 +66,7 @@ MUTANTS = (
         text="        if attempt == 0 and not self._quiet.is_set():\n",
         fault="        if attempt == 0:\n",
         tests=(
-            "tests/unit/ps_worker/test_connecting.py::test_of_a_worker_that_leaves_it_is_not_said_that_it_is_not_taken_any_more",
+            "tests/component/connections/test_connecting.py::test_of_a_worker_that_leaves_it_is_not_said_that_it_is_not_taken_any_more",
         ),
     ),
 )

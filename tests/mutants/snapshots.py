@@ -2,8 +2,6 @@
 
 from .mutant import Mutant
 
-UNIT = "tests/unit/ps_server/"
-WORKER = "tests/unit/ps_worker/"
 CUT = "ps_server/shard/partition/cut.py"
 CUT_CELL = "ps_server/shard/partition/cell_cut.py"
 CUT_TABLE = "ps_server/shard/table/cuts.py"
@@ -20,12 +18,12 @@ RECOVERY = "ps_server/coordinator/recovery.py"
 RESTORING = "ps_server/shard/restoring.py"
 HAND_OFF = "ps_server/shard/hand_off.py"
 CAPTURE = "ps_worker/membership/snapshot_promise.py"
-CUTS = f"{UNIT}test_cut.py"
-SNAPSHOT_CUTS = f"{UNIT}test_snapshot_cut.py"
-STORES = "tests/unit/ps_wire/test_snapshot_store.py"
-SNAPSHOTS = f"{WORKER}test_snapshots.py"
-LAW_15 = f"{WORKER}test_law_15.py"
-TABLE_STATE = f"{UNIT}test_table_state.py"
+CUTS = "tests/unit/ps_server/shard/partition/test_cut.py"
+SNAPSHOT_CUTS = "tests/unit/ps_server/agreement/test_cut_points.py"
+STORES = "tests/unit/ps_wire/snapshot/test_store.py"
+SNAPSHOTS = "tests/component/snapshots/test_snapshots.py"
+LAW_15 = "tests/component/snapshots/test_law_15.py"
+TABLE_STATE = "tests/unit/ps_server/shard/state/test_table_state.py"
 
 MUTANTS = (
     Mutant(
@@ -40,21 +38,21 @@ MUTANTS = (
         file=CUT,
         text="return any(kept.pushes and (kept.worker, kept.step + 1) == (worker, step) for",
         fault="return any(False for",
-        tests=(CUTS, f"{UNIT}test_cut_table.py"),
+        tests=(CUTS, "tests/unit/ps_server/shard/table/test_cuts.py"),
     ),
     Mutant(
         name="cut: the moment comes while a step is half pushed",
         file=CUT,
         text="        if self.key is None or limits is None or self.machine.staged:\n",
         fault="        if self.key is None or limits is None:\n",
-        tests=(f"{UNIT}test_closing.py",),
+        tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="cut: who has left is given again",
         file=CUT,
         text="        self._kept = [kept for kept in self._kept if kept.worker != worker]\n",
         fault="        pass\n",
-        tests=(CUTS, SNAPSHOT_CUTS, f"{UNIT}test_cut_table.py"),
+        tests=(CUTS, SNAPSHOT_CUTS, "tests/unit/ps_server/shard/table/test_cuts.py"),
     ),
     Mutant(
         name="cut: what is kept goes on in reverse",
@@ -63,7 +61,7 @@ MUTANTS = (
         fault="        for place, kept in [*enumerate(self._kept)][::-1]:\n            if not self._waits(",
         tests=(
             CUTS,
-            f"{UNIT}test_cut_table.py",
+            "tests/unit/ps_server/shard/table/test_cuts.py",
         ),
         survives="What waits for an input of its own worker still does; between workers no order is promised.",
     ),
@@ -72,28 +70,28 @@ MUTANTS = (
         file=CUT,
         text='        """The cut is over: what is kept may go on."""\n        if key == self.key:\n',
         fault='        """The cut is over: what is kept may go on."""\n        if key:\n',
-        tests=(CUTS, f"{UNIT}test_cut_table.py"),
+        tests=(CUTS, "tests/unit/ps_server/shard/table/test_cuts.py"),
     ),
     Mutant(
         name="cut: a worker beyond the cut is not seen",
         file=CUT_CELL,
         text="        if beyond:\n            self.end(key)\n",
         fault="        if not limits:\n            self.end(key)\n",
-        tests=(f"{UNIT}test_closing.py",),
+        tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="cut: the limit of a cut that has ended ends the next one",
         file=CUT_TABLE,
         text="            if self._limit is None or self._limit[0] != key:\n                return\n",
         fault="            if self._limit is None:\n                return\n",
-        tests=(f"{UNIT}test_cut_table.py",),
+        tests=("tests/unit/ps_server/shard/table/test_cuts.py",),
     ),
     Mutant(
         name="cut: a hold never ends by itself",
         file=CUT_TABLE,
         text="        timer.start()\n",
         fault="",
-        tests=(f"{UNIT}test_cut_table.py",),
+        tests=("tests/unit/ps_server/shard/table/test_cuts.py",),
     ),
     Mutant(
         name="snapshot cut: workers of bsp are cut at different steps",
@@ -136,7 +134,7 @@ MUTANTS = (
         file=STATE,
         text="replace(gradient, values=gradient.values.clone(), borrowed=False)",
         fault="gradient",
-        tests=(f"{UNIT}test_closing.py",),
+        tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="snapshot: a restored partition begins at version 0",
@@ -157,7 +155,7 @@ MUTANTS = (
         file=STATE,
         text="            cell._failed.update(state.owed)\n",
         fault="",
-        tests=(f"{UNIT}test_closing.py",),
+        tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="hand-off: a step that was complete waits for another push",
@@ -192,7 +190,7 @@ MUTANTS = (
         file=SAVING,
         text="            if self._waiting or self._over:\n",
         fault="            if self._waiting:\n",
-        tests=(SNAPSHOTS, f"{WORKER}test_cut_limits.py"),
+        tests=(SNAPSHOTS, "tests/component/snapshots/test_cut_limits.py"),
     ),
     Mutant(
         name="snapshot: an error of the thread that writes is nobody's",
@@ -243,7 +241,9 @@ MUTANTS = (
         text="        if message.number == self._number and self._members.get(member.worker) is member:\n"
         "            self._ready",
         fault="        if self._members.get(member.worker) is member:\n            self._ready",
-        tests=(f"{WORKER}test_cut_limits.py::test_an_answer_to_a_cut_of_before_does_not_count",),
+        tests=(
+            "tests/component/snapshots/test_cut_limits.py::test_an_answer_to_a_cut_of_before_does_not_count",
+        ),
     ),
     Mutant(
         name="snapshots: one is due at every look",
@@ -258,8 +258,8 @@ MUTANTS = (
         text='            self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))\n',
         fault="            pass\n",
         tests=(
-            f"{WORKER}test_rollback.py",
-            f"{WORKER}test_going_back.py",
+            "tests/component/snapshots/test_rollback.py",
+            "tests/component/snapshots/test_going_back.py",
         ),
     ),
     Mutant(
@@ -267,28 +267,28 @@ MUTANTS = (
         file=CAPTURE,
         text="        if self._cut is None and _any_reached(begins, self._promised):\n",
         fault="        if False:\n",
-        tests=(f"{WORKER}test_capture.py",),
+        tests=("tests/unit/ps_worker/membership/test_snapshot_promise.py",),
     ),
     Mutant(
         name="capture: it promises a step that has begun",
         file=CAPTURE,
         text="step + (self._begun.get(table, -1) >= step)",
         fault="step",
-        tests=(f"{WORKER}test_capture.py",),
+        tests=("tests/unit/ps_worker/membership/test_snapshot_promise.py",),
     ),
     Mutant(
         name="capture: a worker waits for ever for a coordinator that is gone",
         file=CAPTURE,
         text="            if not self._changed.wait_for(known, PROMISE_LIMIT_S):\n",
         fault="            if not self._changed.wait_for(known, 1000 * PROMISE_LIMIT_S):\n",
-        tests=(f"{WORKER}test_capture.py",),
+        tests=("tests/unit/ps_worker/membership/test_snapshot_promise.py",),
     ),
     Mutant(
         name="capture: it is captured a step too late",
         file=CAPTURE,
         text="return all(clocks.get(table, step) >= step for table, step in self._cut.items())",
         fault="return all(clocks.get(table, step) > step for table, step in self._cut.items())",
-        tests=(f"{WORKER}test_capture.py",),
+        tests=("tests/unit/ps_worker/membership/test_snapshot_promise.py",),
     ),
     Mutant(
         name="writing: a file is not durable when it is there",
@@ -373,21 +373,23 @@ MUTANTS = (
         file=STATES,
         text="self._kept_bytes(job, name) + self._arriving[job] + len(part) > MAX_JOB_BYTES:",
         fault="self._kept_bytes(job, name) + len(parts) + len(part) > MAX_JOB_BYTES:",
-        tests=(f"{UNIT}test_state_store.py",),
+        tests=("tests/unit/ps_server/coordinator/test_state_store.py",),
     ),
     Mutant(
         name="states: what is noted takes the room of what is needed",
         file=STATES,
         text=" and (_kind(name) == NOTED) == noted\n",
         fault="\n",
-        tests=(f"{UNIT}test_state_store.py::test_what_workers_note_takes_no_room_from_what_is_needed",),
+        tests=(
+            "tests/unit/ps_server/coordinator/test_state_store.py::test_what_workers_note_takes_no_room_from_what_is_needed",
+        ),
     ),
     Mutant(
         name="states: a worker puts what another one captured",
         file=STATES,
         text="        if kind == SAVED or (kind in (CAPTURED, NOTED) and number != str(worker)):\n",
         fault="        if kind == SAVED:\n",
-        tests=(f"{UNIT}test_state_store.py",),
+        tests=("tests/unit/ps_server/coordinator/test_state_store.py",),
     ),
     Mutant(
         name="states: one that did not come whole is kept",
@@ -396,14 +398,16 @@ MUTANTS = (
         fault="            self._check_names(job, name)\n            try:\n                yield take\n"
         "            except BaseException:\n                self.put(job, name, bytes(parts))\n"
         "                raise\n",
-        tests=(f"{UNIT}test_state_store.py",),
+        tests=("tests/unit/ps_server/coordinator/test_state_store.py",),
     ),
     Mutant(
         name="recovery: a shard that is lost again while others read is not seen",
         file=RECOVERY,
         text="            if name in self._pending:  # a shard",
         fault="            if name in ():  # a shard",
-        tests=(f"{WORKER}test_rollback.py::test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly",),
+        tests=(
+            "tests/component/snapshots/test_rollback.py::test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly",
+        ),
         survives="The job goes back once more at once, before anybody is let in: members are told so twice.",
     ),
     Mutant(
@@ -412,8 +416,8 @@ MUTANTS = (
         text="        if not self._listed or job in self._pending or job == self._current:\n",
         fault="        if not self._listed or job in self._pending:\n",
         tests=(
-            f"{WORKER}test_rollback.py",
-            f"{WORKER}test_going_back.py",
+            "tests/component/snapshots/test_rollback.py",
+            "tests/component/snapshots/test_going_back.py",
         ),
     ),
     Mutant(
@@ -423,7 +427,7 @@ MUTANTS = (
         "                continue\n",
         fault='logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)\n'
         "                break\n",
-        tests=(f"{WORKER}test_going_back.py", f"{WORKER}test_rollback.py"),
+        tests=("tests/component/snapshots/test_going_back.py", "tests/component/snapshots/test_rollback.py"),
     ),
     Mutant(
         name="restoring: incarnations of before are let in",
@@ -431,8 +435,8 @@ MUTANTS = (
         text="            floor=incarnation,\n",
         fault="            floor=0,\n",
         tests=(
-            f"{UNIT}test_rolled_back.py",
-            f"{WORKER}test_rollback.py",
+            "tests/unit/ps_server/coordinator/test_rolled_back.py",
+            "tests/component/snapshots/test_rollback.py",
         ),
     ),
     Mutant(
@@ -440,6 +444,8 @@ MUTANTS = (
         file=RESTORING,
         text="        session.cut()  # it hears why when it connects again\n",
         fault="        pass\n",
-        tests=(f"{WORKER}test_rollback.py::test_who_is_connected_to_a_shard_that_goes_back_is_cut_off",),
+        tests=(
+            "tests/component/snapshots/test_rollback.py::test_who_is_connected_to_a_shard_that_goes_back_is_cut_off",
+        ),
     ),
 )

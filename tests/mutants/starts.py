@@ -3,10 +3,10 @@
 from tests.mutants.mutant import Mutant
 
 STARTS = "tests/faults/test_starts.py"
-LONG_ORDERS = "tests/unit/ps_worker/test_long_orders.py"
+LONG_ORDERS = "tests/component/members/test_long_orders.py"
 RESTARTS = "tests/faults/test_restarts.py"
-HAND_OFF = "tests/unit/ps_server/test_hand_off.py"
-HAND_OFFS = "tests/unit/ps_server/test_hand_off.py"
+HAND_OFF = "tests/unit/ps_server/shard/test_hand_off.py"
+HAND_OFFS = "tests/unit/ps_server/shard/test_hand_off.py"
 
 MUTANTS = (
     Mutant(
@@ -46,21 +46,21 @@ MUTANTS = (
         file="ps_worker/optimizer/wrapped.py",
         text="        if self._one_norm:\n",
         fault="        if self._clip is not None:\n",
-        tests=("tests/unit/ps_worker/test_clip.py",),
+        tests=("tests/component/training/test_clip.py",),
     ),
     Mutant(
         name="a lease that ends while its worker leaves deals again what it has used",
         file="ps_server/coordinator/jobs/job_life.py",
         text="        if member.state in (MemberState.LEAVING, MemberState.FINISHING):\n",
         fault="        if False:\n",
-        tests=("tests/unit/ps_server/test_shares.py",),
+        tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),
     ),
     Mutant(
         name="who was let in on some shards only stays in their gates",
         file="ps_server/coordinator/jobs/job.py",
         text="                undone = [removal(self.name, member)] if sent else self._check_end()\n",
         fault="                undone = self._check_end()\n",
-        tests=(LONG_ORDERS, "tests/unit/ps_server/test_deadlock_servers.py"),
+        tests=(LONG_ORDERS, "tests/search/test_deadlock_servers.py"),
     ),
     Mutant(
         name="all jobs' orders wait in one queue on shard 0",
@@ -81,14 +81,14 @@ MUTANTS = (
         file="ps_server/shard/lanes.py",
         text="            if behind is not None:\n",
         fault="            if False:\n",
-        tests=("tests/unit/ps_server/test_lanes.py",),
+        tests=("tests/unit/ps_server/shard/test_lanes.py",),
     ),
     Mutant(
         name="an order that nobody waits for any more is not carried out",
         file="ps_server/shard/lanes.py",
         text="        future.set_running_or_notify_cancel()\n",
         fault="",
-        tests=("tests/unit/ps_server/test_lanes.py",),
+        tests=("tests/unit/ps_server/shard/test_lanes.py",),
     ),
     Mutant(
         name="a second process of a shard is let in though the holder lives",
@@ -102,7 +102,7 @@ MUTANTS = (
         file="ps_server/coordinator/fleet/fleet.py",
         text="            alive = False\n",
         fault="            alive = True\n",
-        tests=("tests/unit/ps_server/test_orders.py",),
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),
     Mutant(
         name="hand-off: what does not fit into memory is thrown away",

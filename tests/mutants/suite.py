@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 HANDLE = "ps_lab/cluster/process_handle.py"
-OF_HANDLES = ("tests/unit/ps_lab/test_process_handle.py",)
+OF_HANDLES = ("tests/unit/ps_lab/cluster/test_process_handle.py",)
 OF_THE_WATCHDOG = ("tests/unit/test_watchdog.py",)
 OF_SOAKS = ("tests/unit/test_soak.py",)
 

@@ -2,11 +2,11 @@
 
 from .mutant import Mutant
 
-FIGURES = "tests/unit/ps_server/test_cell_figures.py"
-TASKS = "tests/unit/ps_worker/test_watched_tasks.py"
-WATCHED = "tests/unit/ps_wire/test_watched.py"
-WINDOWS = "tests/unit/ps_worker/test_mapped_windows.py"
-TABLE = "tests/unit/ps_worker/test_table_threads.py"
+FIGURES = "tests/unit/ps_server/shard/partition/test_cell_figures.py"
+TASKS = "tests/component/connections/test_watched_tasks.py"
+WATCHED = "tests/unit/ps_wire/process/test_watched.py"
+WINDOWS = "tests/unit/ps_worker/memory/test_mapped_windows.py"
+TABLE = "tests/component/tables/test_table_threads.py"
 
 MUTANTS = (
     Mutant(

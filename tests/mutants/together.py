@@ -2,16 +2,16 @@
 
 from .mutant import Mutant
 
-UNIT = "tests/unit/ps_worker/test_together.py"
-PURE = "tests/unit/ps_server/test_collectives.py"
+UNIT = "tests/component/members/test_together.py"
+PURE = "tests/unit/ps_server/coordinator/jobs/test_collectives.py"
 FAULTS = "tests/faults/test_together.py"
 
 REFUSALS = "tests/integration/test_refusals.py"
-LIVE = "tests/unit/ps_server/test_live_state.py"
-NOTING = "tests/unit/ps_worker/test_noting.py"
-HELD = "tests/unit/ps_server/test_generations.py"
+LIVE = "tests/unit/ps_server/coordinator/test_live_extras.py"
+NOTING = "tests/unit/ps_worker/membership/test_noting.py"
+HELD = "tests/unit/ps_server/coordinator/fleet/test_generations.py"
 
-FACTS = "tests/unit/ps_worker/test_data_facts.py"
+FACTS = "tests/component/data/test_data_facts.py"
 
 MUTANTS = (
     Mutant(

@@ -4,8 +4,8 @@ from .mutant import Mutant
 
 CALLS = "ps_server/coordinator/jobs/collectives.py"
 TOGETHER = "ps_worker/membership/together.py"
-PURE = "tests/unit/ps_server/test_collectives.py"
-UNIT = "tests/unit/ps_worker/test_together.py"
+PURE = "tests/unit/ps_server/coordinator/jobs/test_collectives.py"
+UNIT = "tests/component/members/test_together.py"
 
 MUTANTS = (
     Mutant(

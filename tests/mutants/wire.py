@@ -2,13 +2,13 @@
 
 from tests.mutants.mutant import Mutant
 
-SOCKET = "tests/unit/ps_wire/test_frame_socket.py"
-TLS = "tests/unit/ps_wire/test_tls_socket.py"
-CONNECTION = "tests/unit/ps_worker/test_connection.py"
-LIVENESS = "tests/unit/ps_worker/test_liveness.py"
+SOCKET = "tests/unit/ps_wire/sockets/test_frame_socket.py"
+TLS = "tests/unit/ps_wire/sockets/test_tls_socket.py"
+CONNECTION = "tests/component/connections/test_connection.py"
+LIVENESS = "tests/component/connections/test_liveness.py"
 HUNG = "tests/faults/test_hung_shards.py"
-BOUNDED = "tests/unit/ps_worker/test_bounded_pushes.py"
-PARTITION = "tests/unit/ps_server/test_partition.py"
+BOUNDED = "tests/component/tables/test_bounded_pushes.py"
+PARTITION = "tests/unit/ps_server/shard/partition/test_machine.py"
 
 MUTANTS = (
     Mutant(

@@ -2,7 +2,6 @@
 
 from .mutant import Mutant
 
-UNIT = "tests/unit/ps_worker/"
 EXCHANGE = "ps_worker/exchange/exchange.py"
 PULLS = "ps_worker/exchange/pulls.py"
 PUSHES = "ps_worker/exchange/pushes.py"
@@ -28,8 +27,8 @@ LOADER = "ps_worker/data/loader.py"
 SHARE = "ps_worker/data/index_share.py"
 STREAM_SHARE = "ps_worker/data/stream_share.py"
 DEALING = "ps_worker/data/epoch_dealer.py"
-EXCHANGES = f"{UNIT}test_exchange.py"
-MODULE_WAITS = f"{UNIT}test_module_waits.py"
+EXCHANGES = "tests/unit/ps_worker/exchange/test_exchange.py"
+MODULE_WAITS = "tests/component/training/test_module_waits.py"
 
 MUTANTS = (
     Mutant(
@@ -117,7 +116,7 @@ MUTANTS = (
         file=PUSHES,
         text="return not (_among(self.unacked, wanted) or _among(self.lent, wanted))",
         fault="return not _among(self.unacked, wanted)",
-        tests=(EXCHANGES, f"{UNIT}test_lent_memory.py"),
+        tests=(EXCHANGES, "tests/component/memory/test_lent_memory.py"),
     ),
     Mutant(
         name="pushes: what is lent is not sent again",
@@ -166,28 +165,28 @@ MUTANTS = (
         file=INCARNATION,
         text="        if not self._over:\n            self._peer.take(frame)\n",
         fault="        self._peer.take(frame)\n",
-        tests=(f"{UNIT}test_incarnation.py",),
+        tests=("tests/unit/ps_worker/membership/test_incarnation.py",),
     ),
     Mutant(
         name="incarnation: a failure of an evicted one fails the next",
         file=INCARNATION,
         text="        if not self._over:\n            self._peer.fail(error)\n",
         fault="        self._peer.fail(error)\n",
-        tests=(f"{UNIT}test_incarnation.py",),
+        tests=("tests/unit/ps_worker/membership/test_incarnation.py",),
     ),
     Mutant(
         name="connection: what is sent while it replays overtakes the replay",
         file=CONNECTION,
         text="            outbox.put(list(self._peer.replay(self._shard)))\n",
         fault="            pass\n",
-        tests=(f"{UNIT}test_connection.py",),
+        tests=("tests/component/connections/test_connection.py",),
     ),
     Mutant(
         name="connection: one that broke is still written to",
         file=CONNECTION,
         text="                with self._lock:\n                    self._outbox = None\n",
         fault="                pass\n",
-        tests=(f"{UNIT}test_connection.py",),
+        tests=("tests/component/connections/test_connection.py",),
         survives="What is put into the queue of a connection that has ended is sent to nobody, and by the next one again.",
     ),
     Mutant(
@@ -195,28 +194,28 @@ MUTANTS = (
         file=CONNECTION,
         text="            if now_s - broken_s > self._retry_limit_s:\n",
         fault="            if now_s - broken_s > 1000 * self._retry_limit_s:\n",
-        tests=(f"{UNIT}test_connection.py",),
+        tests=("tests/component/connections/test_connection.py",),
     ),
     Mutant(
         name="connection: an older process of a shard is taken",
         file=CONNECTION,
         text="        if generation < self._generation:\n",
         fault="        if generation < 0:\n",
-        tests=(f"{UNIT}test_connecting.py",),
+        tests=("tests/component/connections/test_connecting.py",),
     ),
     Mutant(
         name="outbox: weights are asked for before the pushes of their partition",
         file=OUTBOX,
         text="    if ready := [index for index in wanted if index not in mine]:\n        yield meta.part(pull, ready)\n",
         fault="    yield pull\n    yield from pushes\n    return\n    if ready := []:\n        yield pull\n",
-        tests=(f"{UNIT}test_outbox.py",),
+        tests=("tests/unit/ps_worker/transport/test_outbox.py",),
     ),
     Mutant(
         name="outbox: weights are asked for twice",
         file=OUTBOX,
         text="        if push.partition in mine and last[push.partition] == place:\n",
         fault="        if push.partition in mine:\n",
-        tests=(f"{UNIT}test_outbox.py",),
+        tests=("tests/unit/ps_worker/transport/test_outbox.py",),
     ),
     Mutant(
         name="outbox: a closed one loses what is queued",
@@ -224,28 +223,28 @@ MUTANTS = (
         text="            self._closed = True\n            self._changed.notify()\n",
         fault="            self._closed = True\n            while self._frames:\n"
         "                self._frames.popleft()\n            self._changed.notify()\n",
-        tests=(f"{UNIT}test_outbox.py",),
+        tests=("tests/unit/ps_worker/transport/test_outbox.py",),
     ),
     Mutant(
         name="carriers: the token of one try is shown in the next",
         file=CHOICE,
         text="            if place:\n                _, frames = introduce()",
         fault="            if place > 1:\n                _, frames = introduce()",
-        tests=(f"{UNIT}test_carrier_choice.py",),
+        tests=("tests/component/connections/test_carrier_choice.py",),
     ),
     Mutant(
         name="carriers: memory is shared where numbers travel rounded",
         file=CHOICE,
         text="            offers = [offer for offer in offers if offer.name != Carrier.SHM]\n",
         fault="            pass\n",
-        tests=(f"{UNIT}test_carrier_choice.py",),
+        tests=("tests/component/connections/test_carrier_choice.py",),
     ),
     Mutant(
         name="carriers: another one is taken than was wanted",
         file=CHOICE,
         text="        wanted = [offer for offer in offers if offer.name == self._wanted]\n",
         fault="        wanted = [offer for offer in offers if offer.name >= self._wanted]\n",
-        tests=(f"{UNIT}test_carrier_choice.py",),
+        tests=("tests/component/connections/test_carrier_choice.py",),
     ),
     Mutant(
         name="stream: a request is said once, whatever became of its stream",
@@ -254,14 +253,14 @@ MUTANTS = (
         "                sent = self._number\n",
         fault="                requests = [request for request in self._numbered if request.number > sent]\n"
         "                self._numbered = []\n                sent = self._number\n",
-        tests=(f"{UNIT}test_member_stream.py",),
+        tests=("tests/unit/ps_worker/membership/test_member_stream.py",),
     ),
     Mutant(
         name="stream: a reply that comes again is taken again",
         file=STREAM,
         text="            if reply.number <= self._heard:\n                return\n",
         fault="",
-        tests=(f"{UNIT}test_member_stream.py",),
+        tests=("tests/unit/ps_worker/membership/test_member_stream.py",),
     ),
     Mutant(
         name="step: the first push of a step does not wait for all weights (R1)",
@@ -275,56 +274,62 @@ MUTANTS = (
         file=STAGES,
         text="                for table in self._tables:\n                    table.abstain()\n                self._ask()\n",
         fault="                self._ask()\n",
-        tests=(f"{UNIT}test_interrupted_step.py",),
+        tests=("tests/component/members/test_interrupted_step.py",),
     ),
     Mutant(
         name="step: weights that a forward has read too early are not found out",
         file=ARRIVAL,
         text="        for key in self.late.keys() & arrived:\n",
         fault="        for key in ():\n",
-        tests=(f"{UNIT}test_broken_waits.py",),
+        tests=("tests/component/members/test_broken_waits.py",),
     ),
     Mutant(
         name="step: an overflow is pushed",
         file=SENDING,
         text="        if overflow or not any(table.there or table.left for table in self._tables):\n",
         fault="        if not any(table.there or table.left for table in self._tables):\n",
-        tests=(f"{UNIT}test_mixed_precision.py",),
+        tests=("tests/component/training/test_mixed_precision.py",),
     ),
     Mutant(
         name="step: gradients accumulate, and leave at each backward",
         file=GRADIENTS,
         text="        if self._syncing():\n",
         fault="        if True:\n",
-        tests=(f"{UNIT}test_overlap.py", f"{UNIT}test_wrap_gradients.py"),
+        tests=("tests/component/training/test_overlap.py", "tests/component/wrap/test_wrap_gradients.py"),
     ),
     Mutant(
         name="step: other hyper-parameters than at the hook are not seen",
         file=GRADIENTS,
         text="        if not self.exchange.takes(self._hyperparameters()):\n",
         fault="        if False:\n",
-        tests=(f"{UNIT}test_overlap.py", f"{UNIT}test_hyperparameters.py"),
+        tests=(
+            "tests/component/training/test_overlap.py",
+            "tests/unit/ps_worker/model/test_hyperparameters.py",
+        ),
     ),
     Mutant(
         name="gradients: one without a gradient sends the one of the step before",
         file=OUTGOING,
         text="                if place not in self._zeros:\n                    self._views[place].zero_()\n",
         fault="                pass\n",
-        tests=(f"{UNIT}test_wrap_gradients.py", f"{UNIT}test_overlap.py"),
+        tests=("tests/component/wrap/test_wrap_gradients.py", "tests/component/training/test_overlap.py"),
     ),
     Mutant(
         name="gradients: memory that a shard still reads is written",
         file=OUTGOING,
         text="        if not self._exchange.all_free:\n            self._exchange.wait_free(self.partitions)\n",
         fault="",
-        tests=(f"{UNIT}test_lent_memory.py", f"{UNIT}test_region_ownership.py"),
+        tests=(
+            "tests/component/memory/test_lent_memory.py",
+            "tests/component/memory/test_region_ownership.py",
+        ),
     ),
     Mutant(
         name="gradients: a second backward after a bucket has left is not seen",
         file=OUTGOING,
         text="        if len(self.arrived) != self._sent_arrivals:\n",
         fault="        if len(self.arrived) < self._sent_arrivals:\n",
-        tests=(f"{UNIT}test_overlap.py", f"{UNIT}test_gradient_views.py"),
+        tests=("tests/component/training/test_overlap.py", "tests/component/wrap/test_gradient_views.py"),
     ),
     Mutant(
         name="weights: what a script writes into a parameter is not seen",
@@ -332,7 +337,7 @@ MUTANTS = (
         text="        if versions != self._versions:\n",
         fault="        if len(versions) != len(self._versions):\n",
         tests=(
-            f"{UNIT}test_mapped_weights.py::test_weights_that_arrive_are_seen_on_pages_that_were_written_to",
+            "tests/component/memory/test_mapped_weights.py::test_weights_that_arrive_are_seen_on_pages_that_were_written_to",
         ),
     ),
     Mutant(
@@ -347,42 +352,45 @@ MUTANTS = (
         file=WEIGHTS,
         text="        torch.autograd.graph.increment_version(self._parameters)\n        self._versions",
         fault="        self._versions",
-        tests=(f"{UNIT}test_weights.py",),
+        tests=("tests/component/wrap/test_weights.py",),
     ),
     Mutant(
         name="memory: a forked child writes into its parent's gradients",
         file=MEMORY,
         text="flags = mmap.MAP_PRIVATE | _MAP_FIXED | (mmap.MAP_ANONYMOUS if self._wiped else 0)",
         fault="flags = (mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if self._wiped else mmap.MAP_SHARED) | _MAP_FIXED",
-        tests=(f"{UNIT}test_memory.py", f"{UNIT}test_mapped_memory.py"),
+        tests=(
+            "tests/unit/ps_worker/memory/test_os_memory.py",
+            "tests/component/memory/test_mapped_memory.py",
+        ),
     ),
     Mutant(
         name="memory: a page that was swapped out is not one that was written",
         file=MEMORY,
         text="return np.asarray((kinds == 4) | (kinds == 2))",
         fault="return np.asarray(kinds == 4)",
-        tests=(f"{UNIT}test_overlaid_memory.py",),
+        tests=("tests/unit/ps_worker/memory/test_overlaid_memory.py",),
     ),
     Mutant(
         name="rounded: gradients are rounded when they are made, not when they leave",
         file=ROUNDED,
         text="        if rounded is not None:\n            self._round(",
         fault="        if rounded is not None and not bool(rounded.any()):\n            self._round(",
-        tests=(f"{UNIT}test_wire_dtype.py",),
+        tests=("tests/component/tables/test_wire_dtype.py",),
     ),
     Mutant(
         name="rounds: a round begins while somebody joins",
         file=ROUNDS,
         text="            if self._held or self._begins(table, clocks):\n                self._wait()\n",
         fault="            if self._held or self._begins(table, clocks):\n",
-        tests=(f"{UNIT}test_rounds.py",),
+        tests=("tests/unit/ps_worker/membership/test_round_barrier.py",),
     ),
     Mutant(
         name="rounds: a table that is out of use is waited for",
         file=ROUNDS,
         text="        used = clocks.keys() - self._unused\n",
         fault="        used = clocks.keys()\n",
-        tests=(f"{UNIT}test_rounds.py",),
+        tests=("tests/unit/ps_worker/membership/test_round_barrier.py",),
     ),
     Mutant(
         name="loader: an iteration begins with the batch that was handed out last",
@@ -390,62 +398,62 @@ MUTANTS = (
         text="            self._now = replace(self._now, offset=self._now.offset + 1)\n            yield batch\n",
         fault="            yield batch\n            self._now = self._now and replace(self._now,"
         " offset=self._now.offset + 1)\n",
-        tests=(f"{UNIT}test_loader_position.py",),
+        tests=("tests/component/data/test_loader_position.py",),
     ),
     Mutant(
         name="loader: a state is of any loader",
         file=LOADER,
         text="            if state[name] != value:\n",
         fault="            if state[name] is None and value:\n",
-        tests=(f"{UNIT}test_loader_position.py",),
+        tests=("tests/component/data/test_loader_position.py",),
     ),
     Mutant(
         name="loader: the next epoch is the same one",
         file=LOADER,
         text="            self._next, self._now = Position(epoch=start.epoch + 1), start\n",
         fault="            self._next, self._now = Position(epoch=start.epoch), start\n",
-        tests=(f"{UNIT}test_loader.py",),
+        tests=("tests/component/data/test_loader.py",),
     ),
     Mutant(
         name="share: the last worker's part is the shortest, and begins where all are long",
         file=SHARE,
         text="        start = worker * least + min(worker, more)\n",
         fault="        start = worker * least + more\n",
-        tests=(f"{UNIT}test_share.py",),
+        tests=("tests/unit/ps_worker/data/test_index_share.py",),
     ),
     Mutant(
         name="share: every epoch has the same order",
         file=SHARE,
         text="(self._seed * 1_000_003 + self._epoch) % (1 << 63)",
         fault="(self._seed * 1_000_003) % (1 << 63)",
-        tests=(f"{UNIT}test_loader.py", f"{UNIT}test_shard_loader.py"),
+        tests=("tests/component/data/test_loader.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(
         name="share: a share that begins in its middle begins a batch early",
         file=SHARE,
         text="        at = self._start + sum(self.sizes[: self._skipped])\n",
         fault="        at = self._start + sum(self.sizes[: self._skipped][:-1])\n",
-        tests=(f"{UNIT}test_loader_position.py", f"{UNIT}test_shard_loader.py"),
+        tests=("tests/component/data/test_loader_position.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(
         name="share: bsp deals unequal numbers of batches",
         file=SHARE,
         text="        batches = min(-(-largest // self.batch_size), least)\n",
         fault="        batches = min(-(-share // self.batch_size), least)\n",
-        tests=(f"{UNIT}test_share.py",),
+        tests=("tests/unit/ps_worker/data/test_index_share.py",),
     ),
     Mutant(
         name="dealing: a step says how far it has come after a batch too many",
         file=DEALING,
         text="        ahead = step - self._told.step\n",
         fault="        ahead = step - self._told.step + 1\n",
-        tests=(f"{UNIT}test_dealt_epochs.py", f"{UNIT}test_shard_loader.py"),
+        tests=("tests/component/data/test_dealt_epochs.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(
         name="dealing: a request has its predecessor's number",
         file=DEALING,
         text="        self._requests += 1\n",
         fault="        self._requests |= 1\n",
-        tests=(f"{UNIT}test_dealt_epochs.py", f"{UNIT}test_loader.py"),
+        tests=("tests/component/data/test_dealt_epochs.py", "tests/component/data/test_loader.py"),
     ),
 )

@@ -18,7 +18,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
-from tests.unit.ps_worker.service import Cluster, together
+from tests.component.service import Cluster, together
 from tests.until import LIMIT_S
 
 PART_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from ps_server.rpc import auth as gatekeeper
 from ps_wire.access import token as tokens
 from ps_wire.access.access import read
 from ps_wire.access.channel import CLIENT
-from tests.unit.ps_worker.service import Cluster, LoopThread, fresh_name
+from tests.component.service import Cluster, LoopThread, fresh_name
 from tests.until import LIMIT_S
 
 from .bystander import train

@@ -40,9 +40,9 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
+from tests.component.service import Cluster, LoopThread, together
 from tests.security import manifest_mutations as mutations
 from tests.security.brought import Brought, bring, restore, take
-from tests.unit.ps_worker.service import Cluster, LoopThread, together
 from tests.until import LIMIT_S
 
 JOB, BESIDE = "evil", "beside"

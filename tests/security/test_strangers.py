@@ -13,7 +13,7 @@ from ps_lab.status.observer import is_serving
 from ps_server.process import server as process
 from ps_server.rpc import health
 from ps_wire.access.channel import CLIENT, SERVER
-from tests.unit.ps_worker.service import Cluster, LoopThread
+from tests.component.service import Cluster, LoopThread
 from tests.until import LIMIT_S, until
 
 from .raw_http2 import SETTINGS, Connection

@@ -19,7 +19,7 @@ ROW = Mutant(
     file="ps_server/agreement/gate.py",
     text="return version >= clock\n",
     fault="return version > clock\n",
-    tests=("tests/unit/ps_server/test_gate.py",),
+    tests=("tests/unit/ps_server/agreement/test_gate.py",),
 )
 
 

@@ -1,0 +1,56 @@
+"""Services that all tests of the worker library share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ps_server.coordinator.snapshots.durability import Durability
+from tests.component.service import Cluster, LoopThread
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def loop_thread() -> Iterator[LoopThread]:
+    loop = LoopThread()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="session")
+def one_shard(loop_thread: LoopThread) -> Iterator[Cluster]:
+    cluster = Cluster(loop_thread, 1)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(loop_thread: LoopThread) -> Iterator[Cluster]:
+    """Two shards."""
+    made = Cluster(loop_thread, 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def num_durable() -> int:
+    """Shards of `durable`; a file of tests may have another number."""
+    return 2
+
+
+@pytest.fixture
+def durable(loop_thread: LoopThread, tmp_path: Path, num_durable: int) -> Iterator[Cluster]:
+    """Shards with a snapshot folder and state directories: their jobs go back to snapshots."""
+    options: dict[str, Any] = {
+        "snapshot_dir": str(tmp_path / "snapshots"),
+        "state_dir": tmp_path / ("state-{shard}" if num_durable > 1 else "state"),
+        "durability": Durability.SNAPSHOT,
+    }
+    cluster = Cluster(loop_thread, num_durable, options=options)
+    yield cluster
+    cluster.close()

@@ -1,0 +1,232 @@
+"""Loaders of workers that come and go: an epoch is dealt to those who are there when it begins."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ps_worker as ps
+from ps_lab.status.observer import ask
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.data.epoch_dealer import EpochDealer
+from ps_worker.job.job_link import JobLink
+from tests.component.loaders import Stream
+from tests.component.service import fresh_name, together
+from tests.until import LIMIT_S, until
+
+
+def table_of(worker: ps.Worker) -> ps.Table:
+    return worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
+
+
+def samples(loader: ps.Loader) -> list[int]:
+    return [sample for batch in loader for sample in batch.tolist()]
+
+
+@pytest.mark.parametrize("dataset", [range(50), Stream(50)], ids=["map", "stream"])
+def test_every_sample_comes_once_in_each_epoch_whoever_is_there(one_shard, dataset):
+    """One leaves after the first epoch; another comes during the second, and has a part of the third."""
+    job = fresh_name()
+    first, gone, came, dealt = threading.Barrier(2), *(threading.Event() for _ in range(3))
+
+    def join(rank):
+        return ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp")
+
+    def stays():
+        with join(0) as worker:
+            table_of(worker)
+            loader = worker.loader(dataset, batch_size=4)
+            found = [samples(loader)]
+            first.wait(LIMIT_S)
+            assert gone.wait(LIMIT_S)
+            found.append(samples(loader))
+            dealt.set()
+            assert came.wait(LIMIT_S)
+            return [*found, samples(loader)]
+
+    def leaves():
+        with join(1) as worker:
+            table_of(worker)
+            found = samples(worker.loader(dataset, batch_size=4))
+            first.wait(LIMIT_S)
+        gone.set()
+        return [found]
+
+    def comes():
+        assert dealt.wait(LIMIT_S)
+        with join(1) as worker:
+            table_of(worker)
+            came.set()
+            loader = worker.loader(dataset, batch_size=4)
+            return [samples(loader) for _ in worker.epochs(3)]
+
+    stayed, left, late = together([stays, leaves, comes])
+    assert late[:2] == [[], []]
+    for epoch, parts in enumerate(([stayed[0], left[0]], [stayed[1]], [stayed[2], late[2]])):
+        start = 1000 * epoch if isinstance(dataset, Stream) else 0
+        assert sorted(sample for part in parts for sample in part) == list(range(start, start + 50))
+        assert all(parts)
+
+
+def trained(worker: ps.Worker, table: ps.Table, loader: ps.Loader) -> list[int]:
+    """The samples of an epoch whose steps were committed."""
+    found: list[int] = []
+    for batch in loader:
+        before = table.step
+        table.push({"w": torch.ones(3)}).result(LIMIT_S)
+        table.pull().result(LIMIT_S)
+        if table.step == before + 1:  # else the push was of an incarnation that was evicted
+            found += batch.tolist()
+    return found
+
+
+def account(worker: ps.Worker) -> list[tuple[int, int, int, int]]:
+    return [(use.epoch, use.samples, use.used, use.unused) for use in worker.stats().epochs if use.over]
+
+
+@pytest.mark.parametrize("dataset", [range(50), Stream(50)], ids=["map", "stream"])
+def test_what_one_leaves_in_the_middle_of_an_epoch_the_other_uses(one_shard, dataset):
+    """The batch that it had, and made no step of, too."""
+    job = fresh_name()
+    gone = threading.Event()
+
+    def join(rank):
+        return ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp")
+
+    def stays():
+        with join(0) as worker:
+            table, loader = table_of(worker), worker.loader(dataset, batch_size=4)
+            batches = iter(loader)
+            first = next(batches).tolist()
+            table.push({"w": torch.ones(3)}).result(LIMIT_S)
+            assert gone.wait(LIMIT_S)
+            found = first + trained(worker, table, batches)
+            return found, account(worker)
+
+    def leaves():
+        with join(1) as worker:
+            table, found = table_of(worker), []
+            for number, batch in enumerate(worker.loader(dataset, batch_size=4)):
+                if number == 3:
+                    break
+                table.push({"w": torch.ones(3)}).result(LIMIT_S)
+                found += batch.tolist()
+        gone.set()
+        return found, []
+
+    (stayed, accounts), (left, _) = together([stays, leaves])
+    assert len(left) == 12
+    assert sorted(stayed + left) == list(range(50))
+    samples = 50 if isinstance(dataset, range) else 0
+    assert accounts == [(0, samples, 50, 0)]
+
+
+def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(one_shard):
+    """Under bsp; it goes on with what it had left over, if the other was not quicker."""
+    job = fresh_name()
+
+    def body(rank):
+        def train():
+            with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+                table, loader = table_of(worker), worker.loader(range(60), batch_size=3)
+                found: list[int] = []
+                for number, batch in enumerate(loader):
+                    if rank == 1 and number == 4:
+                        one_shard.evict(job, 1)
+                    before = table.step
+                    incarnation = worker._link.incarnation
+                    table.push({"w": torch.ones(3)})
+                    table.pull().result(LIMIT_S)
+                    if worker._link.incarnation == incarnation and table.step == before + 1:
+                        found += batch.tolist()
+                worker.finish()
+                return found
+
+        return train
+
+    first, second = together([body(0), body(1)])
+    assert sorted(first + second) == list(range(60))
+    (use,) = ask(tuple(one_shard.servers.split(","))).job(job).epochs
+    assert (use.epoch, use.samples, use.used, use.over) == (0, 60, 60, True)
+
+
+def test_only_what_the_pace_did_not_foretell_is_told_before_it_leaves(one_shard, monkeypatch):
+    """Two batches a step: the first step says so. The last one comes when the epoch is at its end."""
+    told: list[tuple[int, int]] = []
+    use = JobLink.use
+
+    def spy(link, request):
+        told.append((request.mark.step, request.mark.batches))
+        use(link, request)
+
+    monkeypatch.setattr(JobLink, "use", spy)
+    with ps.connect(servers=one_shard.servers, job=fresh_name(), num_workers=1) as worker:
+        table, loader = table_of(worker), worker.loader(range(9), batch_size=1)
+        validation = worker.loader(range(9), batch_size=1)
+        for _ in worker.epochs(2):
+            batches = iter(loader)
+            while next(batches, None) is not None:
+                next(batches, None)
+                table.push({"w": torch.ones(3)}).result(LIMIT_S)
+            list(validation)
+        assert account(worker) == [(0, 9, 9, 0), (1, 9, 9, 0)]
+    assert told == [(1, 2)]
+
+
+@pytest.mark.parametrize("at", [0, 3], ids=["in its first step", "later"])
+def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one_shard, at):
+    """One that was alone and was paused: it drops the batch that it had, and gets it again with the rest."""
+    job = fresh_name()
+    with ps.connect(servers=one_shard.servers, job=job, num_workers=1, worker=0) as worker:
+        table, loader, found = table_of(worker), worker.loader(range(40), batch_size=4), []
+        for epoch in worker.epochs(2):
+            found.append([])
+            for number, batch in enumerate(loader):
+                if epoch == 0 and number == at:
+                    one_shard.evict(job, 0)
+                    until(lambda: worker._link._failure is not None, "it has heard")
+                before = table.step
+                table.push({"w": torch.ones(3)}).result(LIMIT_S)
+                table.pull().result(LIMIT_S)
+                found[-1] += batch.tolist() if table.step == before + 1 else []
+        assert [sorted(samples) for samples in found] == [list(range(40))] * 2
+        assert account(worker) == [(0, 40, 40, 0), (1, 40, 40, 0)]
+
+
+class AskingTwice:
+    """Sends every question again, as where its answer was lost."""
+
+    def __init__(self, deals: JobLink) -> None:
+        self.answers: list[list[pb.ShareReply]] = []
+        self.use = deals.use
+        self._deals = deals
+
+    @property
+    def incarnation(self) -> int:
+        return self._deals.incarnation
+
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        self.answers.append([self._deals.share(request) for _ in range(2)])
+        return self.answers[-1][1]
+
+
+def test_a_question_for_samples_that_is_asked_again_gets_the_same_answer(one_shard):
+    """What another worker has left over is not lost with the answer that brought it."""
+    job = fresh_name()
+
+    def join(rank):
+        return ps.connect(servers=one_shard.servers, job=job, num_workers="2:2", worker=rank)
+
+    with join(0) as worker:
+        with join(1) as other:
+            gone = EpochDealer(0, other._link, 8)
+            gone.deal(0, begins=True, first=0)
+            gone.hand_out(2)
+            gone.take_step(1)
+        asks = AskingTwice(worker._link)
+        dealing = EpochDealer(0, asks, 8)
+        pieces = [dealing.deal(0, begins=begins, first=0) for begins in (True, False, False)]
+    assert all(first == second for first, second in asks.answers)
+    assert [piece and piece.place for piece in pieces] == [0, 1, None]

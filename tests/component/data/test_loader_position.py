@@ -1,0 +1,216 @@
+"""A loader says where it is, and another one goes on there in the same order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
+
+import ps_worker as ps
+from ps_wire.errors import UsageError
+from ps_worker.data.loader import Loader
+from ps_worker.data.position import Position
+from tests.component.loaders import Stream, epoch_of, made
+from tests.component.service import Cluster, run_workers
+
+KINDS: list[Any] = [pytest.param(40, id="map-style"), pytest.param(Stream(40), id="iterable")]
+
+
+def of(samples: Any, **given: Any) -> Loader:
+    return made(samples, 1, 2, batch_size=6, **given)
+
+
+@pytest.mark.parametrize("samples", KINDS)
+@pytest.mark.parametrize("even", [True, False])
+def test_a_run_goes_on_with_the_batch_after(samples: Any, even: bool):
+    """From every position of two epochs; it sees what an uninterrupted run sees."""
+    whole = of(samples, even=even)
+    states, batches = [whole.state_dict()], []
+    for _ in range(2):
+        for batch in whole:
+            batches.append(batch.tolist())
+            states.append(whole.state_dict())
+    for done, state in enumerate(states):
+        resumed = of(samples, even=even)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        rest = []
+        while resumed.epoch < 2:
+            rest += epoch_of(resumed)
+        assert rest == batches[done:]
+
+
+@pytest.mark.parametrize("samples", KINDS)
+def test_a_position_is_of_what_was_handed_out_last(samples: Any):
+    loader = of(samples)
+
+    def position() -> tuple[Any, Any]:
+        state = loader.state_dict()
+        return state["epoch"], state["batches"]
+
+    seen = [position()]
+    seen += [position() for _ in itertools.islice(loader, 2)]
+    list(loader)
+    seen.append(position())
+    assert seen == [(0, 0), (0, 1), (0, 2), (2, 0)]
+
+
+def test_samples_before_the_position_are_not_read_again():
+    read: list[int] = []
+
+    class Reading(Dataset[int]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            read.append(index)
+            return index
+
+    loader = made(Reading(), batch_size=5)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "batches": 3})
+    (last,) = epoch_of(loader)
+    assert read == last
+    whole = made(20, batch_size=5)
+    whole.epoch = 3
+    assert epoch_of(whole)[3] == last
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"samples": 41}, "with num_samples=40, this one has num_samples=41"),
+        ({"num_workers": 3}, "with num_workers=2, this one has num_workers=3"),
+        ({"batch_size": 7}, "with batch_size=6, this one has batch_size=7"),
+        ({"seed": 1}, "with seed=0, this one has seed=1"),
+        ({"shuffle": False}, "with shuffle=True, this one has shuffle=False"),
+        ({"drop_last": True}, "with drop_last=False, this one has drop_last=True"),
+        ({"even": False}, "with even=True, this one has even=False .BSP deals evenly"),
+    ],
+)
+def test_a_state_of_another_loader_is_a_named_error(change: dict[str, Any], text: str):
+    state = of(40).state_dict()
+    values = {"samples": 40, "rank": 0, "num_workers": 2, "batch_size": 6} | change
+    other = made(**values)
+    with pytest.raises(UsageError, match=text):
+        other.load_state_dict(state)
+    assert other.state_dict()["batches"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"batches": 5}, "5 batches into an epoch of 4"),
+        ({"batches": -1}, "epoch 0, batch -1"),
+        ({"epoch": None}, "epoch None"),
+    ],
+)
+def test_a_position_that_cannot_be_is_a_named_error(change: dict[str, Any], text: str):
+    loader = of(40)
+    with pytest.raises(UsageError, match=text):
+        loader.load_state_dict(loader.state_dict() | change)
+
+
+def test_what_is_no_state_is_a_named_error():
+    with pytest.raises(UsageError, match="no 'epoch'"):
+        of(40).load_state_dict({})
+
+
+def test_a_new_iteration_ends_the_one_before():
+    loader = of(40)
+    first = iter(loader)
+    next(first)
+    list(loader)
+    with pytest.raises(UsageError, match="make a second loader"):
+        next(first)
+    assert loader.state_dict()["epoch"] == 2
+
+
+def test_epochs_are_numbered_and_inside_the_loop_the_order_is_that_of_the_epoch(cluster: Cluster):
+    """A run that goes on at epoch 2 has the orders of one that was never interrupted."""
+
+    def body(worker: ps.Worker) -> None:
+        whole, resumed, evaluated = (worker.loader(range(40), batch_size=6) for _ in range(3))
+        orders = {epoch: epoch_of(whole) for epoch in worker.epochs(4)}
+        assert list(orders) == [0, 1, 2, 3]
+        assert len({str(order) for order in orders.values()}) == 4
+        for epoch in worker.epochs(4, start=2):
+            assert epoch_of(resumed) == orders[epoch]
+            assert epoch_of(resumed) == orders[epoch]  # twice in one epoch: the same
+        assert resumed.epoch == 4
+        assert epoch_of(evaluated) == orders[0]  # outside of the loop it counts its own
+        assert list(worker.epochs(2, start=3)) == []
+        for count, start in ((-1, 0), (1, -1)):
+            with pytest.raises(UsageError, match="must be >= 0"):
+                worker.epochs(count, start=start)
+
+    run_workers(cluster, body)
+
+
+def test_a_position_inside_an_epoch_belongs_to_that_epoch_of_the_loop(cluster: Cluster):
+    def body(worker: ps.Worker) -> None:
+        def loader() -> Loader:
+            return worker.loader(range(40), batch_size=6)
+
+        whole = loader()
+        expected = [epoch_of(whole) for _ in range(3)]
+        state = {**loader().state_dict(), "epoch": 1, "batches": 2}
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert [epoch_of(resumed) for _ in worker.epochs(3, start=1)] == [expected[1][2:], expected[2]]
+        misplaced = loader()
+        misplaced.load_state_dict(state)
+        for _ in worker.epochs(1):
+            with pytest.raises(UsageError, match=r"inside epoch 1, worker.epochs is at 0.*start=1"):
+                list(misplaced)
+            misplaced.epoch = 1
+            assert epoch_of(misplaced) == expected[0]
+
+    run_workers(cluster, body)
+
+
+def test_after_the_last_batch_the_position_is_in_the_next_epoch():
+    """Lightning counts batches, asks for none after the last one, and then writes its checkpoint."""
+    loader = of(40)
+    list(itertools.islice(loader, len(loader)))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (1, 0)
+
+
+def test_a_framework_says_which_epoch_begins_and_a_position_inside_it_stays():
+    state = of(40).state_dict() | {"epoch": 2, "batches": 3}
+    orders = [epoch_of(loader) for loader in [of(40)] for _ in range(3)]
+    resumed = of(40)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(2)
+    assert epoch_of(resumed) == orders[2][3:]
+    resumed.set_epoch(1)
+    assert epoch_of(resumed) == orders[1]
+
+
+@pytest.mark.parametrize("samples", KINDS)
+def test_from_every_position_an_iteration_that_is_under_way_goes_on_there(samples: Any):
+    """As a rollback wants it: inside the epoch in the same loop, to another epoch with the loop's next."""
+    whole = of(samples)
+    positions, batches = [], []
+    for _ in range(2):
+        positions.append(whole.position)
+        for batch in whole:
+            batches.append(batch.tolist())
+            positions.append(whole.position)
+        positions.pop()
+    for done, position in enumerate(positions):
+        moved = of(samples)
+        moved.epoch = position.epoch
+        iteration = iter(moved)
+        next(iteration)
+        moved.position = Position.from_numbers(position.as_numbers())
+        rest = [batch.tolist() for batch in iteration]
+        while moved.epoch < 2:
+            rest += epoch_of(moved)
+        assert rest == batches[done:]
+    moved = of(samples)
+    for batch in moved:
+        if batch.tolist() == batches[0]:
+            moved.position = Position(epoch=1, offset=1)
+    assert epoch_of(moved) == batches[len(batches) // 2 + 1 :]

@@ -1,0 +1,108 @@
+"""Orders that a shard is slow to carry out, or fails to: whom they hold up, and who is left in the gates."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+import ps_server.coordinator.jobs.runner
+import ps_worker as ps
+from ps_wire.access.channel import CLIENT
+from ps_wire.errors import InternalError
+from ps_wire.frames.frame import PROTOCOL
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
+from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
+from tests.component.service import Cluster, fresh_name, run_workers, together
+from tests.until import LIMIT_S
+
+SMALL = ps.BucketOptions(partition_bytes=4096)  # both shards have some
+
+
+class Slow:
+    """What a shard does for one job, or one worker, waits until it is let go."""
+
+    def __init__(self, owner: Any, name: str, concerns: Callable[..., bool], monkeypatch: Any) -> None:
+        self.there, self.go = threading.Event(), threading.Event()
+        carry_out = getattr(owner, name)
+
+        def slowly(*arguments: Any, **named: Any) -> Any:
+            if concerns(*arguments, **named):
+                self.there.set()
+                assert self.go.wait(LIMIT_S)
+            return carry_out(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, slowly)
+
+
+def train(worker: ps.Worker, steps: int = 3) -> int:
+    table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+    for _ in range(steps):
+        table.push({"w": torch.ones(3000)})
+        table.pull().result(LIMIT_S)
+    worker.finish()
+    return table.step
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_table_that_takes_long_to_allocate_holds_up_its_own_job_only(
+    cluster: Cluster, shard: int, monkeypatch: Any
+) -> None:
+    """Others join, make tables, train and finish meanwhile."""
+    slow_job = fresh_name()
+    slow = Slow(cluster.shards[shard].shard, "open_table", lambda job, *_: job == slow_job, monkeypatch)
+
+    def others() -> list[int]:
+        assert slow.there.wait(LIMIT_S)
+        try:
+            return run_workers(cluster, train, num_workers=2)
+        finally:
+            slow.go.set()
+
+    assert together([lambda: run_workers(cluster, train, job=slow_job), others]) == [[3], [3, 3]]
+
+
+def joins(cluster: Cluster, job: str, worker: int) -> pb.MemberReply:
+    """What a worker is told that asks once to be let in."""
+    wanted = spec_pb2.Job(name=job, consistency="bsp", num_workers=2, min_workers=1, nonfinite="error")
+    join = pb.Join(protocol=PROTOCOL, job=wanted, worker=worker, host="h", pid=1, lease_s=LIMIT_S)
+    said: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
+    said.put(pb.MemberRequest(join=join))
+    with grpc.insecure_channel(cluster.servers.split(",")[0], options=CLIENT) as channel:
+        replies = CoordinatorStub(channel).Member(iter(said.get, None), timeout=LIMIT_S)
+        reply: pb.MemberReply = next(replies)
+        said.put(None)
+    return reply
+
+
+@pytest.mark.parametrize(("how", "shard"), [("late", 1), ("fails", 1), ("fails", 0)])
+def test_who_is_not_let_in_on_all_shards_in_time_holds_nobody_up(
+    cluster: Cluster, how: str, shard: int, monkeypatch: Any
+) -> None:
+    """It is told so; a shard that has let it in, or does so later, takes it out again, and steps close."""
+    job, members = fresh_name(), cluster.shards[shard].shard.members
+    admit = members.admit
+
+    def fail(**order: Any) -> None:
+        if (order["job"], order["worker"]) == (job, 1):
+            raise InternalError("it cannot be let in")
+        admit(**order)
+
+    slow = None
+    if how == "fails":
+        monkeypatch.setattr(members, "admit", fail)
+    else:
+        slow = Slow(members, "admit", lambda **it: (it["job"], it["worker"]) == (job, 1), monkeypatch)
+    with ps.connect(servers=cluster.servers, job=job, num_workers="1:2", worker=0) as worker:
+        if slow is not None:
+            monkeypatch.setattr(ps_server.coordinator.jobs.runner, "ORDER_LIMIT_S", 0.2)
+        assert joins(cluster, job, 1).WhichOneof("kind") == "refused"
+        if slow is not None:
+            slow.go.set()
+        assert train(worker) == 3

@@ -1,0 +1,363 @@
+"""Scripts go on where their job is: when all had gone, one was evicted or joins, and after a rollback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import ps_worker as ps
+from ps_lab.snapshots import calls as snapshot_calls
+from ps_lab.status.observer import ask
+from ps_wire.access.access import OPEN
+from ps_worker.process import stopping
+from tests.component.service import Cluster, fresh_name, together
+from tests.until import LIMIT_S
+
+EPOCHS, SAMPLES, BATCH = 5, 48, 4
+
+
+class Killed(Exception):
+    """The process of a worker is gone."""
+
+
+@dataclass
+class Run:
+    """What a script did, over all its processes."""
+
+    epochs: list[int] = field(default_factory=list)  # whose bodies began
+    tails: list[int] = field(default_factory=list)  # and came to their end
+    lr: float = 0.0
+    per_epoch: int = 0
+    per_step: int = 0
+    steps: int = 0
+    batches: int = 0  # that its last process's BatchNorm has seen, those included that its state came with
+    weights: torch.Tensor | None = None
+
+
+def script(worker: ps.Worker, run: Run, at_step: Callable[[int], None] = lambda _step: None) -> None:
+    """A schedule per step, one per epoch, dropout; nothing in it is about faults."""
+    torch.manual_seed(3)
+    data = TensorDataset(torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Dropout(0.2), torch.nn.BatchNorm1d(3))
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=1000)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    worker.register_state("warm", warm)
+    worker.register_state("decay", decay)
+    loader = worker.loader(data, batch_size=BATCH, seed=1)
+    for epoch in worker.epochs(EPOCHS):
+        run.epochs.append(epoch)
+        for (x,) in loader:
+            at_step(worker.step)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            warm.step()
+        decay.step()
+        model.eval()
+        worker.synchronize()
+        with torch.no_grad():
+            model(data.tensors[0])  # a forward that is no step
+        model.train()
+        run.tails.append(epoch)
+    worker.finish()
+    run.lr, run.steps = optimizer.param_groups[0]["lr"], worker.step
+    run.per_epoch, run.per_step = decay.last_epoch, warm.last_epoch
+    run.weights = torch.cat([it.detach().flatten() for it in model.parameters()])
+    run.batches = int(model[2].num_batches_tracked)
+
+
+def connect(cluster: Cluster, job: str, rank: int = 0, **settings: Any) -> ps.Worker:
+    return ps.connect(servers=cluster.servers, job=job, worker=rank, **{"num_workers": 1} | settings)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(one_shard: Cluster) -> Run:
+    run = Run()
+    with connect(one_shard, fresh_name()) as worker:
+        script(worker, run)
+    assert run.epochs == run.tails == list(range(EPOCHS))
+    return run
+
+
+def same(run: Run, other: Run) -> None:
+    assert (run.steps, run.per_epoch, run.per_step, run.lr) == (
+        other.steps,
+        other.per_epoch,
+        other.per_step,
+        other.lr,
+    )
+    assert run.weights is not None
+    assert torch.equal(run.weights, other.weights)
+
+
+def used(cluster: Cluster, job: str) -> dict[int, int]:
+    return {use.epoch: use.used for use in ask(tuple(cluster.servers.split(","))).job(job).epochs}
+
+
+@pytest.mark.parametrize("at", [0, 1, 12, 17, 23, 24, 59])
+@pytest.mark.parametrize("evicted", [False, True], ids=["leaves", "dies"])
+def test_who_comes_to_a_job_that_all_have_left_goes_on_where_it_is(one_shard, undisturbed, at, evicted):
+    """Epoch, place, step, registered state, generators: to the bits of a run that nobody disturbed."""
+    job, run = fresh_name(), Run()
+
+    def ends(step: int) -> None:
+        if step == at:
+            raise Killed
+
+    worker = connect(one_shard, job)
+    with pytest.raises(Killed):
+        script(worker, run, ends)
+    if evicted:
+        one_shard.evict(job, 0)
+        worker._link.fail(ps.UsageError("its process is gone"))
+    worker.leave("it is gone")
+    assert run.epochs == list(range(at // 12 + 1))
+    with connect(one_shard, job) as again:
+        script(again, run)
+    assert run.epochs == [*range(at // 12 + 1), *range(at // 12, EPOCHS)]
+    assert run.tails == list(range(EPOCHS))
+    same(run, undisturbed)
+    assert run.batches == run.steps
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("at", [0, 12, 17])
+@pytest.mark.parametrize("again_at", [1, 2, 7, 14])
+def test_who_is_killed_again_while_it_takes_steps_again_loses_nothing(one_shard, undisturbed, at, again_at):
+    """Before its first step of its own, in it, and behind it: the third process ends as one undisturbed."""
+    job, run, batches = fresh_name(), Run(), []
+
+    def ends(step: int) -> None:
+        if step == at:
+            raise Killed
+
+    def ends_again(_: int) -> None:
+        batches.append(1)
+        if len(batches) == again_at:
+            raise Killed
+
+    for kills in (ends, ends_again):
+        worker = connect(one_shard, job)
+        with pytest.raises(Killed):
+            script(worker, run, kills)
+        worker.leave("it is gone")
+    with connect(one_shard, job) as last:
+        script(last, run)
+    assert run.tails == list(range(EPOCHS))
+    same(run, undisturbed)
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("ends_at", [3, 26, 35])
+def test_a_step_that_sigterm_ends_when_its_pushes_have_left_is_counted(
+    one_shard, undisturbed, ends_at, monkeypatch
+):
+    """What follows in the script, its schedules, is done by the process that comes."""
+    job, run, calls, step_ended = fresh_name(), Run(), [], stopping.step_ended
+
+    def ends() -> None:
+        calls.append(1)
+        if len(calls) == ends_at:  # two for each step: the first is where pushes have left
+            raise Killed
+        step_ended()
+
+    monkeypatch.setattr(stopping, "step_ended", ends)
+    worker = connect(one_shard, job)
+    with pytest.raises(Killed):
+        script(worker, run)
+    worker.leave("stopped by SIGTERM")
+    with connect(one_shard, job) as again:
+        script(again, run)
+    assert run.tails == list(range(EPOCHS))
+    same(run, undisturbed)
+
+
+class Meeting:
+    """One worker trains until another one has come, or has come again; by steps, not by time."""
+
+    def __init__(self) -> None:
+        self.trains, self.came = threading.Event(), threading.Event()
+
+    def stays(self, step: int) -> None:
+        """To be called by the one at each of its steps; two epochs and a half later it is far ahead."""
+        if step == 30:
+            self.trains.set()
+            assert self.came.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
+@pytest.mark.parametrize("lowest", [False, True])
+def test_who_joins_in_mid_run_begins_at_the_jobs_epoch_with_its_schedules(one_shard, consistency, lowest):
+    """No body of a past epoch runs; under bsp schedules per step are at the job's step, worker 0's too."""
+    job, meeting, runs = fresh_name(), Meeting(), [Run(), Run()]
+    settings = {"num_workers": "1:2", "consistency": consistency}
+
+    def first() -> None:
+        with connect(one_shard, job, 1 if lowest else 0, **settings) as worker:
+            script(worker, runs[0], meeting.stays)
+
+    def second() -> None:
+        assert meeting.trains.wait(LIMIT_S)
+        worker = connect(one_shard, job, 0 if lowest else 1, **settings)
+        meeting.came.set()
+        with worker:
+            script(worker, runs[1])
+
+    together([first, second])
+    check_joined(runs, consistency)
+    assert 2 <= runs[1].epochs[0] <= 4
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+def check_joined(runs: list[Run], consistency: str) -> None:
+    for run in runs:
+        assert run.tails == sorted(set(run.epochs))
+        assert run.tails[-1] == EPOCHS - 1
+        assert run.per_epoch == EPOCHS
+        if consistency == "bsp":
+            assert run.per_step == run.steps
+    assert runs[0].epochs == list(range(EPOCHS))
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_with_its_schedules(one_shard, consistency, rank):
+    """As one that was paused for longer than its lease, while the other trained on for some epochs."""
+    job, meeting, runs = fresh_name(), Meeting(), [Run(), Run()]
+    settings = {"num_workers": 2, "consistency": consistency}
+
+    def stays() -> None:
+        with connect(one_shard, job, 1 - rank, **settings) as worker:
+            script(worker, runs[0], meeting.stays)
+
+    def pauses(step: int) -> None:
+        if step == 4 and not meeting.came.is_set():
+            one_shard.evict(job, rank)
+            assert meeting.trains.wait(LIMIT_S)
+            meeting.came.set()
+
+    def paused() -> None:
+        with connect(one_shard, job, rank, **settings) as worker:
+            script(worker, runs[1], pauses)
+
+    together([stays, paused])
+    check_joined(runs, consistency)
+    assert runs[1].epochs[0] == 0
+    assert runs[1].epochs[1] >= 1
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_who_was_evicted_has_the_schedules_where_it_was_sent_and_not_before(one_shard, consistency):
+    """Its batches are its own, so it trains on to the end of its body: what ran there leaves nothing."""
+    job, meeting, begun = fresh_name(), Meeting(), ([], [])
+
+    def trains(rank: int, at_step: Callable[[int], None]) -> None:
+        with connect(one_shard, job, rank, num_workers=2, consistency=consistency) as worker:
+            model = torch.nn.Linear(6, 3)
+            optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+            decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+            worker.register_state("decay", decay)
+            for epoch in worker.epochs(EPOCHS):
+                begun[rank].append((epoch, decay.last_epoch))
+                for _ in range(12):
+                    at_step(worker.step)
+                    model(torch.ones(BATCH, 6)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                decay.step()
+            worker.finish()
+
+    def pauses(step: int) -> None:
+        if step == 4 and not meeting.came.is_set():
+            one_shard.evict(job, 1)
+            assert meeting.trains.wait(LIMIT_S)
+            meeting.came.set()
+
+    together([lambda: trains(0, meeting.stays), lambda: trains(1, pauses)])
+    assert begun[0] == [(epoch, epoch) for epoch in range(EPOCHS)]
+    assert begun[1] == [(0, 0), *((epoch, epoch) for epoch in range(begun[1][1][0], EPOCHS))]
+    assert begun[1][1][0] >= 2
+
+
+@pytest.fixture
+def num_durable() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("dies_after", [1, 10, 20])
+def test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then(
+    durable, undisturbed, dies_after, told
+):
+    """The script has no line about it; its loop goes back, and ends as a run that nobody disturbed."""
+    job, run, taken = fresh_name(), Run(), threading.Event()
+    left, heard = [dies_after], []
+
+    def take() -> None:
+        list(snapshot_calls.take(durable.servers, job, OPEN))
+        taken.set()
+
+    taking = threading.Thread(target=take)
+
+    def dies(step: int) -> None:
+        if step == 14 and taking.ident is None:  # it comes there again
+            taking.start()
+        if step >= 14 and left[0] and taken.wait(0.02 if step < 20 else 1.0):
+            left[0] -= 1
+            if not left[0]:
+                durable.kill(0)
+                durable.start_again(0)
+
+    settings = {"on_rollback": heard.append} if told else {}
+    with connect(durable, job, **settings) as worker:
+        script(worker, run, dies)
+        assert worker._link.incarnation > 1 << 32
+    same(run, undisturbed)
+    assert len(heard) == told
+    assert set(used(durable, job).values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["a loader of ours", "batches of its own"])
+def test_a_loop_whose_batches_are_its_own_hears_of_a_rollback(durable, own):
+    """Else the rest of its body trains on, in an epoch that is undone; with a loader of ours it goes back."""
+    job, taken, heard, deaths = fresh_name(), threading.Event(), [], [1]
+
+    def take() -> None:
+        list(snapshot_calls.take(durable.servers, job, OPEN))
+        taken.set()
+
+    taking = threading.Thread(target=take)
+
+    def dies(step: int) -> None:
+        if step == 3 and taking.ident is None:  # it comes there again
+            taking.start()
+        if step >= 3 and deaths and taken.wait(0.02 if step < 9 else 1.0):
+            deaths.clear()
+            durable.kill(0)
+            durable.start_again(0)
+
+    with connect(durable, job) as worker:
+        model = torch.nn.Linear(6, 3)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        drawn = TensorDataset(torch.ones(SAMPLES, 6))
+        batches = [[drawn.tensors[0]]] * 12 if own else worker.loader(drawn, batch_size=BATCH)
+        for _ in worker.epochs(EPOCHS):
+            for (x,) in batches:
+                dies(worker.step)
+                model(x).square().mean().backward()
+                try:
+                    optimizer.step()
+                except ps.RolledBack as error:
+                    heard.append(error.step)
+                optimizer.zero_grad()
+        worker.finish()
+        assert worker._link.incarnation > 1 << 32
+    assert len(heard) == own

@@ -1,0 +1,380 @@
+"""Who hands out which samples of an epoch, and what becomes of them when somebody goes."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, EpochPiece
+from ps_server.coordinator.epochs.piece_usage import PieceMark, PieceUsage
+from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES, Field
+from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
+from tests.unit.ps_server.desk import Desk
+
+TWO = {0: 1, 1: 1}
+
+
+def piece(epoch: int, place: int, count: int = 2, first: int = 0) -> EpochPiece:
+    return EpochPiece(epoch=epoch, place=place, count=count, first=first)
+
+
+def at(step: int, batches: int, pace: int = 1) -> PieceMark:
+    """Of batches of 10 samples."""
+    return PieceMark(
+        step=step, batches=batches, samples=10 * batches, pace_batches=pace, pace_samples=10 * pace
+    )
+
+
+def begun(workers: dict[int, int] = TWO, epoch: int = 0) -> EpochBook:
+    """All have begun an epoch of 200 samples, and taken their first step."""
+    shares = EpochBook()
+    for worker, incarnation in workers.items():
+        shares.ask(0, epoch, worker, incarnation, workers, samples=200, mark=at(0, 0))
+        shares.mark(0, worker, incarnation, at(1, 1))
+    return shares
+
+
+def test_the_first_who_asks_deals_an_epoch_for_all():
+    """Whoever comes or goes later changes the epochs after it."""
+    shares = EpochBook()
+    assert shares.ask(0, 0, 1, 1, TWO) == piece(0, 1)
+    assert shares.ask(0, 0, 0, 1, {0: 1, 2: 1}) == piece(0, 0)
+    assert shares.ask(0, 0, 2, 1, {0: 1, 2: 1}) is None
+    assert shares.ask(0, 1, 2, 1, {0: 1, 2: 1}) == piece(1, 1)
+    assert shares.ask(1, 0, 0, 1, {0: 1}) == piece(0, 0, 1)
+
+
+def test_an_epoch_that_is_begun_again_has_the_same_share_and_is_counted_once():
+    shares = begun()
+    assert shares.ask(0, 0, 0, 1, TWO, mark=at(10, 10)) == piece(0, 0)
+    assert [use.used for use in shares.uses({}, 1)] == [110]
+    shares.mark(0, 0, 1, at(12, 2))
+    assert [use.used for use in shares.uses({}, 1)] == [110]
+
+
+def test_one_who_is_awaited_has_its_share_whenever_it_comes():
+    """Under the first incarnation that asks."""
+    shares = EpochBook()
+    shares.ask(0, 0, 0, 1, {0: 1, 1: ANY})
+    assert shares.ask(0, 0, 1, 3, {}) == piece(0, 1)
+    assert shares.ask(0, 0, 1, 4, {}) is None
+
+
+@pytest.mark.parametrize("evicted", [True, False])
+def test_what_a_worker_has_not_used_goes_to_who_next_comes_to_the_end_of_its_share(evicted: bool):
+    """Used is what went into committed steps: 4 batches, though it had handed out 6."""
+    shares = begun()
+    shares.gone(1, 1, 4)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1, first=4)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(16, 6)) is None
+    (use,) = shares.over()
+    assert (use.samples, use.used, use.handed_on, use.unused) == (200, 200, 60, 0)
+
+
+@pytest.mark.parametrize("goes", [Desk.leave, Desk.finish])
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_one_used_stays_used_where_its_lease_ends_before_shards_have_removed_it(goes, comes: bool):
+    """And where its next process comes before that, too."""
+    desk = Desk(2)
+    _, one = desk.start()
+    shares = desk.job.shares = begun()
+    desk.held, one.steps = True, 4  # the shards are away
+    goes(desk, one)
+    desk.lose(one)
+    if comes:
+        desk.join(1)
+    desk.settle()
+    assert [order.WhichOneof("kind") for order in desk.orders][4:7] == ["remove", "fence", "evict"]
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1, first=4)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(16, 6)) is None
+
+
+def test_a_share_that_was_never_begun_is_left_over_whole():
+    shares = EpochBook()
+    shares.ask(0, 0, 0, 1, TWO)
+    shares.gone(1, 1, 0)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1)
+
+
+def test_what_is_left_over_goes_to_a_later_epoch_only_where_nobody_is_left_in_its_own():
+    three = {0: 1, 1: 1, 2: 1}
+    shares = begun(three)
+    assert shares.ask(0, 0, 0, 1, three, begins=False, mark=at(10, 10)) is None
+    assert shares.ask(0, 1, 0, 1, three, mark=at(10, 10)) == piece(1, 0, 3)
+    shares.gone(1, 1, 4)
+    assert shares.ask(0, 1, 0, 1, three, begins=False, mark=at(20, 10)) == piece(1, 1, 3)  # it never began it
+    assert shares.ask(0, 1, 0, 1, three, begins=False, mark=at(30, 10)) is None  # worker 2 is in epoch 0 yet
+    assert shares.ask(0, 1, 2, 1, three, mark=at(10, 10)) == piece(1, 2, 3)
+    assert shares.ask(0, 1, 0, 1, three, begins=False, mark=at(30, 10)) == piece(0, 1, 3, first=4)
+
+
+def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it():
+    """The same request gets the same answer, also of a successor; another one, or incarnation, gets on."""
+    shares = begun({0: 1, 1: 1, 2: 1})
+    shares.gone(1, 1, 4)
+    shares.gone(2, 1, 6)
+
+    def ask(dealing: EpochBook, request: int, incarnation: int = 1) -> EpochPiece | None:
+        mark = at(10, 10)
+        return dealing.once(
+            *(0, 0, incarnation, request),
+            lambda: dealing.ask(0, 0, 0, incarnation, {}, begins=False, mark=mark),
+        )
+
+    assert ask(shares, 2) == ask(shares, 2) == piece(0, 1, 3, first=4)
+    successor = EpochBook()
+    successor.take_over(json.loads(json.dumps(shares.hand_off())))
+    assert ask(successor, 2) == piece(0, 1, 3, first=4)
+    assert ask(successor, 3) == piece(0, 2, 3, first=6)
+    assert ask(successor, 4) is None
+
+
+def test_the_start_of_a_share_is_not_lost_with_the_answer_that_brought_it():
+    """After a rollback an epoch goes on where it was; asked again, it would be another iteration."""
+    shares = EpochBook()
+    shares.restore(begun().capture({0: 1, 1: 1}))
+    ask = lambda: shares.once(0, 0, 9, 1, lambda: shares.ask(0, 0, 0, 9, {}))  # noqa: E731
+    assert ask() == ask() == piece(0, 0, first=1)
+
+
+def test_who_came_after_an_epoch_was_dealt_gets_what_is_left_over():
+    """So a worker that was evicted goes on where it was, if nobody was quicker."""
+    shares = begun()
+    shares.gone(1, 1, 4)
+    assert shares.ask(0, 0, 1, 2, TWO) == piece(0, 1, first=4)
+    assert shares.ask(0, 0, 2, 1, TWO) is None
+
+
+def test_who_finishes_early_leaves_the_rest_of_its_share_unused():
+    shares = begun()
+    shares.finished(1, 1, 4)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) is None
+    (use,) = shares.over()
+    assert (use.used, use.unused) == (140, 60)
+
+
+def test_of_a_loader_that_no_step_was_made_of_nothing_is_left_over():
+    """It is there to validate."""
+    shares = EpochBook()
+    shares.ask(0, 0, 0, 1, TWO)
+    shares.ask(0, 0, 1, 1, TWO)
+    shares.gone(1, 1, 50)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(50, 0, 0)) is None
+    assert shares.over() == []
+
+
+def test_what_was_handed_out_but_not_committed_is_left_over_though_its_share_was_at_its_end():
+    """The last push was under way when its worker died, in the next epoch already."""
+    shares = begun()
+    assert shares.ask(0, 1, 1, 1, TWO, mark=at(10, 10)) == piece(1, 1)
+    shares.gone(1, 1, 9)
+    shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10))
+    found = shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(11, 1))
+    assert found is None
+    assert {use.epoch: use.used for use in shares.over()} == {0: 200}
+
+
+def test_what_goes_into_the_step_after_the_end_is_used_with_that_step():
+    """An accumulation ends after the loop; a prefetcher knows of the end before its last step."""
+    for clock, used in ((10, 200), (9, 180)):
+        shares = begun()
+        for worker in TWO:
+            ended = shares.ask(0, 0, worker, 1, TWO, begins=False, mark=at(9, 9), rest=at(10, 10))
+            assert ended is None
+        for worker in TWO:
+            shares.finished(worker, 1, clock)
+        assert [use.used for use in shares.uses({}, 1)] == [used]
+
+
+def test_what_nobody_takes_is_said_to_be_unused_when_the_job_ends():
+    shares = begun()
+    shares.gone(1, 1, 4)
+    shares.finished(0, 1, 10)
+    assert shares.over() == []
+    shares.end()
+    (use,) = shares.over()
+    assert (use.used, use.unused, use.over) == (140, 60, True)
+
+
+def test_what_all_left_when_they_were_gone_is_for_who_comes_again():
+    """In the middle of its iteration, as one that was paused; what was over by then stays so."""
+    shares = begun()
+    shares.ask(0, 1, 0, 1, TWO, samples=200, mark=at(10, 10))
+    shares.ask(0, 1, 1, 1, TWO, samples=200, mark=at(10, 10))
+    shares.mark(0, 0, 1, at(12, 2))
+    shares.gone(0, 1, 13)
+    shares.gone(1, 1, 10)
+    shares.suspend()
+    assert [(use.epoch, use.used) for use in shares.over()] == [(0, 200)]
+    assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(0, 0)) == piece(1, 0, first=3)
+    assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(7, 7)) == piece(1, 1)
+    assert shares.ask(0, 1, 0, 2, {0: 2}, begins=False, mark=at(17, 10)) is None
+    assert [(use.epoch, use.used, use.unused) for use in shares.over()] == [(1, 200, 0)]
+    assert shares.ask(0, 0, 0, 2, {0: 2}) is None
+
+
+def test_who_comes_again_to_a_job_that_all_have_left_gets_the_rest_of_its_own_share_first():
+    shares = begun()
+    shares.gone(0, 1, 3)
+    shares.gone(1, 1, 5)
+    shares.suspend()
+    assert shares.ask(0, 0, 1, 2, {1: 2}, mark=at(5, 0)) == piece(0, 1, first=5)
+    assert shares.ask(0, 0, 0, 2, {0: 2, 1: 2}, mark=at(5, 0)) == piece(0, 0, first=3)
+
+
+def test_a_share_of_which_no_step_was_made_is_dealt_again_when_all_are_gone():
+    """Nobody has made any step of anything yet: a first one that takes longer than a lease."""
+    shares = EpochBook()
+    shares.ask(0, 0, 0, 1, {0: 1}, samples=50, mark=at(0, 0))
+    shares.gone(0, 1, 0)
+    shares.suspend()
+    assert shares.ask(0, 0, 0, 2, {0: 2}, begins=False, mark=at(0, 0)) == piece(0, 0, 1)
+
+
+def test_who_does_not_come_back_after_a_rollback_leaves_its_share_over():
+    """It is evicted under the incarnation that it had; if it does come, it has what nobody has taken."""
+    shares = begun()
+    captured = through_json(shares, {0: 2, 1: 2})
+    restored = EpochBook()
+    restored.restore(captured)
+    assert restored.ask(0, 0, 0, 9, {0: 9}, samples=200, mark=at(2, 0)) == piece(0, 0, first=2)
+    restored.gone(1, 1, 2)
+    assert restored.ask(0, 0, 0, 9, {0: 9}, begins=False, mark=at(10, 8)) == piece(0, 1, first=2)
+    assert restored.ask(0, 0, 1, 10, {0: 9}, mark=at(2, 0)) is None
+    assert restored.ask(0, 0, 0, 9, {0: 9}, begins=False, mark=at(18, 8)) is None
+    assert [(use.used, use.handed_on, use.unused) for use in restored.over()] == [(200, 80, 0)]
+
+
+def test_the_clock_of_its_pushes_tells_what_a_worker_has_used():
+    """Whatever it took in its steps: what it says before each holds up to that step."""
+    draw = random.Random(3)
+    for _ in range(50):
+        sizes = [draw.randint(0, 3) for _ in range(12)]
+        dealt = PieceUsage(epoch=0, place=0)
+        truth, told = [0], PieceMark(pace_batches=1)
+        dealt.mark(told)
+        for step, size in enumerate(sizes, start=1):
+            truth.append(truth[-1] + size)
+            if told.batches + (step - told.step) * told.pace_batches != truth[-1]:
+                told = PieceMark(step=step, batches=truth[-1], pace_batches=size)
+                dealt.mark(told)
+        assert [dealt.used(step).batches for step in range(13)] == truth
+
+
+def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnation():
+    """One worker had come into the next epoch since; another had taken a piece that was left over."""
+    three = {0: 1, 1: 1, 2: 1}
+    shares = begun(three)
+    shares.gone(2, 1, 4)
+    assert shares.ask(0, 0, 0, 1, three, begins=False, mark=at(10, 10)) == piece(0, 2, 3, first=4)
+    shares.mark(0, 0, 1, at(12, 2))
+    assert shares.ask(0, 1, 1, 1, TWO, mark=at(13, 13)) == piece(1, 1)
+    captured = through_json(shares, {0: 12, 1: 11})
+    restored = EpochBook()
+    restored.restore(captured)
+    assert tuple(restored.capture({})) == captured
+    assert [use.used for use in restored.uses({}, 2)] == [100 + 20 + 110 + 40, 0]
+    assert restored.ask(0, 0, 1, 9, TWO) == piece(0, 1, 3, first=11)
+    assert restored.ask(0, 0, 0, 9, TWO) == piece(0, 2, 3, first=6)
+    assert restored.ask(0, 1, 1, 9, TWO, mark=at(13, 2)) == piece(1, 1)
+
+
+def through_json(shares: EpochBook, clocks: dict[int, int]) -> tuple[SavedEpoch, ...]:
+    """What is captured, as a manifest of three workers brings it."""
+    text = json.dumps([epoch.to_json() for epoch in shares.capture(clocks)])
+    return epochs_from_json(Field(json.loads(text)), 3)
+
+
+def test_what_is_remembered_of_many_workers_is_bounded():
+    """The oldest epochs are forgotten."""
+    shares, many = EpochBook(), dict.fromkeys(range(MAX_PLACES // 4), 1)
+    for epoch in range(5):
+        shares.ask(0, epoch, 0, 1, many)
+    assert [entry.epoch for entry in shares.capture({})] == [1, 2, 3, 4]
+
+
+def test_what_workers_make_up_is_captured_as_a_snapshot_takes_it():
+    shares = EpochBook()
+    shares.ask(0, 0, 0, 1, TWO, samples=1 << 63, first=1 << 63)
+    shares.mark(0, 0, 1, PieceMark(step=1, batches=1 << 63, samples=1 << 63))
+    (epoch,) = through_json(shares, {0: 1})
+    assert (epoch.used, epoch.starts[0]) == (MAX_SAMPLES, MAX_COUNT)
+
+
+def test_what_is_remembered_is_bounded():
+    """The oldest epochs are forgotten."""
+    shares = EpochBook()
+    for epoch in range(MAX_EPOCHS + 1):
+        shares.ask(0, epoch, 0, 1, {0: 1})
+    assert shares.ask(0, 1, 1, 1, {1: 1}) is None
+    assert shares.ask(0, 0, 1, 1, {1: 1}) == piece(0, 0, 1)
+
+
+def sharing(desk: Desk) -> list[int]:
+    return sorted(desk.job.sharing())
+
+
+def test_a_job_that_starts_with_all_deals_to_all_until_one_has_gone():
+    """One who has not come yet is awaited; one who left, finished or was evicted is not."""
+    desk = Desk(4)
+    zero = desk.join(0)
+    assert sharing(desk) == [0, 1, 2, 3]
+    _, one, two, three = zero, *(desk.join(number) for number in (1, 2, 3))
+    for member in (zero, one, two, three):
+        desk.make(member)
+    desk.upload(zero)
+    desk.leave(one)
+    assert sharing(desk) == [0, 2, 3]
+    desk.finish(two)
+    assert sharing(desk) == [0, 3]
+    desk.lose(three)
+    assert sharing(desk) == [0]
+    desk.join(1)
+    assert sharing(desk) == [0, 1]
+
+
+def test_who_goes_on_with_a_suspended_job_awaits_the_others():
+    """They come again one by one, and share its epochs as at a start."""
+    desk = Desk(2)
+    members = desk.start()
+    desk.leave(*members)
+    desk.join(0)
+    assert sharing(desk) == [0, 1]
+
+
+def test_a_range_deals_to_those_who_are_here():
+    """Whoever else may come has a part of the next epoch."""
+    desk = Desk(8, min_workers=2)
+    desk.join(3), desk.join(1)
+    assert sharing(desk) == [1, 3]
+
+
+def test_what_a_worker_that_finishes_has_not_used_stays_unused():
+    """It wants no more, and nobody else is given it."""
+    desk = Desk(2)
+    members = desk.start()
+    shares = desk.job.shares
+    for member in members:
+        shares.ask(0, 0, member.worker, 1, desk.job.sharing(), mark=at(0, 0))
+        shares.mark(0, member.worker, 1, at(1, 1))
+    members[1].steps = 6
+    desk.finish(members[1])
+    assert shares.ask(0, 0, 0, 1, {}, begins=False, mark=at(10, 10)) is None
+
+
+def test_what_a_worker_leaves_over_is_what_the_shards_had_not_committed():
+    """An evicted one's by the verdict's limits, one's that leaves by its own word."""
+    desk = Desk(3)
+    members = desk.start()
+    shares = desk.job.shares
+    for member in members:
+        shares.ask(0, 0, member.worker, 1, desk.job.sharing(), mark=at(0, 0))
+        shares.mark(0, member.worker, 1, at(1, 1))
+    desk.clocks = {0: 4}
+    desk.lose(members[1])
+    members[2].steps = 6
+    desk.leave(members[2])
+    found = [shares.ask(0, 0, 0, 1, {}, begins=False, mark=at(10 * n, 10)) for n in (1, 2, 3)]
+    assert found == [piece(0, 1, 3, first=4), piece(0, 2, 3, first=6), None]

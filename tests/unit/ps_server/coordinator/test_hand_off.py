@@ -1,0 +1,108 @@
+"""What a coordinator that is stopped hands to its successor: all that it knew, through JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from ps_server.coordinator import hand_off
+from ps_server.coordinator.epochs.epoch_book import EpochBook
+from ps_server.coordinator.epochs.piece_usage import PieceMark
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.state_store import StateStore
+from ps_wire.v1 import coordinator_pb2 as pb
+from tests.unit.ps_server.desk import Desk
+
+
+def alone(job: Job) -> JobRunner:
+    """A room without shards: nothing is ordered here."""
+    return JobRunner(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]
+
+
+def dealt() -> EpochBook:
+    """One epoch has ended and nobody has said so, one is under way with a rest, one was just begun."""
+    shares, two = EpochBook(), {0: 1, 1: 1}
+    shares.ask(3, 0, 0, 1, two, samples=5)
+    shares.mark(3, 0, 1, PieceMark(step=1, batches=1, samples=1))
+    shares.end()
+    for epoch in (0, 1):
+        for worker in two:
+            mark = PieceMark(step=10 * epoch, batches=10 * epoch, samples=100 * epoch, pace_batches=1)
+            shares.ask(0, epoch, worker, 1, two, first=epoch, samples=200, mark=mark)
+            shares.mark(0, worker, 1, PieceMark(step=10 * epoch + 1, batches=1, samples=10, pace_batches=1))
+    shares.gone(1, 1, 14)
+    shares.ask(0, 1, 0, 1, two, begins=False, mark=PieceMark(step=20, batches=9, samples=90))
+    shares.ask(1, 0, 0, 1, {0: 1, 2: 0}, samples=7)
+    return shares
+
+
+def test_epochs_that_are_under_way_are_handed_on_through_json():
+    """Each field: a successor goes on as if it had dealt them itself."""
+    shares, successor = dealt(), EpochBook()
+    facts = json.loads(json.dumps(shares.hand_off()))
+    successor.take_over(facts)
+    assert shares._live
+    assert shares._ended
+    assert successor == shares
+    asked = [it.ask(0, 2, 0, 1, {0: 1}, mark=PieceMark(step=30, batches=9)) for it in (shares, successor)]
+    assert asked[0] == asked[1]
+
+
+def there_and_back(room: JobRunner, states: StateStore) -> tuple[JobRunner, StateStore]:
+    facts, tensors = hand_off.capture({room.job.name: room}, states)
+    again, kept = alone(Job("j", "bsp", 2)), StateStore()
+    hand_off.restore(json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=kept)
+    assert hand_off.capture({"j": again}, kept)[0] == facts
+    return again, kept
+
+
+def test_a_job_its_members_and_what_they_have_not_heard_are_handed_on_through_json():
+    desk = Desk(2)
+    members = desk.start()
+    desk.job.shares = dealt()
+    states = StateStore()
+    states.put("j", "start/0", b"weights")
+    states.put("j", "empty", b"")
+
+    async def run() -> None:
+        room = alone(desk.job)
+        for member in members:
+            room.admit(member, ())
+        box = room.mailboxes[0, 1]
+        box.put(pb.MemberReply(waiting=pb.Waiting(whom="worker 1")))
+        again, kept = there_and_back(room, states)
+        assert again.job.shares == desk.job.shares
+        assert again.job.roster.members == desk.job.roster.members
+        assert again.mailboxes[0, 1].session == box.session
+        assert again.mailboxes[0, 1].attach().get_nowait().waiting.whom == "worker 1"
+        assert sorted(kept.all()) == sorted(states.all())
+
+    asyncio.run(run())
+
+
+NEWER = {"ends": [], "collectives": [], "agreed": ["shares"], "last_epoch": ["plain"]}
+
+
+def test_what_a_release_before_has_handed_off_is_taken_up():
+    """Its format is the same; what it did not know is as at the start of a job. Else an upgrade is a kill."""
+    desk = Desk(2)
+    desk.start()
+    desk.job.shares = dealt()
+
+    async def run() -> None:
+        room, again = alone(desk.job), alone(Job("j", "bsp", 2))
+        facts, tensors = hand_off.capture({"j": room}, StateStore())
+        (known,) = facts["rooms"]
+        for name, path in NEWER.items():
+            place = known
+            for key in path:
+                place = place[key]
+            del place[name]
+        hand_off.restore(
+            json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=StateStore()
+        )
+        assert again.job.shares == desk.job.shares
+        assert again.job.roster.members == desk.job.roster.members
+
+    asyncio.run(run())

@@ -1,0 +1,286 @@
+"""A shard hands what it holds to the process after it: all of it, once, to the same shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from ps_server.coordinator.jobs.job import Job
+from ps_server.coordinator.recovery import floor_of
+from ps_server.shard import hand_off
+from ps_server.shard.hand_off import Inherited
+from ps_server.shard.restoring import restore
+from ps_server.shard.shard import Shard
+from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
+from ps_wire.frames import frame as wire
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from tests.unit.ps_server.tables import Kept
+
+NUMEL = 3000
+SPEC = TableSpec(
+    number=0,
+    parameters=(ParameterSpec(name="w", shape=(NUMEL,)),),
+    optimizer=OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.5), ("momentum", 0.9)),))),
+    buckets=BucketOptions(partition_bytes=4096),
+)
+PLAN = Plan(SPEC, 1)
+INHERITED = Inherited(boot=b"boot", coordinator=3, more={"done": [[7, "x"]]})
+
+
+class Held:
+    """A shard with a job of two workers, and what they are answered."""
+
+    def __init__(self, shard: Shard | None = None, job: str = "j") -> None:
+        self.job = job
+        self.outlet = Kept()
+        self.shard = shard or Shard(index=0, num_shards=1, memory_limit_bytes=None)
+        if shard is None:
+            for worker in (0, 1):
+                self.shard.members.admit(
+                    job=self.job,
+                    consistency_text="bsp",
+                    num_workers=2,
+                    worker=worker,
+                    incarnation=1,
+                    clocks={},
+                    reader=False,
+                )
+            self.shard.open_table(self.job, SPEC, 5)
+            for partition in map(PLAN.partition, range(PLAN.num_partitions)):
+                self.send(wire.Kind.LOAD, partition=partition.index, payload=bytes(partition.numel * 4))
+            self.shard.start_table(self.job, 0)
+
+    def send(self, kind: wire.Kind, **fields) -> None:
+        frame = wire.Frame(kind=kind, **{"incarnation": 1, **fields})
+        self.shard.table(self.job, 0).receive(frame, self.outlet, member=True)
+
+    def push(self, worker: int, step: int, partitions=range(PLAN.num_partitions)) -> None:
+        for index in partitions:
+            values = torch.full((PLAN.partition(index).numel,), 1.0 + worker + step + index)
+            self.send(
+                wire.Kind.PUSH, worker=worker, step=step, partition=index, payload=values.numpy().tobytes()
+            )
+
+    def weights(self) -> list[torch.Tensor]:
+        return [cell.values.now.clone() for cell in self.shard.table(self.job, 0).cells()]
+
+    def pulled(self, worker: int, step: int) -> set[int]:
+        """Versions that a pull is answered with, by now."""
+        self.outlet.take()
+        meta = struct.pack(f"<{PLAN.num_partitions}I", *range(PLAN.num_partitions))
+        self.send(wire.Kind.PULL, worker=worker, step=step, meta=meta)
+        return {frame.version for frame in self.outlet.take() if frame.kind is wire.Kind.PULLED}
+
+
+def successor(folder, index=0, num_shards=1) -> tuple[Shard, Inherited | None]:
+    shard = Shard(index=index, num_shards=num_shards, memory_limit_bytes=None)
+    found = hand_off.find(folder, shard)
+    if found is None:
+        return shard, None
+    found.use_up()
+    return shard, found.inherited
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_successor_goes_on_to_the_bit(tmp_path, mapped):
+    """With what was staged, momentum, clocks, and both halves of the weights where workers map them."""
+    held, reference = Held(), Held()
+    for it in (held, reference):
+        if mapped:
+            it.shard.table("j", 0).halves()
+        it.push(0, 0)
+        it.push(1, 0)
+        it.push(0, 1)
+        it.push(1, 1, partitions=[0])
+    before = [cell.values._weights.other for cell in held.shard.table("j", 0).cells()]
+    held.shard.generation = 4
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    shard, inherited = successor(tmp_path)
+    assert (inherited.boot, shard.generation, inherited.coordinator) == (b"boot", 4, 3)
+    assert inherited.more == INHERITED.more
+    went_on = Held(shard)
+    others = [cell.values._weights.other for cell in shard.table("j", 0).cells()]
+    assert not mapped or all(map(torch.equal, others, before))
+    for it in (went_on, reference):
+        it.push(0, 1)  # again: its acknowledgement may have been lost
+        it.push(1, 1)
+        it.push(1, 2)
+        it.push(0, 2)
+    assert all(map(torch.equal, went_on.weights(), reference.weights()))
+    assert went_on.pulled(0, 3) == {3}
+    ledger = shard.table("j", 0).ledger(0)
+    assert ledger.applied == 3 * PLAN.num_partitions
+    assert ledger.duplicates == PLAN.num_partitions
+
+
+@pytest.mark.parametrize("name", ["more", "job"])
+def test_jobs_of_any_name_are_handed_off_beside_what_is_passed_on(tmp_path, name):
+    """Tensors of the one are not taken for the other's."""
+    held = Held(job=name)
+    passed_on = {"other/0": torch.ones(3), f"{name}/0": torch.zeros(2)}
+    hand_off.write(tmp_path, held.shard, dataclasses.replace(INHERITED, tensors=passed_on))
+    shard, inherited = successor(tmp_path)
+    assert inherited.tensors.keys() == passed_on.keys()
+    assert all(torch.equal(inherited.tensors[key], it) for key, it in passed_on.items())
+    cells = shard.table(name, 0).cells(), held.shard.table(name, 0).cells()
+    assert all(torch.equal(ours.values.now, theirs.values.now) for ours, theirs in zip(*cells, strict=True))
+
+
+def test_a_hand_off_is_used_once(tmp_path):
+    """Who comes later begins with nothing."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    assert successor(tmp_path)[1] is not None
+    shard, inherited = successor(tmp_path)
+    assert inherited is None
+    assert not shard.jobs()
+
+
+def test_until_it_is_used_up_whoever_looks_finds_it(tmp_path):
+    """A start that fails has changed nothing; who comes too late is not to serve with what another serves."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    first, second = (
+        hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None)) for _ in "12"
+    )
+    assert first.inherited.boot == second.inherited.boot
+    first.use_up()
+    with pytest.raises(ConfigurationRefused, match="another process has taken the hand-off"):
+        second.use_up()
+    hand_off.write(tmp_path, Held().shard, INHERITED)  # of the first one, which has served
+    with pytest.raises(ConfigurationRefused, match="another process has taken the hand-off"):
+        second.use_up()
+    assert successor(tmp_path)[1] is not None
+
+
+def test_that_a_hand_off_is_used_up_outlives_a_loss_of_power(tmp_path, monkeypatch):
+    """Its folder is synced once it has its other name, and before anything can change."""
+    synced = []
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    file = hand_off.file_of(tmp_path, 0)
+    monkeypatch.setattr(os, "fsync", lambda it: synced.append((os.fstat(it).st_ino, file.exists())))
+    hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None)).use_up()
+    assert synced == [(tmp_path.stat().st_ino, False)]
+
+
+def test_a_hand_off_that_cannot_be_set_aside_durably_is_there_for_the_next_start(tmp_path, monkeypatch):
+    """This process does not serve, so what was handed off is still what the shard is."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    found = hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None))
+
+    def failing(_):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(ConfigurationRefused, match=r"Input/output error; .* for the next start$"):
+            found.use_up()
+    assert successor(tmp_path)[1] is not None
+
+
+def test_where_its_name_cannot_be_given_back_the_remedy_is_named(tmp_path, monkeypatch):
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    found = hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=None))
+    rename, renamed = Path.rename, []
+
+    def once(self, target):
+        if renamed:
+            raise OSError(30, "Read-only file system")
+        renamed.append(target)
+        return rename(self, target)
+
+    def failing(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", once)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(ConfigurationRefused, match=r"Read-only file system.*: rename .*\.used to it"):
+        found.use_up()
+
+
+def test_a_hand_off_is_written_where_folders_above_may_not_be_opened(tmp_path, monkeypatch):
+    """Else all that the shard holds would be lost for the sake of a name that others have made."""
+    opened = os.open
+
+    def guarded(path, *rest):
+        if path == tmp_path.parent:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", guarded)
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    assert successor(tmp_path)[1] is not None
+
+
+def test_what_does_not_fit_into_the_memory_limit_is_kept_for_a_start_with_a_larger_one(tmp_path):
+    """As after an upgrade to a release that has a limit where nobody says one: no job is lost by that."""
+    held = Held()
+    held.push(0, 0)
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    with pytest.raises(ConfigurationRefused, match=r"is kept, and does not fit here.*larger --memory-limit"):
+        hand_off.find(tmp_path, Shard(index=0, num_shards=1, memory_limit_bytes=1000))
+    shard, inherited = successor(tmp_path)
+    assert inherited.boot == INHERITED.boot
+    assert [entry.name for entry in shard.jobs()] == ["j"]
+
+
+@pytest.mark.parametrize(("index", "num_shards"), [(1, 2), (0, 2)])
+def test_a_hand_off_is_for_one_shard_only(tmp_path, index, num_shards):
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    mine = hand_off.file_of(tmp_path, 0)
+    mine.rename(hand_off.file_of(tmp_path, index))
+    shard, inherited = successor(tmp_path, index, num_shards)
+    assert inherited is None
+    assert not shard.jobs()
+
+
+def test_a_snapshot_that_cannot_be_read_leaves_what_there_is(tmp_path):
+    """It is looked at before anything is removed."""
+    held = Held()
+    held.push(0, 0)
+    held.push(1, 0)
+    before, generation = held.weights(), held.shard.generation
+
+    def damaged(_job, _snapshot, tables):
+        assert tables == [SPEC]
+        raise SnapshotCorrupt("it is not what was written")
+
+    held.shard.open_part = damaged
+    with pytest.raises(SnapshotCorrupt):
+        restore(
+            held.shard,
+            job=Job("j", "bsp", 2).spec,
+            tables=[SPEC],
+            snapshot="s",
+            generation=9,
+            incarnation=floor_of(9),
+            step=3,
+        )
+    assert held.shard.generation == generation
+    assert all(map(torch.equal, held.weights(), before))
+
+
+def test_a_hand_off_that_was_cut_off_is_none(tmp_path):
+    """What is missing is not made up: the shard counts as lost."""
+    hand_off.write(tmp_path, Held().shard, INHERITED)
+    path = hand_off.file_of(tmp_path, 0)
+    path.write_bytes(path.read_bytes()[:-100])
+    shard, inherited = successor(tmp_path)
+    assert inherited is None
+    assert not shard.jobs()
+
+
+def test_a_fence_without_its_verdict_is_handed_off_with_the_table(tmp_path):
+    """No step closes until the verdict comes; then it closes without the worker."""
+    held = Held()
+    held.push(0, 0)
+    held.shard.members.fence(job="j", worker=1, incarnation=1)
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    went_on = Held(successor(tmp_path)[0])
+    assert went_on.pulled(0, 1) == set()
+    went_on.shard.members.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
+    assert {frame.version for frame in went_on.outlet.take() if frame.kind is wire.Kind.PULLED} == {1}

@@ -1,0 +1,303 @@
+"""One connection: its HELLO, then its frames; whatever else comes is refused, counted, and survived."""
+
+from __future__ import annotations
+
+import logging
+import struct
+
+import pytest
+
+from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.transport.session import Session
+from ps_wire.errors import FrameMalformed, InternalError, StrangerRefused
+from ps_wire.frames import frame as wire
+from ps_wire.frames.carrier import MEMORY, Carrier, deliver
+from ps_wire.frames.frame import Kind
+from ps_wire.frames.messages import parse_message, refused_from_proto
+from ps_wire.sockets import shared_memory
+from ps_wire.v1 import coordinator_pb2
+from tests.unit.ps_server.tables import Kept, group, table_spec
+
+SPEC = table_spec("SGD", group(lr=1.0), shapes=((12,),))
+
+
+class Wire:
+    """A shard with job `j` of two workers, and one connection to it."""
+
+    def __init__(self):
+        self.shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
+        for worker in range(2):
+            self.admit(worker)
+        self.shard.open_table("j", SPEC)
+        self.connect()
+
+    def admit(self, worker, incarnation=1, *, reader=False):
+        self.shard.members.admit(
+            job="j",
+            consistency_text="bsp",
+            num_workers=2,
+            worker=worker,
+            incarnation=incarnation,
+            clocks={},
+            reader=reader,
+        )
+
+    def connect(self, carrier=MEMORY):
+        self.outlet = Kept()
+        self.session = Session(self.shard, self.outlet, token_bytes=TOKEN_BYTES, carrier=carrier)
+
+    def send(self, kind, worker=0, incarnation=1, **fields):
+        frame = wire.Frame(kind=kind, worker=worker, incarnation=incarnation, **fields)
+        return self.session.receive(frame)
+
+    def hello(self, worker=0, incarnation=1, *, token=None, job="j"):
+        token = self.shard.make_token("j", worker, incarnation) if token is None else token
+        return self.send(Kind.HELLO, worker, incarnation, meta=token + job.encode())
+
+    def refusal(self):
+        """The frame that came last, and the error in it."""
+        frame = self.outlet.take()[-1]
+        assert frame.kind is Kind.REFUSE
+        return frame, refused_from_proto(parse_message(coordinator_pb2.Refused, bytes(frame.meta)))
+
+
+def test_a_hello_with_its_token_opens_the_connection():
+    """The answer carries the shard's generation."""
+    it = Wire()
+    it.shard.generation = 4
+    assert not it.session.authenticated
+    assert it.hello()
+    (frame,) = it.outlet.take()
+    assert (frame.kind, frame.worker, frame.incarnation, frame.generation) == (Kind.HELLO, 0, 1, 4)
+    assert it.session.authenticated
+    assert it.send(Kind.LOAD, payload=bytes(4096))
+    assert [frame.kind for frame in it.outlet.take()] == [Kind.ACK]
+
+
+def used(it):
+    token = it.shard.make_token("j", 0, 1)
+    assert it.hello(token=token)
+    it.connect()
+    return {"token": token}
+
+
+def bad_end(it):
+    token = it.shard.make_token("j", 0, 1)
+    return {"token": token[:-1] + bytes([token[-1] ^ 1])}
+
+
+def replaced(it):
+    token = it.shard.make_token("j", 0, 1)
+    it.admit(0, 2)
+    return {"token": token}
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda _: {"token": bytes(TOKEN_BYTES)},
+        lambda _: {"token": b""},
+        lambda it: {"token": it.shard.make_token("j", 1, 1)},
+        bad_end,
+        lambda it: {"token": it.shard.make_token("j", 0, 1), "incarnation": 2},
+        lambda it: {"token": it.shard.make_token("j", 0, 1), "worker": 9},
+        lambda it: {"token": it.shard.make_token("j", 0, 1), "job": "k"},
+        lambda it: {"token": it.shard.make_token("j", 0, 1), "job": "\N{SNOWMAN}"},
+        used,
+        replaced,
+    ],
+    ids=["wrong", "none", "another's", "bad end", "incarnation", "worker", "job", "text", "used", "replaced"],
+)
+def test_a_hello_without_a_good_token_closes_the_connection(attempt):
+    """Whatever is wrong with it; it is counted and nothing is opened."""
+    it = Wire()
+    wanted = attempt(it)
+    before = it.shard.refused_frames
+    assert not it.hello(**wanted)
+    assert not it.session.authenticated
+    assert it.refusal()[1].facts is not None
+    assert it.shard.refused_frames == before + 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.HELLO])
+def test_the_first_frame_is_a_hello(kind):
+    """Anything else closes the connection."""
+    it = Wire()
+    assert not it.send(kind, payload=bytes(4096))
+    assert isinstance(it.refusal()[1], StrangerRefused)
+    assert it.shard.refused_frames == 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(64),
+        b"\xff" * 4096,
+        b"PSv1" + b"\xff" * 60,
+        b"PSv1\1c" + bytes(58),
+    ],
+    ids=lambda data: repr(data[:8]),
+)
+@pytest.mark.parametrize("authenticated", [False, True])
+def test_garbage_closes_the_connection(garbage, authenticated):
+    """Refused and counted, before and after HELLO; the shard goes on with others."""
+    it = Wire()
+    if authenticated:
+        it.hello()
+    assert not deliver(garbage, it.session)
+    it.refusal()
+    assert it.shard.refused_frames == 1
+    it.connect()
+    assert it.hello(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"kind": Kind.PUSH, "worker": 1}, "StrangerRefused"),
+        ({"kind": Kind.PUSH, "incarnation": 2}, "StaleIncarnation"),
+        ({"kind": Kind.PUSH, "table": 3}, "JobUnknown"),
+        ({"kind": Kind.PUSH, "partition": 7}, "JobUnknown"),
+        ({"kind": Kind.HELLO}, "FrameMalformed"),
+        ({"kind": Kind.LOAD, "partition": 7, "step": 5, "payload": bytes(4)}, "PayloadMismatch"),
+    ],
+    ids=str,
+)
+def test_a_frame_that_does_not_fit_is_refused_and_the_connection_stays(fields, error):
+    """The refusal says which table, partition and step it was about."""
+    it = Wire()
+    it.hello()
+    assert it.send(**fields)
+    frame, refused = it.refusal()
+    assert type(refused).__name__ == error
+    for name in ("table", "partition", "step"):
+        assert getattr(frame, name) == fields.get(name, 0)
+    assert it.shard.refused_frames == 1
+
+
+def test_a_job_that_is_gone_is_unknown():
+    """Its connections hear of it with their next frame, and close in peace."""
+    it = Wire()
+    it.hello()
+    it.shard.drop("j")
+    assert it.send(Kind.PULL, meta=struct.pack("<I", 0))
+    assert type(it.refusal()[1]).__name__ == "JobUnknown"
+    it.session.closed()
+
+
+def test_a_closed_connection_is_sent_nothing():
+    """Before HELLO there is nothing to forget."""
+    it = Wire()
+    it.session.closed()
+    it.hello()
+    it.send(Kind.LOAD, payload=bytes(4096))
+    it.shard.start_table("j", 0)
+    it.send(Kind.PUSH, payload=bytes(4096))
+    it.send(Kind.PULL, step=1, meta=struct.pack("<I", 0))
+    first, _ = it.outlet, it.outlet.clear()
+    it.session.closed()
+    it.connect()
+    it.hello(1)
+    it.send(Kind.PUSH, 1, payload=bytes(4096))
+    assert not first
+
+
+def test_a_new_connection_retires_the_one_before_it():
+    """What was still on its way there is not taken, nor answered; other workers' go on."""
+    it = Wire()
+    it.hello()
+    old, outlet = it.session, it.outlet
+    it.connect()
+    it.hello(1)
+    other = it.session
+    it.connect()
+    it.hello()
+    outlet.clear()
+    load = wire.Frame(kind=Kind.LOAD, incarnation=1, payload=bytes(4096))
+    assert not old.receive(load)
+    assert not outlet
+    assert not it.shard.table("j", 0).cells()[0].loaded
+    old.closed()
+    assert it.session.receive(load)
+    assert other.receive(wire.Frame(kind=Kind.LOAD, worker=1, incarnation=1, payload=bytes(4096)))
+    assert it.shard.refused_frames == 0
+
+
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="no memory to be lent here")
+@pytest.mark.parametrize(("worker", "doubles"), [(0, True), (wire.FIRST_READER, False)])
+def test_only_a_members_push_has_a_shard_hold_its_weights_twice(worker, doubles):
+    it = Wire()
+    if not doubles:
+        it.admit(worker, reader=True)
+    it.shard.start_table("j", 0)
+    it.connect(Carrier.UDS)
+    assert it.hello(worker)
+    assert it.send(Kind.PUSH, worker, weight=1.0, flags=wire.PULLS, payload=bytes(4096))
+    assert [cell.values.doubled for cell in it.shard.table("j", 0).cells()] == [doubles]
+
+
+def test_a_bug_of_ours_is_loud(caplog, monkeypatch):
+    """It is logged with its trace, told to the worker as ours, and the connection is closed."""
+    it = Wire()
+    it.hello()
+
+    def broken(*_arguments, **_options):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(it.shard.table("j", 0), "receive", broken)
+    with caplog.at_level(logging.ERROR):
+        assert not it.send(Kind.PUSH, payload=bytes(4096))
+    error = it.refusal()[1]
+    assert isinstance(error, InternalError)
+    assert "ZeroDivisionError: oops" in error.message
+    assert "bug while taking a frame" in caplog.text
+    assert not isinstance(error, FrameMalformed)
+
+
+def test_thousands_of_refused_frames_write_few_lines(caplog):
+    """And how many there were is said when the connection ends."""
+    it = Wire()
+    it.hello()
+    with caplog.at_level(logging.DEBUG, logger="ps_server"):
+        for _ in range(3000):
+            it.send(Kind.PUSH, worker=1)
+        it.session.closed()
+    assert len(caplog.text) < 5000
+    assert "job j worker 0: 2990 more refusals" in caplog.text
+    assert it.shard.refused_frames == 3000
+
+
+def test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears_why():
+    """No fence would find that connection: its pushes would come to cells that know no such worker."""
+    it = Wire()
+    it.shard.start_table("j", 0)
+    replace = it.shard.replace_session
+
+    def evicts_first(*args):
+        clocks = it.shard.members.fence(job="j", worker=0, incarnation=1)
+        it.shard.members.evict(job="j", worker=0, incarnation=1, limits=clocks, epoch=1)
+        return replace(*args)
+
+    it.shard.replace_session = evicts_first
+    assert not it.hello()
+    assert type(it.refusal()[1]).__name__ == "Evicted"
+    assert not it.session.authenticated
+    assert it.shard.jobs()[0].sessions == {}
+    it.session.closed()
+
+
+def test_who_is_fenced_between_its_token_and_its_connection_is_to_come_again():
+    """Until the verdict nobody knows what becomes of it."""
+    it = Wire()
+    replace = it.shard.replace_session
+
+    def fences_first(*args):
+        it.shard.members.fence(job="j", worker=0, incarnation=1)
+        return replace(*args)
+
+    it.shard.replace_session = fences_first
+    assert not it.hello()
+    assert it.refusal()[1].retryable
+    assert not it.session.authenticated
