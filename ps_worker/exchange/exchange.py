@@ -261,9 +261,11 @@ class Exchange:
             self._connections[shard].send(*mine)
 
     def _send_asked(self, by_shard: Sequence[Asked | None]) -> None:
-        for shard, asked in enumerate(by_shard):
+        for connection, asked in zip(
+            self._connections, by_shard, strict=False
+        ):  # none of a reader that left
             if asked is not None:
-                self._connections[shard].send(self._pull_frame(asked))
+                connection.send(self._pull_frame(asked))
 
     def _pull_frame(self, asked: Asked) -> wire.Frame:
         flags = asked.flags  # what is read is no step's, and comes as it is

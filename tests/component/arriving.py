@@ -12,6 +12,7 @@ import ps_worker as ps
 from tests.component.last_moment import LastMoment
 from tests.component.reference import batch, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import arrival_of, exchange_of
 
 PAGES = ps.BucketOptions(bucket_bytes=16_384, first_bucket_bytes=4096, partition_bytes=4096)
 STEPS = 5
@@ -62,12 +63,8 @@ def adam(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=1e-3, **kind)
 
 
-def exchange_of(optimizer: Any) -> Any:
-    return optimizer._tables[0].exchange
-
-
 def partitions_of(optimizer: Any, model: nn.Module, name: str) -> frozenset[int]:
-    (table,) = optimizer._arrival._tables
+    (table,) = arrival_of(optimizer)._tables
     return table.partitions_of[table.place_of[id(model.get_parameter(name))]]
 
 
@@ -92,7 +89,7 @@ def arriving(
         optimizer = worker.wrap(adam(mine), mine, overlap=True, buckets=PAGES)
         moments = LastMoment(exchange_of(optimizer), lambda _partition, step: step == 3)
         train(mine, optimizer, range(3))
-        assert optimizer._arrival.under_way
+        assert arrival_of(optimizer).under_way
         return body(worker, mine, optimizer, moments)
 
     (result,) = run_workers(cluster, run, **kw)

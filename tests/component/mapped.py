@@ -9,6 +9,7 @@ from torch import nn
 
 import ps_worker as ps
 from tests.component.reference import batch
+from tests.inside import exchange_of
 
 SMALL = ps.BucketOptions(bucket_bytes=65_536, first_bucket_bytes=16_384, partition_bytes=8192)
 
@@ -48,6 +49,6 @@ def script(rank: int, model: nn.Module, optimizer: Any) -> None:
 
 def mapped(optimizer: Any) -> Any:
     """The optimizer's exchange."""
-    (started,) = optimizer._started
-    assert started.exchange.memory.mapped
-    return started.exchange
+    exchange = exchange_of(optimizer)
+    assert exchange.memory.mapped
+    return exchange

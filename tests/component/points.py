@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ps_worker as ps
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 EPOCHS, SAMPLES, BATCH, WIDTH = 2, 96, 4, 96
@@ -45,7 +46,7 @@ class Points:
 
     def at(self, worker: ps.Worker, point: str) -> None:
         """The worker is there: if it is the next one, waits for the others, and until this one has heard."""
-        left, link = self._left[worker.rank], worker._link
+        left, link = self._left[worker.rank], link_of(worker)
         if left[:1] != [point] or worker.step < self.first or link.undone or link._failure is not None:
             return
         left.pop(0)

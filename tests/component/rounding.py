@@ -14,6 +14,7 @@ from ps_worker.memory.os_memory import can_overlay
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import seeded
 from tests.component.service import Cluster, fresh_name, together
+from tests.inside import link_of
 
 STEPS = 5
 make_model = partial(seeded, partial(Mlp, 600))  # large enough to be mapped
@@ -58,7 +59,7 @@ def train(worker: ps.Worker, wire_dtype: str, *, mapped: bool = False) -> torch.
     """The model after `finish`; between steps it holds what `wire_dtype` can hold."""
     model = make_model()
     optimizer = worker.wrap(optimizer_of(model), model, buckets=SMALL)
-    assert worker._link.exchanges[0].memory.mapped == mapped
+    assert link_of(worker).exchanges[0].memory.mapped == mapped
     for step in range(STEPS):
         loss_of(model, worker.rank, step).backward()
         optimizer.step()

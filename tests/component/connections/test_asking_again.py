@@ -13,6 +13,7 @@ from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
 from ps_wire.access.access import OPEN
 from ps_wire.errors import ServerNotReady, ServerUnreachable
 from tests.component.service import fresh_name
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 
@@ -39,7 +40,7 @@ def train(worker: ps.Worker, at_step, at_end_of_epoch) -> None:
 
 def note_refusals(worker: ps.Worker, asked: threading.Event) -> None:
     """Sets `asked` when a call of this worker is told to come again."""
-    calls = worker._link._membership.calls
+    calls = link_of(worker)._membership.calls
     ask = calls._ask
 
     def noted(call):

@@ -23,6 +23,7 @@ from ps_wire.frames.carrier import VALID, Carrier, parse
 from ps_wire.v1 import shard_pb2
 from ps_worker.transport import carrier_choice, socket_stream
 from tests.component.service import Cluster, fresh_name, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 
@@ -55,7 +56,7 @@ def trained(cluster: Cluster, monkeypatch: Any, **settings: Any) -> tuple[list[s
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
         table.push({"w": torch.full((3000,), -1.0)})
         assert torch.equal(table.pull().result(LIMIT_S).values["w"], torch.ones(3000))
-        for part in worker._link.figures():
+        for part in link_of(worker).figures():
             sessions.update(figures.carrier for figures in part.workers)
 
     run_workers(cluster, body, **settings)

@@ -22,6 +22,7 @@ from ps_worker.transport.connection import refusal
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.service import Cluster, LoopThread, figures, fresh_name, partitions, run_workers
+from tests.inside import link_of
 from tests.silence import fall_silent, linux
 from tests.until import LIMIT_S
 
@@ -41,7 +42,7 @@ class Breaking:
         self._random = random.Random(seed)
         self._kinds = kinds
         self._one_in = one_in
-        exchange = worker._link.exchanges[0]
+        exchange = link_of(worker).exchanges[0]
         exchange.connect([_Cut(self, connection) for connection in exchange._connections])
 
     def sent(self, frame: wire.Frame, connection: Any) -> None:
@@ -133,7 +134,7 @@ def test_a_push_whose_ack_was_lost_is_sent_again_and_counts_once(cluster: Cluste
             if frame.kind is wire.Kind.ACK and frame.step not in lost:
                 lost.add(frame.step)
                 shard = exchange.partitions[frame.partition].shard
-                worker._link._connections[shard]._call.cancel()
+                link_of(worker)._connections[shard]._call.cancel()
                 return
             take(frame)
 
@@ -162,7 +163,7 @@ def test_a_connection_that_waits_at_the_gate_is_made_again(cluster: Cluster):
             return table.pull().result(LIMIT_S).version
         table.push({"w": torch.ones(3000)}).result(LIMIT_S)
         pulled = table.pull()
-        for connection in worker._link._connections:
+        for connection in link_of(worker)._connections:
             connection._call.cancel()
         waiting.set()
         return pulled.result(LIMIT_S).version
@@ -180,7 +181,7 @@ def test_where_packets_vanish_the_connection_is_made_again(one_shard: Cluster, s
     def body(worker: ps.Worker) -> int:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         table.push({"w": torch.ones(30)}).result(LIMIT_S)
-        (connection,) = worker._link._connections
+        (connection,) = link_of(worker)._connections
         before = connection._call
         if side == "worker":
             fall_silent(before._peer._socket)

@@ -16,6 +16,7 @@ from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable, TlsRefuse
 from ps_worker.transport import liveness
 from ps_worker.transport.liveness import ANSWER_LIMIT_S, SILENT_S, Liveness, is_silent
 from tests.component.service import Cluster, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 
@@ -145,7 +146,7 @@ def test_a_shard_that_waits_for_another_worker_is_not_taken_for_hung(
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
-        (connection,) = worker._link._connections
+        (connection,) = link_of(worker)._connections
         table.push({"w": torch.ones(30)}).result(LIMIT_S) if not worker.rank else None
         before = connection._call
         if worker.rank:
@@ -168,7 +169,7 @@ def test_the_connection_to_a_shard_that_does_not_answer_is_made_again(
 
     def body(worker: ps.Worker) -> int:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
-        (connection,) = worker._link._connections
+        (connection,) = link_of(worker)._connections
         if worker.rank:
             assert again.wait(LIMIT_S)
             table.push({"w": torch.ones(30)})
@@ -197,7 +198,7 @@ def test_a_shard_whose_frames_come_is_not_asked(one_shard: Cluster):
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
-        (connection,) = worker._link._connections
+        (connection,) = link_of(worker)._connections
         for _ in range(3):
             table.push({"w": torch.ones(30)}).result(LIMIT_S)
             heard.append(connection._liveness._heard_s)

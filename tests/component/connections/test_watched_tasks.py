@@ -16,6 +16,7 @@ from ps_wire.errors import InternalError
 from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.component.service import Cluster, LoopThread, fresh_name, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 ONE = ps.SGD(lr=1.0)
@@ -124,10 +125,10 @@ def test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name(
                 patch.setattr(connection, "_pause", bug)
                 connection._call.cancel()
             else:
-                stream: Any = worker._link._membership._stream
+                stream: Any = link_of(worker)._membership._stream
                 patch.setattr(stream, "_take", bug)
                 room = one_shard.coordinator._rooms[name]
-                mailbox = room.mailboxes[0, worker._link.incarnation]
+                mailbox = room.mailboxes[0, link_of(worker).incarnation]
                 on_loop(one_shard, lambda: mailbox.put(pb.MemberReply(let_go=pb.LetGo(number=1))))
             until(lambda: f"bug: {thread} ended" in caplog.messages, "it is logged")
             with pytest.raises(InternalError, match="a bug"):

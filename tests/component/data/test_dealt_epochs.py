@@ -14,6 +14,7 @@ from ps_worker.data.epoch_dealer import EpochDealer
 from ps_worker.job.job_link import JobLink
 from tests.component.loaders import Stream
 from tests.component.service import fresh_name, together
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 
@@ -136,10 +137,10 @@ def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(
                     if rank == 1 and number == 4:
                         one_shard.evict(job, 1)
                     before = table.step
-                    incarnation = worker._link.incarnation
+                    incarnation = link_of(worker).incarnation
                     table.push({"w": torch.ones(3)})
                     table.pull().result(LIMIT_S)
-                    if worker._link.incarnation == incarnation and table.step == before + 1:
+                    if link_of(worker).incarnation == incarnation and table.step == before + 1:
                         found += batch.tolist()
                 worker.finish()
                 return found
@@ -186,7 +187,7 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
             for number, batch in enumerate(loader):
                 if epoch == 0 and number == at:
                     one_shard.evict(job, 0)
-                    until(lambda: worker._link._failure is not None, "it has heard")
+                    until(lambda: link_of(worker)._failure is not None, "it has heard")
                 before = table.step
                 table.push({"w": torch.ones(3)}).result(LIMIT_S)
                 table.pull().result(LIMIT_S)
@@ -221,11 +222,11 @@ def test_a_question_for_samples_that_is_asked_again_gets_the_same_answer(one_sha
 
     with join(0) as worker:
         with join(1) as other:
-            gone = EpochDealer(0, other._link, 8)
+            gone = EpochDealer(0, link_of(other), 8)
             gone.deal(0, begins=True, first=0)
             gone.hand_out(2)
             gone.take_step(1)
-        asks = AskingTwice(worker._link)
+        asks = AskingTwice(link_of(worker))
         dealing = EpochDealer(0, asks, 8)
         pieces = [dealing.deal(0, begins=begins, first=0) for begins in (True, False, False)]
     assert all(first == second for first, second in asks.answers)

@@ -10,12 +10,13 @@ import torch
 
 import ps_worker as ps
 from ps_worker import worker_state
-from tests.component.arriving import PAGES, Model, adam, arriving, bare, exchange_of, partitions_of, train
+from tests.component.arriving import PAGES, Model, adam, arriving, bare, partitions_of, train
 from tests.component.interrupting import interrupted_at
 from tests.component.last_moment import LastMoment
 from tests.component.members.test_interrupted_step import settled, sgd
 from tests.component.reference import alone, assert_same, batch, seeded
 from tests.component.service import Cluster, fresh_name, run_workers
+from tests.inside import arrival_of, exchange_of, link_of
 from tests.until import until
 
 
@@ -70,7 +71,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
         loss.backward()
         moments.never.clear()
         optimizer.step()
-        assert worker._link._now.joined.incarnation == 2
+        assert link_of(worker)._now.joined.incarnation == 2
         train(model, optimizer, range(4, 6))
         assert worker.step >= before + 2
         worker.finish()
@@ -151,9 +152,9 @@ def test_while_modules_are_watched_a_copy_has_no_hooks(cluster: Cluster):
         model = seeded(Model)
         optimizer = worker.wrap(adam(model), model, overlap=True, buckets=PAGES)
         train(model, optimizer, range(1))
-        assert optimizer._arrival._hooks.watching
+        assert arrival_of(optimizer)._hooks.watching
         assert bare(copy.deepcopy(model))
         train(model, optimizer, range(1, 5))
-        assert optimizer._arrival.under_way  # it was put off, not given up
+        assert arrival_of(optimizer).under_way  # it was put off, not given up
 
     run_workers(cluster, body)

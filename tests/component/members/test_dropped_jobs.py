@@ -25,6 +25,7 @@ from ps_wire.errors import (
 from ps_wire.snapshot.store import DROPPED, MARK, SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.component.service import Cluster, fresh_name
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 SIZE = 3000
@@ -177,10 +178,10 @@ def test_the_next_job_of_the_name_knows_nobody_of_the_one_before(cluster):
     """Incarnations go on, so that a worker that hung meanwhile is no worker of the next job."""
     job = fresh_name()
     with connect(cluster, job) as old:
-        before = old._link._now.joined.incarnation
+        before = link_of(old)._now.joined.incarnation
         drop(cluster, job, force=True)
         with connect(cluster, job) as new:
-            assert new._link._now.joined.incarnation > before
+            assert link_of(new)._now.joined.incarnation > before
             assert cluster.coordinator._drops.over(job, before) is not None
             assert cluster.coordinator._drops.over(job, before + 1) is None
         with pytest.raises(JobDropped):

@@ -10,6 +10,7 @@ import torch
 import ps_worker as ps
 from tests.component.points import Points
 from tests.component.service import Cluster, fresh_name, run_workers
+from tests.inside import link_of
 
 EPOCHS, SAMPLES = 16, 24
 POINTS = (
@@ -67,7 +68,7 @@ def test_an_eviction_at_any_point_of_a_step_drops_the_batch_in_hand_and_no_other
         )
         loader = worker.loader(range(SAMPLES), batch_size=2)
         for number, samples in enumerate(batch for _ in worker.epochs(EPOCHS) for batch in loader):
-            incarnation = worker._link.incarnation
+            incarnation = link_of(worker).incarnation
             if not number % batches or incarnation != begun:
                 batch.zero_()
                 begun = incarnation

@@ -14,6 +14,7 @@ import ps_worker.membership.membership
 from ps_server.coordinator.jobs.runner import JobRunner
 from tests.component.reference import batch, seeded
 from tests.component.service import Cluster, fresh_name, partitions, run_workers, together
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 SMALL = ps.BucketOptions(partition_bytes=4096)  # both shards have some
@@ -44,7 +45,7 @@ def body(cluster, job, rank, carrier, clip_grad_norm, at_step):
             optimizer.step()
             optimizer.zero_grad()
         worker.finish()
-        return [parameter.detach().clone() for parameter in model.parameters()], worker._link._now.joined
+        return [parameter.detach().clone() for parameter in model.parameters()], link_of(worker)._now.joined
 
 
 @pytest.mark.parametrize(("carrier", "clip_grad_norm"), [("shm", None), ("tcp", 0.01)])
@@ -165,7 +166,7 @@ def test_a_rolling_restart_with_backup_workers_is_the_replay_of_whom_it_took(las
             meet.wait()
         stats = worker.stats()
         worker.finish()
-        return [it.detach().clone() for it in model.parameters()], numbers, stats, worker._link._now.joined
+        return [it.detach().clone() for it in model.parameters()], numbers, stats, link_of(worker)._now.joined
 
     found = run_workers(lasting, train, num_workers=workers, consistency=f"bsp:backup={backup}", job=job)
     model = seeded(lambda: torch.nn.Linear(256, 64))

@@ -15,6 +15,7 @@ from ps_worker.optimizer.step_cycle import WAITING
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers, together
+from tests.inside import link_of
 from tests.until import until
 
 STEPS = 3
@@ -98,7 +99,7 @@ def test_an_exception_in_the_loop_leaves_at_once_and_names_itself_to_the_others(
 
     def body(worker: ps.Worker) -> int:
         model = seeded(Mlp)
-        worker._link._membership._log = say if worker.rank == 0 else print
+        link_of(worker)._membership._log = say if worker.rank == 0 else print
         optimizer = worker.wrap(sgd(model), model)
         train(worker.rank, model, optimizer, range(1))
         if worker.rank == 1:

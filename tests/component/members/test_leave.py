@@ -14,6 +14,7 @@ from tests.component.members.test_interrupts import sgd, train
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import seeded
 from tests.component.service import LIMIT_S, Cluster, LoopThread, fresh_name, run_workers
+from tests.inside import link_of, tables_of
 
 
 class _SaysNothingError(Exception):
@@ -41,7 +42,7 @@ def test_whatever_an_exception_says_the_worker_leaves_and_the_others_go_on(clust
             heard.set()
 
     def body(worker: ps.Worker) -> int:
-        worker._link._membership._log = say if worker.rank == 0 else print
+        link_of(worker)._membership._log = say if worker.rank == 0 else print
         model = seeded(Mlp)
         optimizer = worker.wrap(sgd(model), model)
         train(worker.rank, model, optimizer, range(1))
@@ -103,7 +104,7 @@ def test_wherever_ctrl_c_lands_in_leave_a_second_leave_leaves(cluster: Cluster, 
         loss_of(model, 0, 0).backward()
         interrupted = interrupted_at(point, worker.leave)
         worker.leave()
-        assert optimizer._tables[0]._buckets[0]._handles == []
+        assert tables_of(optimizer)[0]._buckets[0]._handles == []
         assert mine() <= before
         model.zero_grad()
         point += 6

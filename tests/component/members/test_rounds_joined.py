@@ -11,6 +11,7 @@ import torch
 import ps_worker as ps
 from ps_server.coordinator import late_joins
 from tests.component.service import Cluster, fresh_name, together
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 ROUNDS = 3
@@ -66,7 +67,7 @@ def connect(cluster: Cluster, job: str, rank: int, consistency: str, num_workers
 
 def in_between(worker: ps.Worker, inside: threading.Event) -> None:
     """Waits, in the middle of a round, until a newcomer cannot go on without this worker, or is in."""
-    link = worker._link
+    link = link_of(worker)
     until(lambda: inside.is_set() or link.rounds.held_up or link._membership.live_wanted)
 
 
@@ -133,7 +134,7 @@ def test_who_is_evicted_in_the_middle_of_a_round_goes_on_with_the_rounds_of_the_
                 for which in range(2):
                     if (round_, which) == (ROUNDS, found_at):
                         one_shard.evict(job, 1)
-                        until(lambda: worker._link._failure is not None)
+                        until(lambda: link_of(worker)._failure is not None)
                     pair.step(which)
             steps = pair.steps
             over.set()
@@ -154,7 +155,7 @@ def test_two_who_come_at_once_enter_at_the_same_steps(one_shard):
             pair = Tables(worker)
             pair.step(0)
             between.set()
-            until(lambda: worker._link.rounds.held_up)
+            until(lambda: link_of(worker).rounds.held_up)
             pair.step(1)
             while not over.is_set():
                 pair.step(0)

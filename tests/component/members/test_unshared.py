@@ -20,6 +20,7 @@ from ps_worker.memory.os_memory import OverlaidMemory
 from tests.component.mapped import SMALL, Wide, mapped, script, sgd
 from tests.component.reference import assert_same, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
@@ -162,7 +163,7 @@ def comes_as_payload(worker: ps.Worker) -> None:
         steps.append(0)
         if len(steps) == 3:
             exchange.memory.descriptors = ()
-            for connection in worker._link._connections:
+            for connection in link_of(worker)._connections:
                 connection._call.cancel()
 
     model.register_forward_hook(cut)

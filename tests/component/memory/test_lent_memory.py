@@ -18,6 +18,7 @@ from ps_wire.sockets.frame_socket import FrameSocket
 from ps_wire.sockets.shared_memory import AVAILABLE
 from tests.component.reference import alone, assert_same, batch, check, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="no memory to be lent here")
@@ -121,7 +122,7 @@ def test_weights_that_a_worker_has_not_copied_yet_are_not_written(cluster: Clust
     def body(worker: ps.Worker) -> None:
         model = seeded(Broad)
         optimizer = worker.wrap(sgd(model), model, overlap=False, buckets=BUCKETS)
-        (saying_so, copying_late)[worker.rank](optimizer._tables[0].exchange)
+        (saying_so, copying_late)[worker.rank](exchange_of(optimizer))
         script(worker.rank, model, optimizer)
         worker.finish()
         assert_same(model, expected)
@@ -150,7 +151,7 @@ def test_gradients_that_a_shard_has_not_copied_yet_are_not_written(
 
     def body(worker: ps.Worker) -> None:
         optimizer = worker.wrap(sgd(model), model, overlap=True, buckets=BUCKETS)
-        exchange = optimizer._tables[0].exchange
+        exchange = exchange_of(optimizer)
 
         def then(step: int) -> None:
             optimizer.zero_grad(set_to_none=False)

@@ -16,6 +16,7 @@ from ps_worker.memory.os_memory import can_overlay
 from tests.component.mapped import SMALL, Wide, mapped, script, sgd
 from tests.component.reference import seeded
 from tests.component.service import Cluster, fresh_name, partitions, run_workers
+from tests.inside import exchange_of
 
 pytestmark = pytest.mark.skipif(not (AVAILABLE and can_overlay()), reason="no memory to be mapped here")
 
@@ -26,8 +27,8 @@ def test_many_small_parameters_are_copied(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         model = nn.ParameterList([nn.Parameter(torch.zeros(16)) for _ in range(50)])
         optimizer = worker.wrap(sgd(model), model)
-        (started,) = optimizer._started
-        assert not started.exchange.memory.mapped
+        exchange = exchange_of(optimizer)
+        assert not exchange.memory.mapped
         assert job_link.WORTH_MAPPING_BYTES > mmap.PAGESIZE
 
     run_workers(cluster, body)

@@ -21,6 +21,7 @@ from ps_worker.memory.os_memory import can_overlay
 from tests.component.mapped import SMALL, Wide, adam, mapped, momentum, script, sgd
 from tests.component.reference import alone, assert_same, batch, check, seeded
 from tests.component.service import Cluster, fresh_name, run_workers, together
+from tests.inside import exchange_of
 from tests.until import LIMIT_S, until
 
 pytestmark = pytest.mark.skipif(not (AVAILABLE and can_overlay()), reason="no memory to be mapped here")
@@ -241,8 +242,8 @@ def test_workers_of_one_job_may_have_other_carriers(cluster: Cluster, others: st
     def body(worker: ps.Worker) -> None:
         model = models[worker.rank]
         optimizer = worker.wrap(adam(model), model, buckets=SMALL)
-        (started,) = optimizer._started
-        assert started.exchange.memory.mapped is (worker.rank == 0)
+        exchange = exchange_of(optimizer)
+        assert exchange.memory.mapped is (worker.rank == 0)
         script(worker.rank, model, optimizer)
         worker.finish()
 

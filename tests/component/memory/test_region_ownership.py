@@ -17,6 +17,7 @@ from ps_wire.frames import frame as wire
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 from tests.until import LIMIT_S
 
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)
@@ -30,7 +31,7 @@ class Held:
     """Stands between an exchange and its connections: keeps frames of some kinds until `release`."""
 
     def __init__(self, worker: ps.Worker, optimizer: Any) -> None:
-        self.exchange = optimizer._tables[0].exchange
+        self.exchange = exchange_of(optimizer)
         self.kinds: set[wire.Kind] = set()
         self.sent: list[tuple[wire.Frame, bytes]] = []
         self.waits = threading.Event()
@@ -114,7 +115,7 @@ def test_gradients_of_a_script_never_lie_in_the_region(cluster: Cluster):
         optimizer = worker.wrap(sgd(model), model, overlap=True)
         regions = [
             (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
-            for tensor in optimizer._tables[0].exchange.gradients.tensors
+            for tensor in exchange_of(optimizer).gradients.tensors
         ]
         for step in range(3):
             loss_of(model, 0, step).backward()
@@ -147,7 +148,7 @@ def test_what_was_pushed_never_changes_before_its_ack(cluster: Cluster, overlap:
         loss_of(model, 0, 0).backward()
         optimizer.step()
         first = list(held.sent)
-        assert len(optimizer._tables[0].exchange.in_flight.unacked()) == len(first) > 0
+        assert len(exchange_of(optimizer).in_flight.unacked()) == len(first) > 0
         model.zero_grad(set_to_none=False)
         for parameter in model.parameters():
             parameter.grad.fill_(123.0)
@@ -184,7 +185,7 @@ def test_a_reset_before_the_ack_sends_the_same_bytes_again(cluster: Cluster):
         loss_of(model, 0, 0).backward()
         optimizer.step()
         model.zero_grad(set_to_none=False)
-        again = [frame for shard in range(2) for frame in optimizer._tables[0].exchange.replay(shard)]
+        again = [frame for shard in range(2) for frame in exchange_of(optimizer).replay(shard)]
         pushes = {frame.partition: digest(frame.payload) for frame in again if frame.kind is wire.Kind.PUSH}
         assert pushes == {frame.partition: sent for frame, sent in held.sent}
         held.release()
@@ -204,7 +205,7 @@ def test_nothing_leaves_before_the_connection_takes_it_with_other_bytes(cluster:
         loss_of(model, 0, 0).backward()
         thread, errors = in_thread(optimizer.step)
         assert held.asked.wait(LIMIT_S)
-        assert len(held.sent) == optimizer._tables[0].exchange.plan.num_partitions
+        assert len(held.sent) == exchange_of(optimizer).plan.num_partitions
         assert all(digest(frame.payload) == sent for frame, sent in held.sent)
         held.release()
         thread.join(LIMIT_S)
@@ -234,16 +235,16 @@ def test_nothing_writes_weights_between_two_steps(cluster: Cluster, consistency:
         loss_of(model, 0, 0).backward()
         optimizer.step()
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        versions = list(optimizer._tables[0].exchange.versions)
+        versions = list(exchange_of(optimizer).versions)
         stepped.set()
         assert pushed.wait(LIMIT_S)
-        assert versions == optimizer._tables[0].exchange.versions
+        assert versions == exchange_of(optimizer).versions
         for parameter, was in zip(model.parameters(), before, strict=True):
             assert torch.equal(parameter, was)
         optimizer.zero_grad()
         loss_of(model, 0, 1).backward()
         optimizer.step()
-        assert min(optimizer._tables[0].exchange.versions) == 5
+        assert min(exchange_of(optimizer).versions) == 5
 
     run_workers(cluster, body, num_workers=2, consistency=consistency)
 
@@ -252,7 +253,7 @@ def test_an_answer_that_comes_twice_is_not_written_again(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         model = seeded(Mlp)
         optimizer = worker.wrap(sgd(model), model)
-        exchange = optimizer._tables[0].exchange
+        exchange = exchange_of(optimizer)
         answers: list[wire.Frame] = []
         take = exchange.take
 

@@ -9,9 +9,10 @@ import torch
 
 import ps_worker as ps
 from ps_worker.memory.staging import HostStaging, Stagings, StreamStaging
-from tests.component.arriving import PAGES, Model, adam, bare, exchange_of, train
+from tests.component.arriving import PAGES, Model, adam, bare, train
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 from tests.lazy_device import LazyDevice
 
 STEPS = 4

@@ -15,6 +15,7 @@ from ps_wire.errors import CutAborted
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.membership import snapshot_promise
 from tests.component.service import Cluster, fresh_name, run_workers, together
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 WAIT_S = LIMIT_S
@@ -37,7 +38,7 @@ def test_a_worker_that_does_not_answer_holds_nobody_for_longer_than_a_limit(savi
     steps = [0, 0]
 
     def body(worker: ps.Worker) -> None:
-        mine = worker._link.capture
+        mine = link_of(worker).capture
         prepare = mine.prepare
 
         def late(number: int) -> dict[int, int]:
@@ -70,7 +71,7 @@ def test_an_answer_to_a_cut_of_before_does_not_count(saving):
     steps, too_early = [0, 0], []
 
     def body(worker: ps.Worker) -> None:
-        mine = worker._link.capture
+        mine = link_of(worker).capture
         prepare, arm = mine.prepare, mine.arm
 
         def late(number: int) -> dict[int, int]:

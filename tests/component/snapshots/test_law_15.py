@@ -12,6 +12,7 @@ from ps_server.shard.state.snapshot_writer import Saving
 from ps_wire.snapshot.store import SnapshotStore
 from tests.component.law_15 import STEPS, WAIT_S, Training, continues, start, take
 from tests.component.service import Cluster, fresh_name, run_workers
+from tests.inside import link_of
 from tests.until import until
 
 
@@ -158,6 +159,6 @@ def test_law_15_a_script_goes_on_in_the_middle_of_an_epoch_with_the_numbers_it_w
 
 def prepared(worker: ps.Worker) -> bool:
     """Waits until the worker was asked where it can be cut."""
-    capture = worker._link.capture
+    capture = link_of(worker).capture
     with capture._changed:
         return capture._changed.wait_for(lambda: capture._number is not None, WAIT_S)

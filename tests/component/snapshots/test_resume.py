@@ -17,6 +17,7 @@ from ps_lab.status.observer import ask
 from ps_wire.access.access import OPEN
 from ps_worker.process import stopping
 from tests.component.service import Cluster, fresh_name, together
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 EPOCHS, SAMPLES, BATCH = 5, 48, 4
@@ -116,7 +117,7 @@ def test_who_comes_to_a_job_that_all_have_left_goes_on_where_it_is(one_shard, un
         script(worker, run, ends)
     if evicted:
         one_shard.evict(job, 0)
-        worker._link.fail(ps.UsageError("its process is gone"))
+        link_of(worker).fail(ps.UsageError("its process is gone"))
     worker.leave("it is gone")
     assert run.epochs == list(range(at // 12 + 1))
     with connect(one_shard, job) as again:
@@ -319,7 +320,7 @@ def test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then
     settings = {"on_rollback": heard.append} if told else {}
     with connect(durable, job, **settings) as worker:
         script(worker, run, dies)
-        assert worker._link.incarnation > 1 << 32
+        assert link_of(worker).incarnation > 1 << 32
     same(run, undisturbed)
     assert len(heard) == told
     assert set(used(durable, job).values()) == {SAMPLES}
@@ -359,5 +360,5 @@ def test_a_loop_whose_batches_are_its_own_hears_of_a_rollback(durable, own):
                     heard.append(error.step)
                 optimizer.zero_grad()
         worker.finish()
-        assert worker._link.incarnation > 1 << 32
+        assert link_of(worker).incarnation > 1 << 32
     assert len(heard) == own

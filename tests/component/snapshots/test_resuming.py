@@ -13,6 +13,7 @@ from ps_wire.frames.messages import refused_from_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from tests.component.service import Cluster, fresh_name, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 
@@ -22,7 +23,7 @@ def test_who_does_not_know_the_session_takes_over_no_stream(one_shard: Cluster, 
     job = fresh_name()
 
     def body(worker: ps.Worker) -> None:
-        joined = worker._link._now.joined
+        joined = link_of(worker)._now.joined
         resume = pb.Resume(job=job, worker=0, incarnation=joined.incarnation, session=of(joined.session))
         with grpc.insecure_channel(one_shard.servers, options=CLIENT) as channel:
             stream = CoordinatorStub(channel).Member(iter([pb.MemberRequest(resume=resume)]), timeout=LIMIT_S)

@@ -35,6 +35,7 @@ from ps_wire.v1.shard_pb2_grpc import ShardStub
 from ps_worker.model.model_table import pack
 from tests.component.saving import save
 from tests.component.service import Cluster, fresh_name, together
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 
@@ -72,7 +73,7 @@ def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp
                 except ps.RolledBack as error:
                     seen.append((error.step, table.step))
             worker.finish()
-            return values, seen, worker._link._now.joined.incarnation
+            return values, seen, link_of(worker)._now.joined.incarnation
 
     whole = together([lambda rank=rank: train(rank, "whole", faults=False) for rank in range(2)])
     found = together([lambda rank=rank: train(rank, job, faults=True) for rank in range(2)], 60.0)
@@ -97,14 +98,14 @@ def test_a_service_goes_on_past_65535_generations(aged, durable, tmp_path):
         step(table, 0)
         save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
         for lost in (1, 0):
-            incarnations.append(worker._link.incarnation)
+            incarnations.append(link_of(worker).incarnation)
             durable.kill(lost)
             durable.start_again(lost)
             with pytest.raises(ps.RolledBack):
                 step(table, 0)
             assert table.step == 1
         step(table, 0)
-        incarnations.append(worker._link.incarnation)
+        incarnations.append(link_of(worker).incarnation)
         worker.finish()
     assert incarnations[0] == 1
     assert 65_535 << 32 < incarnations[1] < incarnations[2]
@@ -162,7 +163,7 @@ def train(worker: ps.Worker, faults: Faults | None) -> list[torch.Tensor]:
             optimizer.zero_grad()
             scheduler.step()
     worker.finish()
-    assert (worker._link.incarnation > 1 << 32) == (faults is not None)
+    assert (link_of(worker).incarnation > 1 << 32) == (faults is not None)
     assert scheduler.last_epoch == worker.step == EPOCHS * SAMPLES // 8
     return [it.detach().clone() for it in model.parameters()]
 

@@ -16,13 +16,14 @@ from ps_worker.transport.grpc_service import GrpcService
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import seeded
 from tests.component.service import fresh_name, run_workers
+from tests.inside import link_of
 
 SMALL = ps.BucketOptions(partition_bytes=4096)
 
 
 def hurry(worker: ps.Worker) -> None:
     """From now on it waits for a load for a moment only."""
-    state = worker._link._state
+    state = link_of(worker)._state
     state._settings = dataclasses.replace(state._settings, start_limit_s=0.2)
 
 
@@ -42,8 +43,8 @@ def test_all_workers_load_and_worker_0s_state_is_used(cluster):
             optimizer.step()
             value = float(100 * number + worker.rank)
             states = [{"momentum_buffer": torch.full_like(item, value)} for item in model.parameters()]
-            worker._link.share_state(0, number, states)
-            seen.append(worker._link.dump_state(0)[0]["momentum_buffer"].unique().tolist())
+            link_of(worker).share_state(0, number, states)
+            seen.append(link_of(worker).dump_state(0)[0]["momentum_buffer"].unique().tolist())
         return seen
 
     assert run_workers(cluster, body, num_workers=3) == [[[100.0], [200.0]]] * 3
@@ -58,7 +59,7 @@ def test_only_the_starters_state_starts_a_table(one_shard):
         for parameter in model.parameters():
             optimizer.state[parameter] = {"momentum_buffer": torch.full_like(parameter, worker.rank + 1.0)}
         worker.wrap(optimizer, model)
-        return worker._link.dump_state(0)[0]["momentum_buffer"].unique().tolist()
+        return link_of(worker).dump_state(0)[0]["momentum_buffer"].unique().tolist()
 
     assert run_workers(one_shard, body, num_workers=2) == [[1.0], [1.0]]
 
@@ -73,7 +74,7 @@ def test_a_load_that_worker_0_does_not_make_ends_at_the_start_limit(one_shard):
         if worker.rank == 1:
             hurry(worker)
             with pytest.raises(StartLimitExceeded, match="worker 0 has not called load_state_dict"):
-                worker._link.share_state(0, 1, [])
+                link_of(worker).share_state(0, 1, [])
         worker.finish()
 
     run_workers(one_shard, body, num_workers=2)
@@ -86,10 +87,10 @@ def test_who_joins_a_job_that_has_state_sets_none(one_shard, caplog):
     def body(worker):
         model = seeded(Mlp)
         worker.wrap(torch.optim.SGD(model.parameters(), momentum=0.9), model)
-        value = 2.0 if worker._link.resumed else 1.0
+        value = 2.0 if link_of(worker).resumed else 1.0
         states = [{"momentum_buffer": torch.full_like(item, value)} for item in model.parameters()]
-        worker._link.share_state(0, 1, states)
-        return worker._link.dump_state(0)[0]["momentum_buffer"].unique().tolist()
+        link_of(worker).share_state(0, 1, states)
+        return link_of(worker).dump_state(0)[0]["momentum_buffer"].unique().tolist()
 
     for _ in range(2):
         with caplog.at_level("INFO", "ps_worker"):
@@ -102,7 +103,7 @@ def test_who_joins_a_job_that_has_state_sets_none(one_shard, caplog):
 
 def beside(worker: ps.Worker, calls_of: Callable, say: Callable = print) -> OptimizerStateCalls:
     """Another one of the same worker, with another way to the shards."""
-    return OptimizerStateCalls(worker._settings, worker._link._membership, calls_of=calls_of, say=say)
+    return OptimizerStateCalls(worker._settings, link_of(worker)._membership, calls_of=calls_of, say=say)
 
 
 def test_a_call_that_breaks_is_made_again(cluster):
@@ -118,10 +119,10 @@ def test_a_call_that_breaks_is_made_again(cluster):
             if shard not in broken:
                 broken.add(shard)
                 return nobody.shard(0)
-            return worker._link._service.shard(shard)
+            return link_of(worker)._service.shard(shard)
 
         worker.wrap(torch.optim.SGD(model.parameters(), momentum=0.9), model, buckets=SMALL)
-        plan = worker._link.exchanges[0].plan
+        plan = link_of(worker).exchanges[0].plan
         states = [{"momentum_buffer": item.detach().clone()} for item in model.parameters()]
         beside(worker, calls_of).load(0, plan, states)
         assert broken == {0, 1}
@@ -143,8 +144,8 @@ def test_the_log_says_once_that_steps_differ(one_shard):
         optimizer = worker.wrap(torch.optim.Adam(model.parameters()), model, buckets=SMALL)
         loss_of(model, 0, 0).backward()
         optimizer.step()
-        state = beside(worker, worker._link._service.shard, said.append)
-        plan = worker._link.exchanges[0].plan
+        state = beside(worker, link_of(worker)._service.shard, said.append)
+        plan = link_of(worker).exchanges[0].plan
         state.dump(0, plan)
         assert said == []
         cell = one_shard.shards[0].shard.table(job, 0).cell(plan.num_partitions - 1)
@@ -172,7 +173,7 @@ def test_a_state_that_does_not_fit_its_parameter_is_refused_by_name(one_shard, s
     def body(worker):
         worker.wrap(torch.optim.Adam(model.parameters()), model)
         with pytest.raises(UsageError, match=said):
-            worker._link.load_state(0, [state, {}, {}, {}])
+            link_of(worker).load_state(0, [state, {}, {}, {}])
 
     run_workers(one_shard, body)
 
@@ -183,7 +184,7 @@ def test_a_state_that_the_optimizer_cannot_have_is_refused_and_the_old_one_stays
     other = torch.zeros_like(model.first.weight)
 
     def body(worker):
-        link = worker._link
+        link = link_of(worker)
         optimizer = worker.wrap(torch.optim.Adam(model.parameters()), model)
         loss_of(model, 0, 0).backward()
         optimizer.step()
@@ -243,9 +244,9 @@ def test_one_who_has_finished_may_read_and_not_write(one_shard):
         loss_of(model, 0, 0).backward()
         optimizer.step()
         worker.finish()
-        states = worker._link.dump_state(0)
+        states = link_of(worker).dump_state(0)
         with pytest.raises(StrangerRefused, match="may only read"):
-            worker._link.load_state(0, states)
+            link_of(worker).load_state(0, states)
         return states[0]["step"].item()
 
     assert run_workers(one_shard, body) == [1.0]

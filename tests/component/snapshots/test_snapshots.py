@@ -24,6 +24,7 @@ from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.component.service import Cluster, fresh_name, run_workers, together
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 STEPS = 6
@@ -302,7 +303,7 @@ def written_late(monkeypatch, completed: threading.Event) -> None:
 
 
 def captured_late(worker: ps.Worker, completed: threading.Event) -> None:
-    capture = worker._link.capture
+    capture = link_of(worker).capture
     put = capture.put
 
     def putting(*what: object) -> None:
@@ -357,13 +358,13 @@ def test_workers_go_on_when_all_shards_know_the_cut(cluster, monkeypatch):
 
     def one(rank: int) -> None:
         with ps.connect(servers=cluster.servers, job=job, worker=rank, num_workers=2) as worker:
-            arm = worker._link.capture.arm
+            arm = link_of(worker).capture.arm
 
             def armed(number: int, steps: dict[int, int]) -> None:
                 told.set()
                 arm(number, steps)
 
-            worker._link.capture.arm = armed
+            link_of(worker).capture.arm = armed
 
             def over(step: int) -> bool:
                 if step == 2:

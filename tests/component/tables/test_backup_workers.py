@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.component.service import LIMIT_S, figures, fresh_name, partitions, run_workers
+from tests.inside import link_of
 
 STEPS = 5
 
@@ -83,7 +84,7 @@ def test_under_backup_workers_weights_are_copied_out(cluster):
     def body(worker):
         model = torch.nn.Linear(4000, 30)
         worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        mapped = worker._link.exchanges[0].memory.mapped
+        mapped = link_of(worker).exchanges[0].memory.mapped
         worker.finish()
         return mapped
 

@@ -10,6 +10,7 @@ import torch
 import ps_worker as ps
 from ps_worker.exchange.in_flight import Asked
 from tests.component.service import Cluster, figures, fresh_name, partitions, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 STEPS = 12
@@ -119,7 +120,7 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
         for _ in range(STEPS):
             table.push({"w": torch.ones(3000)})
         worker.finish()
-        return worker._link._now.joined.incarnation
+        return link_of(worker)._now.joined.incarnation
 
     fast, slow = run_workers(cluster, body, num_workers=2, consistency="ssp:0", job=job)
     assert fast > slow == 1
@@ -141,7 +142,7 @@ def test_a_connection_that_breaks_while_the_gate_is_shut_asks_again(cluster: Clu
 
         def cut() -> None:
             assert waiting.wait(LIMIT_S)
-            for connection in worker._link._connections:
+            for connection in link_of(worker)._connections:
                 connection._call.cancel()
             broken.set()
 

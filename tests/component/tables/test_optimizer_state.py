@@ -22,6 +22,7 @@ from ps_worker.model.optimizer_state import SCALARS, Gathering, Scattering
 from tests.component.models import Mlp
 from tests.component.reference import assert_same, batch, seeded
 from tests.component.service import run_workers
+from tests.inside import link_of
 
 STEPS = 3
 SMALL = ps.BucketOptions(partition_bytes=4096)
@@ -115,7 +116,7 @@ def test_a_run_goes_on_in_plain_torch_from_what_the_shards_have(shards, kind):
     def body(worker):
         optimizer = worker.wrap(make(kind, model), model, buckets=SMALL)
         train(model, optimizer, range(STEPS))
-        states = worker._link.dump_state(0)
+        states = link_of(worker).dump_state(0)
         worker.finish()
         return states
 
@@ -137,7 +138,7 @@ def test_an_optimizer_with_state_goes_on_on_the_shards_when_it_is_wrapped(shards
     def body(worker):
         wrapped = worker.wrap(optimizer, model, buckets=SMALL)
         train(model, wrapped, range(STEPS, 2 * STEPS))
-        states = worker._link.dump_state(0)
+        states = link_of(worker).dump_state(0)
         worker.finish()
         return states
 
@@ -153,10 +154,10 @@ def test_a_dump_is_a_copy(one_shard):
     def body(worker):
         optimizer = worker.wrap(make("Adam", model), model)
         train(model, optimizer, range(1))
-        states = worker._link.dump_state(0)
+        states = link_of(worker).dump_state(0)
         before = copy.deepcopy(states)
         train(model, optimizer, range(1, 2))
-        again = worker._link.dump_state(0)
+        again = link_of(worker).dump_state(0)
         assert not torch.equal(again[0]["exp_avg"], before[0]["exp_avg"])
         return states, before
 
@@ -175,11 +176,11 @@ def test_a_load_after_the_start_takes_the_place_of_all_state(cluster):
     def body(worker):
         optimizer = worker.wrap(make("Adam", model), model, buckets=SMALL)
         train(model, optimizer, range(2))
-        states = worker._link.dump_state(0)
+        states = link_of(worker).dump_state(0)
         changed = [{} for _ in states]
         changed[0] = {**states[0], "exp_avg": torch.full_like(states[0]["exp_avg"], float("nan"))}
-        worker._link.load_state(0, changed)
-        return changed, worker._link.dump_state(0)
+        link_of(worker).load_state(0, changed)
+        return changed, link_of(worker).dump_state(0)
 
     ((changed, got),) = run_workers(cluster, body)
     assert list(map(list, got)) == list(map(list, changed))
@@ -201,8 +202,8 @@ def test_old_checkpoints_and_other_dtypes_are_taken_as_torch_takes_them(one_shar
 
     def body(worker):
         worker.wrap(torch.optim.Adam(model.parameters()), model)
-        worker._link.load_state(0, [state, {}, {}, {}])
-        return worker._link.dump_state(0)[0]
+        link_of(worker).load_state(0, [state, {}, {}, {}])
+        return link_of(worker).dump_state(0)[0]
 
     (got,) = run_workers(one_shard, body)
     assert (got["step"].dtype, got["step"].item()) == (torch.float32, 7.0)

@@ -14,6 +14,7 @@ import ps_worker as ps
 from ps_wire.errors import JobUnknown
 from tests.component.readers import reader_of
 from tests.component.service import Cluster, fresh_name, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 
@@ -78,12 +79,12 @@ def test_a_worker_that_goes_is_not_waited_for_the_next_one_is_asked_for_buffers(
         optimizer = worker.wrap(torch.optim.SGD([mine.w], lr=0.1), mine)
         if worker.rank == 0:
             reading.start()
-            until(lambda: worker._link._membership.live_wanted)
+            until(lambda: link_of(worker)._membership.live_wanted)
             asked.set()
         else:
             assert asked.wait(LIMIT_S)
             mine.steps.fill_(7.0)
-            until(lambda: worker._link._membership.live_wanted)
+            until(lambda: link_of(worker)._membership.live_wanted)
             mine.w.sum().backward()
             optimizer.step()
         worker.finish()

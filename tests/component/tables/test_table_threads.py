@@ -21,6 +21,7 @@ from ps_worker.exchange.exchange import Exchange
 from ps_worker.table import Table
 from tests.component.sent import Sent
 from tests.component.service import Cluster, fresh_name, run_workers
+from tests.inside import link_of, tables_of
 from tests.until import LIMIT_S, until
 
 HYPER = Hyperparameters(((("lr", 1.0),),))
@@ -356,19 +357,19 @@ def test_an_answer_that_is_being_taken_when_a_worker_joins_again_is_waited_for(c
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         exchange: Any = table._exchange
-        before = worker._link.incarnation
+        before = link_of(worker).incarnation
         held.armed.set()
         table.pull()
         assert held.holding.wait(LIMIT_S)
         cluster.evict(name, 0)
         until(lambda: exchange.evicted, "it is evicted")
-        joining = beside(worker._link.rejoin)
+        joining = beside(link_of(worker).rejoin)
         with pytest.raises(TimeoutError):
             joining.result(1.0)
         assert exchange._incarnation == before
         held.go_on.set()
         joining.result(LIMIT_S)
-        assert worker._link.incarnation > before
+        assert link_of(worker).incarnation > before
         assert table.pull().result(LIMIT_S).version == 0
 
     try:
@@ -386,7 +387,7 @@ def test_hooks_of_several_devices_send_one_after_the_other(cluster: Cluster, mon
         sizes = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer: Any = worker.wrap(plain, model, overlap=True, buckets=sizes)
-        (gradients,) = optimizer._tables
+        (gradients,) = tables_of(optimizer)
         first, second, *_ = gradients._buckets
         inside, go_on, overtaken = threading.Event(), threading.Event(), threading.Event()
 

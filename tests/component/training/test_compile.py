@@ -16,6 +16,7 @@ import ps_worker as ps
 from tests.component.models import Mlp, Normed, Tied
 from tests.component.reference import Script, alone, assert_same, batch, check, in_turns, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 
 # torch's own, where what it compiles is not the first that takes part in autograd
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -251,7 +252,7 @@ def test_nothing_leaves_while_a_compiled_backward_is_running(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         model = seeded(Mlp)
         optimizer = worker.wrap(adam(model), model, overlap=True, buckets=EACH)
-        exchange = optimizer._tables[0].exchange
+        exchange = exchange_of(optimizer)
 
         def backward_of(graph: torch.fx.GraphModule, _: Any) -> Any:
             def run(*inputs: Any) -> Any:

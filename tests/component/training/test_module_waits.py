@@ -29,6 +29,7 @@ from tests.component.arriving import (
 from tests.component.last_moment import LastMoment
 from tests.component.reference import alone, assert_same, batch, check, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import arrival_of
 
 # torch's own, of what it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -80,7 +81,7 @@ def test_a_module_runs_before_the_weights_of_later_ones_are_here(cluster: Cluste
         assert first <= seen["first"]
         assert out_proj <= seen["first"]
         assert not last <= seen["first"]
-        assert not optimizer._arrival.under_way  # by the last module's wait all were here
+        assert not arrival_of(optimizer).under_way  # by the last module's wait all were here
 
     arriving(cluster, body)
     assert ran == ["into", "first", "second", "last"]
@@ -126,7 +127,7 @@ def test_the_first_push_of_a_step_leaves_after_all_weights_of_the_pull_before(cl
 
 def test_a_module_that_is_never_called_is_waited_for_at_the_next_one_above(cluster: Cluster):
     def body(_worker: ps.Worker, model: Any, optimizer: Any, _moments: LastMoment) -> None:
-        waits = optimizer._arrival._hooks._waits
+        waits = arrival_of(optimizer)._hooks._waits
         attention = model.first.attention
         assert attention.out_proj not in waits
         assert id(attention.out_proj.weight) in waits[attention]

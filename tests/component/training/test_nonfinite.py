@@ -11,6 +11,7 @@ import ps_worker as ps
 from ps_wire.errors import JobMismatch, NonFiniteGradient, UsageError
 from tests.component.reference import batch, seeded
 from tests.component.service import Cluster, figures, fresh_name, partitions, run_workers
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 MODELS = pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
@@ -59,7 +60,7 @@ def test_error_ends_the_sender_and_the_others_go_on(cluster: Cluster, consistenc
             if "left: NonFiniteGradient" in text:
                 heard.set()
 
-        worker._link._membership._log = say
+        link_of(worker)._membership._log = say
         train(worker, spoil=False, model=model)
         assert heard.wait(LIMIT_S)
         worker.finish()

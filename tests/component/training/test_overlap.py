@@ -12,6 +12,7 @@ import ps_worker as ps
 from tests.component.models import Branches, Mlp, loss_of
 from tests.component.reference import batch, check, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
 STEPS = 4
@@ -276,7 +277,7 @@ def test_buckets_leave_while_backward_is_running(cluster: Cluster, overlap: bool
     seen: list[int] = []
 
     def body(model: torch.nn.Module, optimizer: Any) -> int:
-        exchange = optimizer._tables[0].exchange
+        exchange = exchange_of(optimizer)
         model.first.weight.register_hook(lambda _: seen.append(exchange.bytes_pushed))
         loss_of(model, 0, 0).backward()
         at_the_end = exchange.bytes_pushed
@@ -292,9 +293,9 @@ def test_under_no_sync_nothing_leaves(cluster: Cluster):
     def body(model: torch.nn.Module, optimizer: Any) -> None:
         with optimizer.no_sync():
             loss_of(model, 0, 0).backward()
-        assert optimizer._tables[0].exchange.bytes_pushed == 0
+        assert exchange_of(optimizer).bytes_pushed == 0
         loss_of(model, 0, 1).backward()
-        assert optimizer._tables[0].exchange.bytes_pushed > 0
+        assert exchange_of(optimizer).bytes_pushed > 0
         optimizer.step()
 
     wrapped_in(cluster, body, overlap=True)

@@ -14,6 +14,7 @@ from ps_wire.sockets.frame_socket import FrameSocket
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, check, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 from tests.until import LIMIT_S
 
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
@@ -27,8 +28,8 @@ def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
 
 def pushed_from(optimizer: Any) -> list[int]:
     """Where the memory of each parameter's gradient begins that shards are sent, or read."""
-    (started,) = optimizer._started
-    return [view.data_ptr() for view in started.exchange.gradients.views]
+    exchange = exchange_of(optimizer)
+    return [view.data_ptr() for view in exchange.gradients.views]
 
 
 @OVERLAP
@@ -110,7 +111,7 @@ def test_zeros_are_not_written_over_gradients_that_shards_have_not_read(
 
     def body(worker: ps.Worker) -> None:
         optimizer = worker.wrap(sgd(model), model, overlap=True, **VIEWS)
-        exchange = optimizer._started[0].exchange
+        exchange = exchange_of(optimizer)
         wait_pulled = exchange.wait_pulled
 
         def waiting(*what: Any) -> None:

@@ -15,6 +15,7 @@ import ps_worker as ps
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, check, seeded
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 
 STEPS = 4
 
@@ -151,7 +152,7 @@ def test_a_model_can_be_saved_once_an_interrupted_step_is_settled(cluster: Clust
     def body(worker: ps.Worker) -> None:
         model = seeded(Mlp)
         optimizer = worker.wrap(adam(model.parameters()), model)
-        exchange = optimizer._tables[0].exchange
+        exchange = exchange_of(optimizer)
         wait = exchange.wait_pulled
 
         def interrupted(*_: Any) -> None:

@@ -18,6 +18,7 @@ from tests.component.models import Mlp
 from tests.component.reference import assert_same, check, seeded
 from tests.component.scripts import STEPS, sgd, train
 from tests.component.service import Cluster, run_workers
+from tests.inside import exchange_of
 
 # -- moved ---------------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ def test_a_large_model_that_is_written_past_autograd_in_each_step_is_found_withi
         model = nn.Linear(3, WINDOW_ELEMENTS)
         buckets = ps.BucketOptions(bucket_bytes=1 << 30, first_bucket_bytes=1 << 30)
         optimizer = worker.wrap(sgd(model), model, buckets=buckets, overlap=False)
-        (flat,) = optimizer._started[0].exchange.weights.tensors
+        (flat,) = exchange_of(optimizer).weights.tensors
 
         def steps() -> None:
             for _ in range(5):

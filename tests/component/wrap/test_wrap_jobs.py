@@ -15,6 +15,7 @@ from tests.component.models import Mlp, Normed, loss_of
 from tests.component.reference import alone, assert_same, batch, seeded, served
 from tests.component.scripts import STEPS, sgd, train
 from tests.component.service import Cluster, figures, fresh_name, partitions, run_workers
+from tests.inside import exchange_of
 
 # -- the start -----------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ def test_pushes_weigh_as_many_samples_as_the_loader_gave(cluster: Cluster):
 def noted_weights(optimizer: Any) -> list[float]:
     """What the pushes of table 0 will weigh, as they leave."""
     weights: list[float] = []
-    exchange = optimizer._tables[0].exchange
+    exchange = exchange_of(optimizer)
     push = exchange.push
 
     def noting(partition: Any, **given: Any) -> None:

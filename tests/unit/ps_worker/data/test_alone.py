@@ -26,6 +26,7 @@ from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.job.rejoiner import ALONE
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, seeded
+from tests.inside import link_of
 from tests.until import LIMIT_S
 
 SMALL = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
@@ -133,7 +134,7 @@ def test_nothing_is_left_after_leave():
     worker = ps.connect()
     table = worker.table({"w": torch.zeros(100)}, optimizer=ps.SGD(lr=1.0))
     table.push({"w": torch.ones(100)}).result(LIMIT_S)
-    shard = weakref.ref(worker._link._service._shard)
+    shard = weakref.ref(link_of(worker)._service._shard)
     cells = [weakref.ref(cell) for cell in shard().table("default", 0).cells()]
     assert cells
     worker.leave()
@@ -175,7 +176,7 @@ def test_a_connection_that_is_cut_is_made_again():
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         for _ in range(STEPS):
             table.push({"w": torch.full((3000,), -1.0)})
-            worker._link._connections[0]._call.cancel()
+            link_of(worker)._connections[0]._call.cancel()
             values = table.pull().result(LIMIT_S).values["w"]
         assert torch.equal(values, torch.full((3000,), float(STEPS)))
 
