@@ -19,7 +19,7 @@ from ps_lab.cluster.cluster import command_path
 from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
-TETHER = str(die_with_parent.__file__)
+TETHER = str(Path(die_with_parent.__file__))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PS_")} | {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",

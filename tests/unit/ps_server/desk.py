@@ -37,7 +37,7 @@ class Desk:
     Attributes:
         told: what each incarnation of each worker was sent, in order.
         orders: what the shards were told, by kind.
-        held: orders wait until `execute_order` is called.
+        held: orders wait until `carry_out` is called.
         clocks: what shards answer to a removal.
         refusals: orders that were refused, and why.
     """
@@ -135,7 +135,7 @@ class Desk:
         """Whether actions wait."""
         return bool(self._actions)
 
-    def execute_order(self, error: PsError | None = None) -> None:
+    def carry_out(self, error: PsError | None = None) -> None:
         """Delivers up to the next order, and has the shards carry that one out, or refuse it."""
         while self._actions:
             action = self._actions.popleft()
