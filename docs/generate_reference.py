@@ -23,9 +23,9 @@ and `ps-worker` has an environment variable, which the option goes before. What 
 """
 PROGRAMS = {"ps-server": server.app, "ps-worker": worker.app, "ps-lab": lab.app}
 NOTES = {
-    "ps-worker": """Options come before the script, the script's own come after it; `ps-worker -m pkg.mod` runs
-a module, as `python -m` does. Where all servers are on loopback and `OMP_NUM_THREADS` is not set, each worker
-gets its part of the cores. With `PS_TRACE=FOLDER` every server and worker writes a
+    "ps-worker": """Options come before the script, the script's own come after it; `ps-worker -m pkg.mod`
+runs a module, as `python -m` does. Where all servers are on loopback and `OMP_NUM_THREADS` is not set, each
+worker gets its part of the cores. With `PS_TRACE=FOLDER` every server and worker writes a
 [trace](performance.md#where-the-time-of-a-round-goes) of its threads when it ends.
 """
 }
@@ -43,16 +43,16 @@ CODES = {
     65: "a snapshot is missing, damaged or of another release; an older one that is whole is named",
     69: "a server cannot be reached or listen, or the job did not start in time",
     75: "a worker or a launch was stopped by SIGTERM before the end: run it again",
-    78: "refused: a job with live workers is not dropped, wrong shard order or count, another model, optimizer "
-    "or consistency than the job has, no free place, memory limit, certificates, token, a `--host` that would "
-    "let anybody in",
+    78: "refused: a job with live workers is not dropped, wrong shard order or count, another model, "
+    "optimizer or consistency than the job has, no free place, memory limit, certificates, token, a `--host` "
+    "that would let anybody in",
     130: "Ctrl-C",
 }
 CODES_HEAD = """## Exit codes
 
 An error of the project that ends a script is one line, below the line of the script that it came through; one
-of the script is shown as `python` shows it. A script's own `sys.exit(N)` is kept. `ps-lab launch` ends with the
-code of the process that failed first.
+of the script is shown as `python` shows it. A script's own `sys.exit(N)` is kept. `ps-lab launch` ends with
+the code of the process that failed first.
 
 | code | meaning |
 |---|---|"""
