@@ -8,7 +8,7 @@ IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxpr
 CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \
 	coordinator.jobs.roster coordinator.jobs.tables coordinator.jobs.job) --cov=ps_wire.spec.plan
 
-.PHONY: install demo test check chaos fuzz stress free-threaded mutants soak bench bench-peers protos api clean
+.PHONY: install demo test check chaos fuzz stress free-threaded mutants unchanged soak bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -60,6 +60,10 @@ endif
 # Deliberate faults, one after the other; what no test sees is said.
 mutants: $(VENV)/installed-test
 	$(PY) -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(RESULTS),--results '$(RESULTS)') --jobs $(or $(JOBS),1)
+
+# What a change of form must leave as it was: weights, states, ledgers, files, frames, texts; against a commit.
+unchanged: $(VENV)/installed-test
+	$(PY) -m tests.unchanged --before $(or $(BEFORE),HEAD~1) $(if $(OUT),--out '$(OUT)')
 
 # All tests, again and again beside busy loops: what fails now and then.
 soak: $(VENV)/installed-test

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from ps_server.coordinator import member_streams, readers, recovery, state_store
-from ps_server.coordinator.jobs import member
+from ps_server.coordinator.jobs import actions
 from ps_server.coordinator.jobs import runner as room
 from ps_server.rpc import auth as gatekeeper
 from ps_server.rpc import greeting
@@ -166,7 +166,7 @@ def test_the_readme_has_every_exit_code():
         ("what workers had beside tables, per snapshot", [state_store.MAX_SAVED_BYTES >> 30]),
         ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
         ("metrics of a worker", [member_streams.MAX_METRICS, 64]),
-        ("reason in a notice", [member.MAX_REASON]),
+        ("reason in a notice", [actions.MAX_REASON]),
         (
             "texts of a heartbeat: what is waited for, why no better carrier",
             [member_streams.MAX_REASON],
