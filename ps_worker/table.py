@@ -289,7 +289,7 @@ class _Reply(Future[Result]):
             return self._again()
 
     def read(self) -> None:
-        """See `Waits.when_pulled`."""
+        """See `InFlight.when_pulled`."""
         try:
             self._made = self._make()
         except Exception as error:  # noqa: BLE001 - who asked gets it: its tensors may have changed meanwhile

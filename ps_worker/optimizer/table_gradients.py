@@ -88,9 +88,7 @@ class TableGradients:
             BucketGradients(exchange, bucket, self._parameters, names, as_views=as_views)
             for bucket in exchange.plan.buckets
         ]
-        if exchange.hooks is not None:  # those of a wrap that Ctrl-C ended when they were there
-            exchange.hooks.detach()
-        exchange.hooks = self
+        exchange.attach(self)
         try:
             self._hook()
         except BaseException:  # Ctrl-C: nobody has this object yet, to take its hooks off

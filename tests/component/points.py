@@ -11,7 +11,7 @@ from torch import nn
 
 import ps_worker as ps
 from tests.inside import cycle_of, link_of, sender_of
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 EPOCHS, SAMPLES, BATCH, WIDTH = 2, 96, 4, 96
 
@@ -55,8 +55,7 @@ class Points:
             self.met.append(point)
         self._meet.wait()
         (exchange, *_) = link.exchanges
-        with exchange._changed:
-            assert exchange._changed.wait_for(lambda: exchange.evicted, LIMIT_S)
+        until(lambda: exchange.evicted, "this worker has heard")
 
 
 class _At(nn.Module):

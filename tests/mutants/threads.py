@@ -11,9 +11,9 @@ TABLE = "tests/component/tables/test_table_threads.py"
 MUTANTS = (
     Mutant(
         name="a pull asks while the answer before it is still copied",
-        file="ps_worker/exchange/exchange.py",
-        text="            self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody\n",
-        fault="",
+        file="ps_worker/exchange/in_flight.py",
+        text="                self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody\n",
+        fault="                pass\n",
         tests=(
             f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",
             f"{TABLE}::test_weights_that_are_read_at_the_end_wait_for_a_copy_too",
@@ -21,16 +21,17 @@ MUTANTS = (
     ),
     Mutant(
         name="an answer's weights are nobody's while they are copied",
-        file="ps_worker/exchange/waits.py",
+        file="ps_worker/exchange/in_flight.py",
         text="        self._reading += len(due)\n",
         fault="        self._reading += 0 * len(due)\n",
         tests=(f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",),
     ),
     Mutant(
         name="flat weights stay taken while a future's callbacks run",
-        file="ps_worker/exchange/waits.py",
+        file="ps_worker/exchange/in_flight.py",
         text="""            try:
-                read()
+                if read is not None:
+                    read()
             finally:
                 with self._changed:
                     self._reading -= 1
@@ -38,7 +39,8 @@ MUTANTS = (
             then(None)
 """,
         fault="""            try:
-                read()
+                if read is not None:
+                    read()
                 then(None)
             finally:
                 with self._changed:
@@ -66,11 +68,9 @@ MUTANTS = (
     ),
     Mutant(
         name="what is asked for is listed without the lock",
-        file="ps_worker/exchange/exchange.py",
-        text="""            asked = [self._asked(shard) for shard in range(len(self._connections))]
-        for""",
-        fault="""        asked = [self._asked(shard) for shard in range(len(self._connections))]
-        for""",
+        file="ps_worker/exchange/in_flight.py",
+        text="            return [self._asked(shard) for shard in range(self._num_shards)]\n",
+        fault="        return [self._asked(shard) for shard in range(self._num_shards)]\n",
         tests=(f"{TABLE}::test_what_is_asked_for_does_not_change_while_the_question_is_written",),
     ),
     Mutant(

@@ -17,6 +17,7 @@ from tests.component.members.test_interrupted_step import settled, sgd
 from tests.component.reference import alone, assert_same, batch, seeded
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.inside import arrival_of, exchange_of, link_of
+from tests.until import until
 
 
 def test_a_parameter_that_is_read_past_its_module_is_an_error_that_names_it(cluster: Cluster):
@@ -51,8 +52,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
 
         def evict(*_: Any) -> None:
             cluster.evict(job, 0)
-            with exchange._changed:
-                assert exchange._changed.wait_for(lambda: exchange.evicted, 30)
+            until(lambda: exchange.evicted, "it has heard")
 
         held = (
             range(exchange.plan.num_partitions) if first else partitions_of(optimizer, model, "last.weight")

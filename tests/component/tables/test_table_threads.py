@@ -122,7 +122,7 @@ def beside(body: Callable[[], Any]) -> Future[Any]:
 
 def asked_or_waits(it: Played) -> bool:
     """Whether a second pull has left, or a thread waits for what the exchange has under way."""
-    waiting: Any = it.exchange._changed
+    waiting: Any = it.exchange.in_flight._changed
     return len(it.sent.of(wire.Kind.PULL)) == 2 or bool(waiting._waiters)
 
 
@@ -197,7 +197,7 @@ class HeldClock(Exchange):
 
     def step_of(self, clock: int) -> int:
         step = super().step_of(clock)
-        if threading.get_ident() != self._script and not self._changed._is_owned():  # type: ignore[attr-defined]
+        if threading.get_ident() != self._script and not self.in_flight._changed._is_owned():  # type: ignore[attr-defined]
             self.asking.set()
             assert self.go_on.wait(LIMIT_S)
         return step
@@ -220,17 +220,17 @@ def test_a_step_is_taken_by_the_script_alone():
     assert {frame.step for frame in it.sent.of(wire.Kind.PUSH)} == {0, 1}
 
 
-class Overtaken(list[Any]):
-    """Partitions; when the first is looked at, an answer comes on another thread, if it may then."""
+class Overtaken(list[int]):
+    """Shards of partitions; at the first look, an answer comes on another thread, if it may then."""
 
     def __init__(self, it: Played) -> None:
-        super().__init__(it.exchange.partitions)
+        super().__init__(partition.shard for partition in it.exchange.partitions)
         self._it: Played | None = it
 
     def __getitem__(self, index: Any) -> Any:
         it, self._it = self._it, None
         if it is not None:
-            lock: Any = it.exchange._changed
+            lock: Any = it.exchange.in_flight._changed
             answering = beside(lambda: it.answer(step=0, value=1.0))
             if not lock._is_owned():
                 answering.result(LIMIT_S)
@@ -240,7 +240,8 @@ class Overtaken(list[Any]):
 def test_what_is_asked_for_does_not_change_while_the_question_is_written():
     """An answer to a part of it that has come again already, after a replay, waits."""
     it = Played()
-    it.exchange.partitions = Overtaken(it)
+    monitor: Any = it.exchange.in_flight
+    monitor._shard_of = Overtaken(it)
     pulled = it.table.pull()
     assert pulled.result(LIMIT_S).values["w"].unique().tolist() == [1.0]
     assert len(it.sent.of(wire.Kind.PULL)) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-import ps_worker.exchange.waits
+import ps_worker.exchange.in_flight
 from tests.component.models import Mlp, Normed
 from tests.component.reference import assert_same, batch, seeded
 from tests.component.scripts import STEPS, sgd, train
@@ -65,7 +65,7 @@ class _GivenUp(Exception):
 
 def test_optimizers_that_step_unequally_often_wait_and_name_their_tables(cluster: Cluster, monkeypatch: Any):
     """Worker 0 steps both in turn, worker 1 the first one only: they wait for each other, at two tables."""
-    monkeypatch.setattr(ps_worker.exchange.waits, "REPORT_WAIT_S", 0.2)
+    monkeypatch.setattr(ps_worker.exchange.in_flight, "REPORT_WAIT_S", 0.2)
     said: dict[int, str] = {}
 
     def body(worker: ps.Worker) -> None:
