@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_server.agreement.chooser import Chooser
-from ps_server.coordinator import hand_off
 from ps_server.coordinator.jobs.actions import Action, ToMember, TwoRounds
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.search.coordinator_visits import CoordinatorVisit
@@ -68,7 +67,7 @@ class Coordinators:
     def _node(self, visit: CoordinatorVisit) -> CoordinatorNode:
         room, shards = visit.room, visit.shards
         visit.forget_gone()
-        facts = None if room is None else hand_off._room_facts(room)
+        facts = None if room is None else room.dump()
         agenda = visit.agenda
         complete = shards._complete.is_set()
         known = dict(shards.standings.known)

@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 from copy import deepcopy
 from typing import Any, cast
 
-from ps_server.coordinator import hand_off
 from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.following import FollowerStream
@@ -127,7 +126,7 @@ class MemberVisit:
         if facts is None:
             return
         self.room = self.room_of(spec_pb2.Job.FromString(bytes.fromhex(facts["spec"])))
-        hand_off._restore_room(facts, self.room)
+        self.room.load(facts)
         for mailbox in self.room.mailboxes.values():
             mailbox.attach()
         self.check_leases()

@@ -193,7 +193,7 @@ class Fleet:
         self._lanes.close()
 
     async def drain(self) -> None:
-        """Before `capture`: nothing is decided any more, and shard 0 has carried out what it was told."""
+        """Before `dump`: nothing is decided any more, and shard 0 has carried out what it was told."""
         self._drained = True  # reports that come now come again, to the successor
         await asyncio.gather(*map(asyncio.wrap_future, self._lanes.pending()))
 
@@ -348,20 +348,17 @@ class Fleet:
         self._decisions.opened(job, spec, opening, step)
         self._choices.opened(job, spec, opening, step)
 
-    def capture(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """What a successor needs beside its jobs, for JSON: who the shards are, and what was decided."""
-        known = self.standings.known.items()
-        standings = [[shard, boot.hex(), generation] for shard, (boot, generation) in known]
         return {
-            "standings": standings,
+            "standings": self.standings.dump(),
             "decisions": self._decisions.capture(),
             "choices": self._choices.capture(),
         }
 
-    def take_over(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
-        """Goes on with what a predecessor has captured; shard 0 holds its part of these tables by now."""
-        for shard, boot, generation in facts["standings"]:
-            self.standings.known[shard] = bytes.fromhex(boot), generation
+    def load(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
+        """Goes on with what was dumped; shard 0 holds its part of these tables by now."""
+        self.standings.load(facts["standings"])
         for job, spec in tables:
             opening = self._own.opening_of(job.name, spec.number)
             self._choices.admitted(job)

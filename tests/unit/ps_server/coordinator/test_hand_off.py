@@ -6,13 +6,14 @@ import asyncio
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ps_server.coordinator import hand_off
 from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_server.coordinator.epochs.piece_usage import PieceMark
+from ps_server.coordinator.fleet.fleet import Fleet
+from ps_server.coordinator.jobs.dropped import DroppedNames
 from ps_server.coordinator.jobs.first_steps import FirstSteps
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.loops import Loops
@@ -20,16 +21,17 @@ from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.phase import Phase
 from ps_server.coordinator.jobs.roster import Roster
 from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.jobs.runners import JobRunners
 from ps_server.coordinator.jobs.tables import TableRecord
 from ps_server.coordinator.state_store import StateStore
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.desk import Desk, table
+
+NO_FLEET = cast(Fleet, None)  # nothing is ordered here
 
 
 def alone(job: Job) -> JobRunner:
-    """A room without shards: nothing is ordered here."""
-    return JobRunner(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]
+    return JobRunner(job, NO_FLEET, on_empty=lambda _: None)
 
 
 def dealt() -> EpochBook:
@@ -52,8 +54,8 @@ def dealt() -> EpochBook:
 def test_epochs_that_are_under_way_are_handed_on_through_json():
     """Each field: a successor goes on as if it had dealt them itself."""
     shares, successor = dealt(), EpochBook()
-    facts = json.loads(json.dumps(shares.hand_off()))
-    successor.take_over(facts)
+    facts = json.loads(json.dumps(shares.dump()))
+    successor.load(facts)
     assert shares._live
     assert shares._ended
     assert successor == shares
@@ -62,10 +64,11 @@ def test_epochs_that_are_under_way_are_handed_on_through_json():
 
 
 def there_and_back(room: JobRunner, states: StateStore) -> tuple[JobRunner, StateStore]:
-    facts, tensors = hand_off.capture({room.job.name: room}, states)
+    facts = json.loads(json.dumps(room.dump()))
     again, kept = alone(Job("j", "bsp", 2)), StateStore()
-    hand_off.restore(json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=kept)
-    assert hand_off.capture({"j": again}, kept)[0] == facts
+    again.load(facts)
+    kept.load(states.dump())
+    assert json.loads(json.dumps(again.dump())) == facts
     return again, kept
 
 
@@ -88,7 +91,7 @@ def test_a_job_its_members_and_what_they_have_not_heard_are_handed_on_through_js
         assert again.job.roster.members == desk.job.roster.members
         assert again.mailboxes[0, 1].session == box.session
         assert again.mailboxes[0, 1].attach().get_nowait().waiting.whom == "worker 1"
-        assert sorted(kept.all()) == sorted(states.all())
+        assert kept.dump() == states.dump()
 
     asyncio.run(run())
 
@@ -104,16 +107,13 @@ def test_what_a_release_before_has_handed_off_is_taken_up():
 
     async def run() -> None:
         room, again = alone(desk.job), alone(Job("j", "bsp", 2))
-        facts, tensors = hand_off.capture({"j": room}, StateStore())
-        (known,) = facts["rooms"]
+        known = json.loads(json.dumps(room.dump()))
         for name, path in NEWER.items():
             place = known
             for key in path:
                 place = place[key]
             del place[name]
-        hand_off.restore(
-            json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=StateStore()
-        )
+        again.load(known)
         assert again.job.epochs == desk.job.epochs
         assert again.job.roster.members == desk.job.roster.members
 
@@ -125,18 +125,12 @@ RECORDED = Path(__file__).with_name("handed_off.json")
 
 def test_what_the_build_before_these_classes_has_handed_off_is_taken_up_and_handed_on_the_same():
     """Recorded of jobs that run, wait, went back, are suspended, or end: no key or value is another one."""
-    facts = json.loads(RECORDED.read_text())
-    rooms: dict[str, JobRunner] = {}
-
-    def room_of(spec: spec_pb2.Job) -> JobRunner:
-        job = Job(spec.name, spec.consistency, spec.num_workers, spec.nonfinite, spec.min_workers)
-        return rooms.setdefault(job.name, alone(job))
+    rooms = json.loads(RECORDED.read_text())["rooms"]
 
     async def run() -> None:
-        states = StateStore()
-        hand_off.restore({"rooms": facts["rooms"]}, {}, room_of=room_of, states=states)
-        again, _ = hand_off.capture(rooms, states)
-        assert json.loads(json.dumps(again["rooms"])) == facts["rooms"]
+        runners = JobRunners(NO_FLEET, StateStore(), DroppedNames())
+        runners.load(rooms)
+        assert json.loads(json.dumps(runners.dump())) == rooms
 
     asyncio.run(run())
 
