@@ -112,7 +112,7 @@ class MemberVisit:
             self.follows()
         self.recovers, self.again = before.recovers, before.again
         self.sent, self.waits = before.sent, before.waits
-        self.shards._choices = deepcopy(before.choices)
+        self.shards._ballots = deepcopy(before.ballots)
         was = before.agenda
         agenda = ActionQueue(was.frozen, deque(map(_copied, was._actions)), was._change)
         if before.room is not None:

@@ -12,7 +12,10 @@ import pytest
 
 from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_server.coordinator.epochs.piece_usage import PieceMark
+from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.coordinator.fleet.fleet import Fleet
+from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.fleet.registry import ShardRegistry
 from ps_server.coordinator.jobs.dropped import DroppedNames
 from ps_server.coordinator.jobs.first_steps import FirstSteps
 from ps_server.coordinator.jobs.job import Job
@@ -25,7 +28,9 @@ from ps_server.coordinator.jobs.runners import JobRunners
 from ps_server.coordinator.jobs.tables import TableRecord
 from ps_server.coordinator.state_store import StateStore
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.desk import Desk, table
+from tests.unit.ps_server.tables import group, table_spec
 
 NO_FLEET = cast(Fleet, None)  # nothing is ordered here
 
@@ -172,3 +177,16 @@ def test_every_part_of_a_job_is_handed_on():
         "_uploaders",
     }
     assert vars(Desk(2).job).keys() == of_spec | by_parts | {"ends", "_awaited", "_uploaders"}
+
+
+def test_what_the_build_before_had_decided_is_taken_up_and_handed_on_the_same():
+    """Recorded of a scale, a choice and who goes on where: a shard may not have heard them."""
+    recorded = json.loads(RECORDED.read_text())["shards"]
+    ballots, registry = Ballots(2), ShardRegistry(Generations(None))
+    clipped = table_spec("SGD", group(lr=1.0), shapes=((9000,),), clip_grad_norm=1.0)
+    ballots.admitted(spec_pb2.Job(name="backup", consistency="bsp:backup=1", num_workers=3))
+    ballots.opened("clipped", clipped, 11)
+    ballots.opened("backup", dataclasses.replace(clipped, clip_grad_norm=None), 12)
+    ballots.load(recorded)
+    registry.load(recorded["standings"])
+    assert {"standings": registry.dump(), **ballots.dump()} == recorded
