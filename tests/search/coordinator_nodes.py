@@ -71,7 +71,6 @@ class Coordinators:
         agenda = visit.agenda
         complete = shards._complete.is_set()
         known = dict(shards.standings.known)
-        ballots = shards._ballots._tables.values()
         generations = shards.standings.generations
         key = (
             json.dumps(_plain(facts), sort_keys=True),
