@@ -9,7 +9,6 @@ import time
 import pytest
 
 from ps_server.coordinator.epochs.epoch_book import EpochBook
-from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import Member
@@ -24,6 +23,7 @@ from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.shard.shard import Shard
 from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
+from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_server.desk import Desk, table
 
