@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 
 from ps_server.coordinator.epochs.epoch_book import EpochBook
-from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
@@ -27,6 +26,7 @@ from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.runners import JobRunners
 from ps_server.coordinator.jobs.tables import TableRecord
 from ps_server.coordinator.state_store import StateStore
+from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.desk import Desk, table
