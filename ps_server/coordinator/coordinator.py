@@ -68,8 +68,8 @@ class Coordinator:
         self._looking: asyncio.Task[None] | None = None
         self._shards = shards
         self._states = states = StateStore()
-        dropped = DroppedNames()
-        self._runners = JobRunners(shards, states, dropped)
+        self._dropped = DroppedNames()
+        self._runners = JobRunners(shards, states, self._dropped)
         self.runners = runners = self._runners.by_name
         live, self._late_joins = LiveExtras(states), LateJoins()
         self._scheduler = SnapshotScheduler(shards, runners, states, store=store, policy=policy)
@@ -88,7 +88,7 @@ class Coordinator:
             shards,
             runners,
             states,
-            dropped,
+            self._dropped,
             store=store,
             readers=readers,
             recovery=self._recovery,
@@ -169,10 +169,16 @@ class Coordinator:
 
     def dump(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What a successor goes on with, once this one is drained: for JSON, and bytes by name."""
-        return {"rooms": self._runners.dump(), "shards": self._shards.dump()}, self._states.dump()
+        facts = {
+            "rooms": self._runners.dump(),
+            "shards": self._shards.dump(),
+            "dropped": self._dropped.dump(),
+        }
+        return facts, self._states.dump()
 
     def load(self, facts: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
         """Goes on with what a predecessor has dumped, before anybody comes."""
+        self._dropped.load(facts.get("dropped", ()))  # a release before has none
         self._states.load(blobs)
         self._runners.load(facts["rooms"])
         tables = [(room.job.spec, spec) for room in self.runners.values() for spec in room.job.open_tables]

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.coordinator.fleet.fleet import Fleet
@@ -26,10 +27,13 @@ from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.runners import JobRunners
 from ps_server.coordinator.jobs.tables import TableRecord
 from ps_server.coordinator.state_store import StateStore
+from ps_server.shard.shard import Shard
+from ps_wire.errors import JobDropped
 from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.desk import Desk, table
+from tests.unit.ps_server.fleets import fleet_of
 from tests.unit.ps_server.tables import group, table_spec
 
 NO_FLEET = cast(Fleet, None)  # nothing is ordered here
@@ -190,3 +194,28 @@ def test_what_the_build_before_had_decided_is_taken_up_and_handed_on_the_same():
     ballots.load(recorded)
     registry.load(recorded["standings"])
     assert {"standings": registry.dump(), **ballots.dump()} == recorded
+
+
+def test_who_comes_back_to_a_job_that_was_dropped_hears_why_from_a_successor_too():
+    """And the next job of the name gives none of its incarnations again."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        first, successor = (
+            Coordinator(fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop))
+            for _ in range(2)
+        )
+        try:
+            first._dropped.note("j", 5)
+            facts, blobs = first.dump()
+            successor.load(json.loads(json.dumps(facts)), blobs)
+            with pytest.raises(JobDropped):
+                successor._members._resume(pb.Resume(job="j", worker=0, incarnation=5))
+            room = successor._runners.of(Job("j", "bsp", 1).spec)
+            member, _ = room.job.join(room.job.spec, worker=0, host="h", pid=1)
+            assert member.incarnation == 6
+        finally:
+            first.halt()
+            successor.halt()
+
+    asyncio.run(run())
