@@ -25,7 +25,7 @@ THEIRS = {
 # File -> accesses of other objects' underscore attributes, at most.
 ACCESSES = {"ps_server/shard/hand_off.py": 19, "ps_server/shard/state/table_state.py": 8}
 # Bases that need attributes of their only child.
-FRAGMENTS = {"Sender", "StepCycle", "TableClosing", "TableMembers"}
+FRAGMENTS = {"TableClosing", "TableMembers"}
 
 
 @cache
