@@ -32,15 +32,11 @@ from ps_wire.errors import JobDropped
 from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
-from tests.unit.ps_server.desk import Desk, table
+from tests.unit.ps_server.desk import Desk, alone, table
 from tests.unit.ps_server.fleets import fleet_of
 from tests.unit.ps_server.tables import group, table_spec
 
 NO_FLEET = cast(Fleet, None)  # nothing is ordered here
-
-
-def alone(job: Job) -> JobRunner:
-    return JobRunner(job, NO_FLEET, on_empty=lambda _: None)
 
 
 def dealt() -> EpochBook:
