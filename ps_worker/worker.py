@@ -63,13 +63,6 @@ class Worker(WorkerData, WorkerState):
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
-        self._data = ScriptData(
-            settings.consistency,
-            begin_batch=self._begin_batch,
-            begin_epoch=self._begin_epoch,
-            behind=self._is_behind,
-            clock=lambda: self.step,
-        )
         self._settings = settings
         self._on_rollback = on_rollback
         self._optimizers: list[WrappedOptimizer] = []
@@ -91,6 +84,15 @@ class Worker(WorkerData, WorkerState):
             step=lambda: self.step,
             incarnation=lambda: self._link.incarnation,
             returns=lambda: self._data.returns,
+        )
+        self._data = ScriptData(
+            settings.consistency,
+            begin_batch=self._begin_batch,
+            begin_epoch=self._begin_epoch,
+            behind=self._is_behind,
+            clock=lambda: self.step,
+            calls=self._together,
+            loop_ended=self._loop_ended,
         )
         self._link = JobLink(settings, progress=self._progress, say=self._say)
         self._link.on_reentry = self._reentered
@@ -303,14 +305,16 @@ class Worker(WorkerData, WorkerState):
         Where Ctrl-C ended it, a second call waits again; no step comes between.
 
         Raises:
-            RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
-            UsageError: the worker has left.
+            RolledBack: servers lost state, and there are steps to take again: run all loops over
+                `worker.epochs` again.
+            UsageError: the worker has left, or was sent back and its loops have not gone there.
             PsError: the job cannot go on, or `WeightsChanged`: the script has written into a parameter.
         """
         if self._finished:
             return
         if self._leaving:
             raise UsageError(self._closed() or "")
+        self._data.check_arrived()
         for optimizer in self._optimizers:
             optimizer.release(SETTLE_LIMIT_S)
         if self.ended:
@@ -323,6 +327,7 @@ class Worker(WorkerData, WorkerState):
         except RolledBack:
             self._finishing = False  # there is more to train
             self._renew()
+            self._data.run_again()
             raise
         for optimizer in self._optimizers:
             optimizer.refresh()

@@ -162,6 +162,8 @@ class WorkerState:
             number: clocks[number] - owner.behind for owner, numbers in self._tables_of for number in numbers
         }
         at = replace(self._data.positions(), worker=self.rank, steps=steps, clocks=clocks)
+        if at.between:
+            return replace(at, inside=False, calls=at.ends[-1])
         if at.epoch is not None and self._epoch_over:
             return replace(at, epoch=at.epoch + 1, inside=False, calls=self._together.number + 1)
         return replace(at, inside=not self._at_epoch, calls=self._together.number)
@@ -184,6 +186,11 @@ class WorkerState:
             finally:
                 self._at_epoch = False
         return True
+
+    def _loop_ended(self) -> None:
+        """Behind the script's loop: who comes now goes on behind it, too."""
+        if self._tables_of and not self.ended:
+            self._link.noting.at_epoch()
 
     def stop_job(self, reason: str) -> int:
         """Ends the job for all workers, after the same epoch: the newest that one of them has begun.
@@ -437,6 +444,7 @@ class WorkerState:
         except RolledBack as undone:
             if self._on_rollback is None and not self._data.goes_on:
                 self._renew()
+                self._data.run_again()
                 raise
             for optimizer in self._optimizers:
                 optimizer.abandon()

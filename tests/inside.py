@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import ps_worker as ps
+from ps_worker.data.script_data import ScriptData
 from ps_worker.job.job_link import JobLink
 from ps_worker.optimizer.arrival import Arrival
 from ps_worker.optimizer.table_gradients import TableGradients
@@ -13,6 +14,11 @@ from ps_worker.optimizer.table_gradients import TableGradients
 def link_of(worker: ps.Worker) -> JobLink:
     """Its link to the job."""
     return worker._link
+
+
+def data_of(worker: ps.Worker) -> ScriptData:
+    """Where its script is in its data."""
+    return worker._data
 
 
 def arrival_of(optimizer: Any) -> Arrival:

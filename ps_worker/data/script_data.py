@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from ps_wire.errors import RolledBack, UsageError
 from ps_wire.spec.consistency import BSP, Consistency
 from ps_worker.data.data_facts import facts_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.data.loader import Loader
 from ps_worker.data.position import EpochPiece, Position, Positions
+
+
+class MadeCalls(Protocol):
+    """Calls that workers make together, by number."""
+
+    @property
+    def number(self) -> int:
+        """Of the next one."""
+
+    def pass_over(self, number: int) -> None:
+        """The script leaves out what comes before this one."""
 
 
 class ScriptData:
@@ -34,6 +46,8 @@ class ScriptData:
         begin_epoch: Callable[[int], bool] = lambda _: True,
         behind: Callable[[], bool] = lambda: False,
         clock: Callable[[], int] | None = None,
+        calls: MadeCalls | None = None,
+        loop_ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Has no loaders.
 
@@ -43,13 +57,15 @@ class ScriptData:
             begin_epoch: called when the script's loop is about to begin an epoch; whether it is to.
             behind: whether the script replays steps.
             clock: steps that the worker has taken; default: as `take_step` says.
+            calls: that the script makes together with others.
+            loop_ended: called when its loop over epochs has come to its end by itself.
         """
         self.samples = 0
         self.batches = 0
         self.used = False
         self._even = isinstance(consistency, BSP)
         self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
-        self._clock = clock
+        self._clock, self._calls, self._loop_ended = clock, calls, loop_ended
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
@@ -59,6 +75,12 @@ class ScriptData:
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
         self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
+        self._behind_loop = False  # it is to go to the end of the loop before that one
+        self._stop = 0  # of the loop that began last: its epochs and those of loops before
+        self._ends: list[int] = []  # calls made together, at the end of each loop
+        self._sent_ends: tuple[int, ...] = ()  # likewise, where it is to go
+        self._told = False  # that it was sent back, by `RolledBack`
+        self._undone_stop = 0  # as `_stop`, before it was
 
     def state_dict(self) -> dict[str, Any]:
         """Samples that were handed out."""
@@ -114,7 +136,9 @@ class ScriptData:
         """Where this script is in its data."""
         at = {self._numbers[loader]: loader.position for loader in self._loaders}
         known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
-        return Positions(epoch=self._epoch, loaders=tuple(known))
+        between = self._epoch is None and bool(self._ends) and not self._told
+        epoch = self._stop if between else self._epoch
+        return Positions(epoch=epoch, loaders=tuple(known), ends=tuple(self._ends), between=between)
 
     def take_up(self, at: Positions) -> None:
         """The script goes on where another process was: its loop at that epoch, and there its loaders.
@@ -125,8 +149,8 @@ class ScriptData:
         self._taken = at.loaders
         for dealing, position in zip(self._dealings, at.loaders, strict=False):
             dealing.taken = position
-        if at.epoch is not None and at.epoch != self._epoch:
-            self._back_to = at.epoch
+        if at.epoch is not None and (at.between or at.epoch != self._epoch):
+            self._go_to(at)
             if self._epoch is not None:
                 for loader in self._loaders:
                     loader.leave()
@@ -135,10 +159,26 @@ class ScriptData:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
         self.drop_batch()
         self._saved_positions = list(saved.loaders)
-        self._back_to = saved.epoch
+        self._go_to(saved)
         for loader in self._loaders:
             if self._numbers[loader] < len(saved.loaders):
                 loader.position = saved.loaders[self._numbers[loader]]
+
+    def _go_to(self, at: Positions) -> None:
+        self._back_to, self._behind_loop, self._sent_ends = at.epoch, at.between, at.ends
+
+    def run_again(self) -> None:
+        """The script is told that it was sent back: the loop that it begins next is its first one again."""
+        self._told = True
+
+    def check_arrived(self) -> None:
+        """Raises UsageError where the script was told that it was sent back, and has not gone there."""
+        had = max(self._undone_stop, self._stop if self._told else 0)
+        if self._back_to is not None and self._back_to < had:
+            raise UsageError(
+                f"this worker was sent back to epoch {self._back_to}, and its script has not gone there: "
+                "after RolledBack, run all its loops over worker.epochs again, from the first"
+            )
 
     def drop_batch(self) -> None:
         """What loaders have handed out is part of no step of this incarnation."""
@@ -182,23 +222,55 @@ class ScriptData:
     def epochs(self, numbers: range) -> Iterator[int]:
         """See `Worker.epochs`."""
         self.used = True
-        epoch = numbers.start
+        if self._told:
+            self._told, self._undone_stop, self._stop = False, max(self._stop, self._undone_stop), 0
+            self._ends.clear()
+        loop = len(self._ends)
+        epoch = first = max(numbers.start, self._stop)  # no number comes twice
+        stop = self._stop = first + len(numbers) if numbers else max(numbers.stop, self._stop)
         try:
             while True:
                 if self._back_to is not None:
-                    if self._back_to >= numbers.stop:  # the job is in a loop that follows
+                    if self._back_to < first:
+                        raise self._earlier_loop()
+                    if self._back_to >= stop:  # the job is in a loop that follows, or behind this one
+                        self._pass_over(loop)
                         return
-                    epoch, self._back_to = self._back_to, None
-                if epoch >= numbers.stop:
-                    return
+                    epoch, self._back_to, self._told = self._back_to, None, False
+                if epoch >= stop:
+                    break
                 self._epoch = epoch
                 if not self._begin_epoch(epoch):
                     return
                 if self._back_to is None:  # else it was sent elsewhere while it asked
-                    yield epoch
+                    yield epoch - first + numbers.start
                     epoch += 1
+            self._leave_loop(loop)
+            self._loop_ended()
         finally:
-            self._epoch = None
+            self._leave_loop(loop)
+
+    def _leave_loop(self, loop: int) -> None:
+        self._epoch = None
+        if loop == len(self._ends):
+            self._ends.append(0 if self._calls is None else self._calls.number)
+
+    def _pass_over(self, loop: int) -> None:
+        """The script leaves this loop out, and the calls in it."""
+        if loop < len(self._sent_ends):
+            self._ends.append(self._sent_ends[loop])
+            if self._calls is not None:
+                self._calls.pass_over(self._ends[loop])
+        if self._behind_loop and loop + 1 == len(self._sent_ends):
+            self._back_to = None
+
+    def _earlier_loop(self) -> RolledBack:
+        self._told = True
+        return RolledBack(
+            f"this worker was sent back to epoch {self._back_to}, which is one of an earlier loop over "
+            "worker.epochs: run the script's loops again, from the first, or start it again",
+            step=0 if self._clock is None else self._clock(),
+        )
 
     def sample_weight(self) -> Callable[[], float]:
         """A function that gives the samples handed out since it was last called.
