@@ -18,19 +18,35 @@ from ps_worker.data.loader import Loader
 from ps_worker.data.position import EpochPiece, Position, Positions
 
 
-class MadeCalls(Protocol):
-    """Calls that workers make together, by number."""
+class DataListener(Protocol):
+    """The worker, which hears of batches and epochs on the thread that draws them."""
 
     @property
-    def number(self) -> int:
-        """Of the next one."""
+    def step(self) -> int:
+        """Steps that the worker has taken."""
 
-    def pass_over(self, number: int) -> None:
-        """The script leaves out what comes before this one."""
+    def is_behind(self) -> bool:
+        """Whether the script replays steps: batches are handed out that were used already."""
+
+    def begin_batch(self) -> None:
+        """Called before a batch is read in this process, or handed out."""
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """Called when the script's loop is about to begin an epoch; whether it is to."""
+
+    def end_loop(self) -> None:
+        """Called when the script's loop has come to its end by itself."""
+
+    @property
+    def next_call(self) -> int:
+        """The number of the next call that it makes together with the other workers."""
+
+    def pass_over_calls(self, number: int) -> None:
+        """Called when the script leaves out a loop that the job has behind it: this is the next call."""
 
 
 class ScriptData:
-    """See the module's docstring. What of it is registered with the job are the samples.
+    """The data of a script: its loaders, its loop over epochs. Registered with the job are the samples.
 
     Attributes:
         samples: that loaders have handed out.
@@ -38,34 +54,18 @@ class ScriptData:
         used: the script has a loader, or a loop over epochs.
     """
 
-    def __init__(
-        self,
-        consistency: Consistency,
-        *,
-        begin_batch: Callable[[], None],
-        begin_epoch: Callable[[int], bool] = lambda _: True,
-        behind: Callable[[], bool] = lambda: False,
-        clock: Callable[[], int] | None = None,
-        calls: MadeCalls | None = None,
-        loop_ended: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, consistency: Consistency, listener: DataListener) -> None:
         """Has no loaders.
 
         Args:
             consistency: of the job.
-            begin_batch: called before a batch is read in this process, or handed out.
-            begin_epoch: called when the script's loop is about to begin an epoch; whether it is to.
-            behind: whether the script replays steps.
-            clock: steps that the worker has taken; default: as `take_step` says.
-            calls: that the script makes together with others.
-            loop_ended: called when its loop over epochs has come to its end by itself.
+            listener: the worker.
         """
         self.samples = 0
         self.batches = 0
         self.used = False
         self._even = isinstance(consistency, BSP)
-        self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
-        self._clock, self._calls, self._loop_ended = clock, calls, loop_ended
+        self._listener = listener
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
@@ -99,9 +99,9 @@ class ScriptData:
             deals,
             len(dataset) if isinstance(dataset, Sized) else 0,
             whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
-            behind=self._behind,
+            behind=self._listener.is_behind,
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
-            clock=self._clock,
+            clock=lambda: self._listener.step,
         )
         if self._num_loaders < len(self._taken):
             dealing.taken = self._taken[self._num_loaders]
@@ -111,8 +111,8 @@ class ScriptData:
             on_batch=partial(self._count_samples, dealing),
             current_epoch=lambda: self._epoch,
             dealer=dealing,
-            on_read=self._begin_batch,
-            on_replayed=self._begin_batch,
+            on_read=self._listener.begin_batch,
+            on_replayed=self._listener.begin_batch,
             on_moved=self._arrive,
         )
         if self._num_loaders < len(self._saved_positions):
@@ -240,27 +240,26 @@ class ScriptData:
                 if epoch >= stop:
                     break
                 self._epoch = epoch
-                if not self._begin_epoch(epoch):
+                if not self._listener.begin_epoch(epoch):
                     return
                 if self._back_to is None:  # else it was sent elsewhere while it asked
                     yield epoch - first + numbers.start
                     epoch += 1
             self._leave_loop(loop)
-            self._loop_ended()
+            self._listener.end_loop()
         finally:
             self._leave_loop(loop)
 
     def _leave_loop(self, loop: int) -> None:
         self._epoch = None
         if loop == len(self._ends):
-            self._ends.append(0 if self._calls is None else self._calls.number)
+            self._ends.append(self._listener.next_call)
 
     def _pass_over(self, loop: int) -> None:
         """The script leaves this loop out, and the calls in it."""
         if loop < len(self._sent_ends):
             self._ends.append(self._sent_ends[loop])
-            if self._calls is not None:
-                self._calls.pass_over(self._ends[loop])
+            self._listener.pass_over_calls(self._ends[loop])
         if self._behind_loop and loop + 1 == len(self._sent_ends):
             self._back_to = None
 
@@ -269,7 +268,7 @@ class ScriptData:
         return RolledBack(
             f"this worker was sent back to epoch {self._back_to}, which is one of an earlier loop over "
             "worker.epochs: run the script's loops again, from the first, or start it again",
-            step=0 if self._clock is None else self._clock(),
+            step=self._listener.step,
         )
 
     def sample_weight(self) -> Callable[[], float]:
@@ -303,7 +302,7 @@ class ScriptData:
             self._back_to = None
 
     def _count_samples(self, loader: EpochDealer, samples: int) -> None:
-        self._begin_batch()
+        self._listener.begin_batch()
         self.samples += samples
         self.batches += 1
         loader.hand_out(samples)

@@ -48,14 +48,14 @@ MUTANTS = (
     Mutant(
         name="again: calls in loops that are left out are made",
         file=DATA,
-        text="                self._calls.pass_over(self._ends[loop])\n",
-        fault="                pass\n",
+        text="            self._listener.pass_over_calls(self._ends[loop])\n",
+        fault="            pass\n",
         tests=(BEHIND,),
     ),
     Mutant(
         name="again: nothing is noted behind a loop",
         file=DATA,
-        text="            self._loop_ended()\n",
+        text="            self._listener.end_loop()\n",
         fault="            pass\n",
         tests=(BEHIND,),
     ),
