@@ -205,7 +205,7 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
 def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
     tables = []
     for number, table in sorted(job.tables.items()):
-        with table._deciding:  # what is decided at this moment is on all partitions, or on none
+        with table.closer.changing():  # what is decided at this moment is on all partitions, or on none
             own, facts = _table_facts(number, table)
         tensors |= {f"job/{job.name}/{name}": tensor for name, tensor in own.items()}
         tables.append(facts)
@@ -300,7 +300,7 @@ def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor
         "spec": table_to_proto(table.spec).SerializeToString().hex(),
         "opening": table.opening,
         "started": table.started,
-        "epoch": table._clipping._epoch if table._clipping is not None else 0,
+        "epoch": table.closer.epoch,
         "unloaded": unloaded,
         "flags": flags,
         "chosen": chosen,
@@ -327,6 +327,5 @@ def _take_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torc
             other = table.cell(index).values._weights.other
             assert other is not None
             other.copy_(tensors[f"{spec.number}/{OTHER}/{index}"])
-    if table._clipping is not None:
-        table._clipping.reopen(facts["epoch"])
+    table.closer.reopen(facts["epoch"])
     table.started = facts["started"]

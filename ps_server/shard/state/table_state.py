@@ -161,7 +161,7 @@ def restore(table: ShardTable, state: TableState, *, going_on: bool = False) -> 
             for number, hyper in sorted(kept.items()):
                 table._hyper.keep(worker, number, hyper)
     else:
-        table.choose_from_here()
+        table.closer.choose_from_here()
 
 
 @trace.traced("restore")
@@ -196,9 +196,9 @@ def _restore_machine(machine: StepMachine, state: MachineState) -> None:
 
 def resume(table: ShardTable) -> None:
     """After `restore` with `going_on` and the start of the table: steps that are complete close."""
-    table.choose_from_here()
+    table.closer.choose_from_here()
     now_s = time.monotonic()
     for cell in table.cells():
         with cell.lock:
             cell._carry_out(cell.machine._settle(now_s), now_s)
-    table._settle()
+    table.closer.settle()

@@ -16,7 +16,6 @@ from functools import partial
 import torch
 
 from ps_server.agreement.attendance import TableAttendance
-from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.clipping import Clipping, Norm, holders
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import StepTally
@@ -30,7 +29,7 @@ from ps_server.shard.partition.screening import Screen
 from ps_server.shard.table.cuts import TableCuts
 from ps_server.shard.table.double_buffer import DoubleBuffer, Region
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
-from ps_server.shard.table.table_members import TableMembers
+from ps_server.shard.table.step_closer import StepCloser
 from ps_wire.errors import (
     FrameMalformed,
     FrameRefused,
@@ -50,8 +49,17 @@ from ps_wire.spec.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
 
-class ShardTable(TableMembers):
-    """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards `_halves`."""
+class ShardTable:
+    """A table's cells on this shard. Thread-safe: each cell has its lock; `_lock` guards `_halves`.
+
+    Attributes:
+        spec: of the table.
+        plan: of it.
+        opening: number of the order that opened it.
+        started: whether members may push and pull.
+        cut: of all cells together.
+        closer: of its steps.
+    """
 
     def __init__(
         self,
@@ -92,22 +100,14 @@ class ShardTable(TableMembers):
         self._shard = shard
         self._gate = gate
         self._lock = threading.Lock()
-        self._deciding = threading.RLock()
         self._halves: DoubleBuffer | None = None
-        scratch = Scratch()
         self._hyper = KeptHyperparameters()
-        self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
         partitions = list(self.plan.partitions_of_shard(shard))
         clips = spec.clip_grad_norm is not None and partitions
-        self._clipping = Clipping(len(partitions)) if clips else None
-        self._submit = submit
-        alone = holders(self.plan) == (shard,)
-        self._report = None if alone else report
-        self._quorum = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
-        self._attend = None if alone else attend
-        self._chooser = Chooser(gate.backup, (0,)) if alone else None
-        screen = Screen(nonfinite, job=job, spec=spec)
+        clipping = Clipping(len(partitions)) if clips else None
+        tally = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
+        scratch, screen = Scratch(), Screen(nonfinite, job=job, spec=spec)
         region = Region(plan, shard)
         memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
         for partition in partitions:
@@ -123,11 +123,27 @@ class ShardTable(TableMembers):
                 machine=machine_of(gate),
                 screen=screen,
                 scratch=scratch,
-                clipping=self._clipping,
-                tally=self._quorum,
+                clipping=clipping,
+                tally=tally,
                 later=partial(self._later, partition.index),
             )
-        self.cut = TableCuts(self._cells.values(), settle=self._settle)
+        alone = holders(self.plan) == (shard,)
+        self.closer = StepCloser(
+            self._cells,
+            job=job,
+            spec=spec,
+            opening=opening,
+            backup=gate.backup,
+            clipping=clipping,
+            tally=tally,
+            report=None if alone else report,
+            attend=None if alone else attend,
+            submit=submit,
+        )
+        self.cut = TableCuts(self._cells.values(), settle=self.closer.settle)
+
+    def _later(self, index: int, close: Callable[[], None]) -> None:
+        self.closer.later(index, close)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone."""
@@ -224,8 +240,8 @@ class ShardTable(TableMembers):
                 codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
             )
             cell.pull(pull, outlet)
-        if self._quorum is not None:
-            self._settle()
+        if self._gate.backup:
+            self.closer.settle()
 
     def _await_cut(self, frame: wire.Frame, cells: list[Cell], outlet: Outlet) -> None:
         self._require_started()
@@ -252,8 +268,50 @@ class ShardTable(TableMembers):
             payload=gradient,
         )
         cell.push(contribution, outlet, time.monotonic())
-        self._check_hyper(cell, frame.step)
-        self._settle()
+        self.closer.check_hyper(cell, frame.step)
+        self.closer.settle()
+
+    # -- members ---------------------------------------------------------------------------------------
+
+    def join(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker becomes a member of every partition; `clock` is its first step."""
+        now_s = time.monotonic()
+        with self.closer.changing():
+            for cell in self._cells.values():
+                cell.join(worker, incarnation, clock, now_s)
+        self.closer.settle()
+
+    def leave(self, worker: int, incarnation: int) -> int:
+        """A worker stops being a member; returns the newest clock over all partitions."""
+        now_s = time.monotonic()
+        with self.closer.changing():
+            newest = [cell.leave(worker, incarnation, now_s) for cell in self._cells.values()]
+        self.closer.settle()
+        return max(newest, default=0)
+
+    def prepare(self, worker: int, incarnation: int) -> int:
+        """A worker is about to join; returns the first step that it can take on all partitions here."""
+        with self.closer.changing():
+            return max((cell.prepare(worker, incarnation) for cell in self._cells.values()), default=0)
+
+    def fence(self, worker: int, incarnation: int) -> int | None:
+        """A worker is about to be evicted; returns its smallest clock here, None where it is no member."""
+        with self.closer.changing():
+            clocks = [cell.fence(worker, incarnation) for cell in self._cells.values()]
+        return min((clock for clock in clocks if clock is not None), default=None)
+
+    def evict(self, worker: int, incarnation: int, limit: int, epoch: int) -> int:
+        """A fenced worker is no member any more: pushes of steps below `limit` count.
+
+        Returns:
+            The newest clock over all partitions.
+        """
+        now_s = time.monotonic()
+        with self.closer.changing():
+            self.closer.reopen(epoch)
+            newest = [cell.evict(worker, incarnation, limit, now_s) for cell in self._cells.values()]
+        self.closer.settle()
+        return max(newest, default=0)
 
     # -- checks ----------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ def test_a_chosen_step_that_waits_for_its_scale_is_handed_on_as_chosen(tmp_path)
         servers.step(0, pushes[2:], spec_hyper(spec))
         servers.silent = False
         for number, shard in enumerate(servers.shards):
-            servers.report(number, shard.undecided())
+            servers.report(number, shard.closer.undecided())
         assert servers.chosen == {0: {0, 1}}
         found.append([servers.pull(worker, 1) for worker in range(3)])
         ledger = servers.shards[1].ledger(2)

@@ -122,7 +122,7 @@ def test_a_step_that_is_complete_when_a_table_is_handed_off_closes_there():
     before = make(MOMENTUM, 1, BSP())
     train(before, range(1))
     closes = []
-    before.shards[0]._submit = closes.append  # nobody closes it here any more
+    before.shards[0].closer._submit = closes.append  # nobody closes it here any more
     pushes = [Push(worker=worker, gradients=draw(before.spec, worker)) for worker in range(WORKERS)]
     before.step(1, pushes, before.spec.optimizer.hyperparameters)
     assert closes
@@ -141,7 +141,7 @@ def test_who_pushes_on_before_its_step_has_closed_closes_it():
     """A step closes on another thread, after the acknowledgement of what completed it."""
     at_once, later = make(MOMENTUM, 1, BSP()), make(MOMENTUM, 1, BSP())
     closes = []
-    later.shards[0]._submit = closes.append
+    later.shards[0].closer._submit = closes.append
     train(at_once, range(3))
     train(later, range(3))
     assert {cell.machine.version for cell in later.shards[0].cells()} == {2}  # nobody has pushed on after it
