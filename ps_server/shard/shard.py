@@ -27,8 +27,8 @@ from ps_server.shard.members import ShardMembers
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
 from ps_server.shard.state.snapshots import ShardSnapshots
-from ps_server.shard.state.table_state import TableState
 from ps_server.shard.table.table import ShardTable
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,

@@ -16,7 +16,7 @@ from ps_server.log import logger
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.codec import TableReader
 from ps_server.shard.state.snapshot_writer import FACTS
-from ps_server.shard.state.table_state import TableState
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import SnapshotCorrupt, SnapshotMismatch, SnapshotUnusable, TableMismatch
 from ps_wire.snapshot.json_fields import Field, FieldInvalid, read
 from ps_wire.snapshot.manifest import FINAL_FILE, FileRecord, Manifest, shard_file, worker_file

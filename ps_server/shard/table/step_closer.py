@@ -96,10 +96,16 @@ class StepCloser:
         if self._clipping is not None:
             self._clipping.reopen(epoch)
 
-    @property
-    def epoch(self) -> int:
-        """Of the membership, as norms know it; 0 where steps are not clipped."""
+    def dump(self) -> int:
+        """The epoch of the membership, as norms know it; 0 where steps are not clipped.
+
+        Norms and choices themselves come again: cells are asked, and the coordinator remembers its own.
+        """
         return self._clipping.epoch if self._clipping is not None else 0
+
+    def load(self, epoch: int) -> None:
+        """Takes over what `dump` gave."""
+        self.reopen(epoch)
 
     def choose(self, choice: Choice) -> None:
         """The coordinator has chosen what an open step takes, or where a late worker goes on."""

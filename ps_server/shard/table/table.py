@@ -30,6 +30,7 @@ from ps_server.shard.table.cuts import TableCuts
 from ps_server.shard.table.double_buffer import DoubleBuffer, Region
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
 from ps_server.shard.table.step_closer import StepCloser
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import (
     FrameMalformed,
     FrameRefused,
@@ -186,7 +187,7 @@ class ShardTable:
         if self.started:
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
         cell = self.cell(frame.partition)
-        cell.load(self._values(cell, frame))
+        cell.set_weights(self._values(cell, frame))
         outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
 
     def _take_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
@@ -312,6 +313,61 @@ class ShardTable:
             newest = [cell.evict(worker, incarnation, limit, now_s) for cell in self._cells.values()]
         self.closer.settle()
         return max(newest, default=0)
+
+    # -- all that it holds -----------------------------------------------------------------------------
+
+    def dump(self, *, going_on: bool = False) -> TableState:
+        """The table as it stands, partition after partition.
+
+        Args:
+            going_on: somebody goes on in this moment: with what is staged, said and owed. What is decided
+                meanwhile is on all partitions, or on none. Else it is what a snapshot keeps.
+
+        Raises:
+            PayloadMismatch: see `Cell.dump`.
+        """
+        with self.closer.changing():
+            cells = {index: cell.dump(going_on=going_on) for index, cell in self._cells.items()}
+            if not going_on:
+                return TableState(cells=cells)
+            return TableState(cells=cells, hyper=self._hyper.dump(), epoch=self.closer.dump())
+
+    def load(self, state: TableState, *, going_on: bool = False) -> None:
+        """Takes over a state of the same plan; it was opened, and has not started.
+
+        Args:
+            state: of all its partitions.
+            going_on: members are those of the state, and what was staged, said and owed still is; `resume`
+                must follow. Without it members come by `join`, as for a table that is new.
+
+        Raises:
+            PayloadMismatch: the state is not of this table; parts may have been loaded: it must not start.
+        """
+        if set(state.cells) != set(self._cells):
+            raise PayloadMismatch(
+                f"the state has {len(state.cells)} partitions, table {self.spec.number} has "
+                f"{len(self._cells)} here"
+            )
+        for index, cell in state.cells.items():
+            self._cells[index].load(cell if going_on else cell.vacated())
+        if not going_on:
+            self.closer.choose_from_here()
+            return
+        self._hyper.load(state.hyper)
+        self.closer.load(state.epoch)
+        others = {index: cell.tensors.other for index, cell in state.cells.items()}
+        for index, other in others.items():
+            if other is not None:
+                self.halves()
+                self._cells[index].load_other(other)
+
+    def resume(self) -> None:
+        """After `load` with `going_on` and the start of the table: steps that are complete close."""
+        self.closer.choose_from_here()
+        now_s = time.monotonic()
+        for cell in self._cells.values():
+            cell.resume(now_s)
+        self.closer.settle()
 
     # -- checks ----------------------------------------------------------------------------------------
 
