@@ -1,19 +1,21 @@
-"""Pushes and pulls of one table: what has left, what was answered, what is waited for.
+"""Pushes and pulls of one table, as frames between this worker's memory and all shards.
 
-What is sent is first noted here, so that a connection that breaks can send it again (`replay`); shards take
-each push once. At most one push and one pull of a partition are under way.
+What is sent is first noted as under way, so that a connection that breaks can send it again (`replay`);
+shards take each push once. At most one push and one pull of a partition are under way.
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
 belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the
 last answer, by the receiving threads or by a shard; then they belong to whoever reads them for `when_pulled`,
-and the next `pull` waits for it. `_changed` guards everything below it; it is
-notified of answers and failures.
+and the next `pull` waits for it.
+
+It has no lock: `InFlight` guards what is under way, `TableMemory` what is mapped. Everything else is written
+by the user's thread, and replaced as a whole where connections' threads read it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from ps_wire.errors import FrameMalformed, PsError
@@ -25,11 +27,8 @@ from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Partition, Plan
 from ps_wire.spec.table import Hyperparameters
 from ps_wire.spec.wire_dtype import WireDtype
-from ps_worker.exchange.pulls import Pulls
-from ps_worker.exchange.pushes import Pushes
-from ps_worker.exchange.reentry import Reentry
-from ps_worker.exchange.sharing import MemorySharing
-from ps_worker.exchange.waits import Callback, PulledCallback, Waits
+from ps_worker.exchange.in_flight import Asked, Callback, InFlight, Missing
+from ps_worker.exchange.sharing import SharingHandshake
 from ps_worker.memory.flat import FlatBuckets
 from ps_worker.memory.rounded import Rounded
 from ps_worker.memory.table_memory import Sharing, TableMemory
@@ -47,12 +46,19 @@ class Hooks(Protocol):
         ...
 
 
-class Exchange(MemorySharing, Reentry, Waits):
-    """See the module's docstring. One thread of the user's at a time calls it; connections call it too.
+class Exchange:
+    """The traffic of one table. One thread of the user's at a time calls it; connections call it, too.
 
     Attributes:
-        missed: steps that this worker skipped, for it was late.
-        skips: it may do so: which step weights are of is known when all are here.
+        number: of the table.
+        plan: how it is cut.
+        memory: where it lies.
+        gradients: what is pushed.
+        partitions: of the table.
+        in_flight: pushes and pulls that are under way.
+        sharing: what shards are told of that memory.
+        skips: this worker may skip steps: which step weights are of is known when all are here.
+        bytes_pushed: of gradients that have left.
     """
 
     def __init__(
@@ -68,27 +74,36 @@ class Exchange(MemorySharing, Reentry, Waits):
         wire_dtype: WireDtype = WireDtype.FP32,
         backup: bool = False,
         bounded: bool = False,
+        begins: Callable[[], None] | None = None,
     ) -> None:
         """Has nothing under way.
 
-        `backup`: there are backup workers: weights may be of a later step than they were asked for.
-        `bounded`: a push may be only so far ahead of those of others (`ssp`).
+        Args:
+            table: its number.
+            plan: how it is cut.
+            worker: whose traffic it is.
+            incarnation: of that worker, until `reenter`.
+            start: the hyper-parameters that the table begins with.
+            strict: a step that takes other hyper-parameters than this worker's is an error here.
+            sharing: which of its memory shards may map.
+            wire_dtype: in which gradients and weights travel.
+            backup: there are backup workers: weights may be of a later step than they were asked for.
+            bounded: a push may be only so far ahead of those of others (`ssp`).
+            begins: called before the first push of a step leaves, by the thread that pushes.
         """
+        self.number = table
         self.plan = plan
         self.memory = TableMemory(plan, sharing)
         self.gradients = self.memory.gradients
         self.partitions: list[Partition] = self.memory.partitions
-        self.versions = [0] * plan.num_partitions
-        self.clocks: dict[int, int] = {}
-        self.missed = 0
+        shard_of = [partition.shard for partition in self.partitions]
+        self.sharing = SharingHandshake(table, self.memory, shard_of, self._tell_shared)
         self.skips = backup
-        self.hooks: Hooks | None = None  # of the table's parameters: there is one set of them
-        self.begins: Callable[[], None] = lambda: None  # called before the first push of a step
-        self._begun = -1
-        self._bounded, self._opened = bounded, -1
         self.bytes_pushed = 0
-        self.bytes_pulled = 0
-        self.number = self._table = table
+        self.in_flight = InFlight(shard_of, show=self.memory.show, skips=backup)
+        self._begins = begins
+        self._begun = -1
+        self._bounded = bounded
         self._worker = worker
         self._incarnation = incarnation
         self._connections: Sequence[Connection] = ()
@@ -96,16 +111,8 @@ class Exchange(MemorySharing, Reentry, Waits):
         self._rounded = Rounded(self.gradients, self.partitions, wire_dtype)
         self._push_flags = wire.STRICT * strict | wire.PULLS * (sharing in (Sharing.LENT, Sharing.MAPPED))
         self._hyper_number, self._hyper = 0, start
-        self._hyper_frames: OrderedDict[int, wire.Frame] = OrderedDict()
-        lock = threading.RLock()
-        self._changed, self._answered = threading.Condition(lock), threading.Condition(lock)
-        self._pushes = Pushes()
-        self._pulls = Pulls()
-        self._error: PsError | None = None
-        self._when_acked: list[Callback] = []
-        self._when_pulled: list[PulledCallback] = []
-        self._reading = 0
-        self._awaited = frozenset()
+        self._hyper_frames: tuple[wire.Frame, ...] = ()  # the last few
+        self._hooks: Hooks | None = None
 
     @property
     def weights(self) -> FlatBuckets:
@@ -116,6 +123,22 @@ class Exchange(MemorySharing, Reentry, Waits):
         """Gives the exchange its connections, in shard order."""
         self._connections = connections
 
+    def reenter(self, incarnation: int) -> None:
+        """Begins anew as this incarnation, before it connects: its worker was evicted and has joined again.
+
+        Pushes and pulls of the incarnation before are over: what was on its way is dropped. The memory stays.
+        """
+        self._incarnation = incarnation
+        self._hyper_frames = tuple(replace(it, incarnation=incarnation) for it in self._hyper_frames)
+        self._begun = -1
+        self.in_flight.forget()
+
+    def attach(self, hooks: Hooks) -> None:
+        """These are the hooks of the table's parameters; those of a wrap that Ctrl-C ended come off."""
+        if self._hooks is not None:
+            self._hooks.detach()
+        self._hooks = hooks
+
     # -- sending ---------------------------------------------------------------------------------------
 
     def set_hyperparameters(self, hyper: Hyperparameters) -> None:
@@ -124,10 +147,8 @@ class Exchange(MemorySharing, Reentry, Waits):
             return
         number, data = self._hyper_number + 1, hyperparameters_to_proto(hyper).SerializeToString()
         frame = self._frame(wire.Kind.HYPER, hyper=number, meta=data)
-        with self._changed:
-            self._hyper_frames[number] = frame
-            while len(self._hyper_frames) > KEPT_HYPERPARAMETERS:
-                self._hyper_frames.popitem(last=False)
+        kept = [it for it in self._hyper_frames if it.hyper != number]
+        self._hyper_frames = (*kept, frame)[-KEPT_HYPERPARAMETERS:]
         for connection in self._connections:
             connection.send(frame)
         self._hyper, self._hyper_number = hyper, number  # only now: Ctrl-C may have come between
@@ -140,9 +161,9 @@ class Exchange(MemorySharing, Reentry, Waits):
         """Sends what is in the staging memory as the start of the table. May be called again."""
         self._send_again()
         for partition in self.partitions:
-            if partition.index not in self._pushes.steps:
-                place = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
-                self._send_noted([self._frame(wire.Kind.LOAD, **place)])
+            if self.in_flight.pushed_step(partition.index) is None:
+                start = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
+                self._send_noted([self._frame(wire.Kind.LOAD, **start)])
 
     @trace.traced("queue pushes")
     def push(
@@ -163,6 +184,7 @@ class Exchange(MemorySharing, Reentry, Waits):
                 payload travels.
         """
         self.begin(step)
+        versions = self.in_flight.versions
         frames = []
         for partition, there in zip(partitions, present, strict=True):
             payload = self._rounded.payload(partition.index) if any(there) else b""
@@ -174,7 +196,7 @@ class Exchange(MemorySharing, Reentry, Waits):
                     flags=self._push_flags,
                     partition=partition.index,
                     step=step,
-                    version=self.versions[partition.index],
+                    version=versions[partition.index],
                     hyper=self._hyper_number,
                     weight=weight,
                     meta=b"" if all(there) else meta.bitmap(there),
@@ -188,15 +210,17 @@ class Exchange(MemorySharing, Reentry, Waits):
         self.begin(step)
         self._send_again()
         for partition in self.partitions:
-            if self._pushes.steps.get(partition.index) != step:
-                place = {"partition": partition.index, "step": step, "meta": meta.listed([partition.index])}
-                self._send_noted([self._frame(wire.Kind.ABSTAIN, **place)])
+            if self.in_flight.pushed_step(partition.index) != step:
+                listed = meta.listed([partition.index])
+                frame = self._frame(wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=listed)
+                self._send_noted([frame])
 
     def begin(self, step: int) -> None:
         """The first push of a step is about to leave. May be called again."""
         if step != self._begun:
             self._begun = step
-            self.begins()
+            if self._begins is not None:
+                self._begins()
 
     @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
@@ -207,13 +231,7 @@ class Exchange(MemorySharing, Reentry, Waits):
             read: at once, past the gate: the job has ended.
             cut: at the cut of that number, which is `step` (for a reader).
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody
-            self._raise_failed()
-            self._pulls.ask(self.plan.num_partitions, step, wire.READ * read | wire.CUT * cut)
-            asked = [self._asked(shard) for shard in range(len(self._connections))]
-        for connection, frames in zip(self._connections, asked, strict=True):
-            connection.send(*frames)
+        self._send_asked(self.in_flight.ask(step, wire.READ * read | wire.CUT * cut))
 
     @waits("workers that are behind, further than ssp lets this one run ahead")
     def pass_gate(self, step: int) -> None:
@@ -222,49 +240,52 @@ class Exchange(MemorySharing, Reentry, Waits):
         Raises:
             PsError: the exchange has failed.
         """
-        if not self._bounded or self._opened >= step:
+        if not self._bounded or self.in_flight.opened >= step:
             return
         self.wait_pulled()
-        if self._opened < step:
-            with self._changed:
-                self._raise_failed()
-                self._pulls.ask(self.plan.num_partitions, step, nothing=True)
-                asked = [self._asked(shard) for shard in range(len(self._connections))]
-            for connection, frames in zip(self._connections, asked, strict=True):
-                connection.send(*frames)
+        if self.in_flight.opened < step:
+            self._send_asked(self.in_flight.ask(step, nothing=True))
             self.wait_pulled()
 
     def _send_again(self) -> None:
         """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
-        with self._changed:
-            self._raise_failed()
-            frames = list(self._pushes.unacked.values())
-        for frame in frames:
+        for frame in self.in_flight.unacked():
             self._connections[self.partitions[frame.partition].shard].send(frame)
 
     def _send_noted(self, frames: Sequence[wire.Frame]) -> None:
         by_shard: dict[int, list[wire.Frame]] = {}
         for frame in frames:
             by_shard.setdefault(self.partitions[frame.partition].shard, []).append(frame)
-        with self._changed:
-            self._raise_failed()
-            for frame in frames:
-                self._pushes.note(frame)
+        self.in_flight.note(frames)
         for shard, mine in by_shard.items():
             self._connections[shard].send(*mine)
 
-    def _asked(self, shard: int) -> list[wire.Frame]:
-        """The PULL for what is missing of a shard, if anything is; under the lock."""
-        wanted = self._pulls.of_shard(self.partitions, shard)
-        if not wanted:
-            return []
-        flags = self._pulls.flags  # what is read is no step's, and comes as it is
-        codec = NOTHING if self._pulls.nothing else AS_THEY_ARE if flags else self._rounded.codec
-        place = {"partition": wanted[0], "step": self._pulls.step, "flags": flags, "codec": codec}
-        return [self._frame(wire.Kind.PULL, **place, meta=meta.listed(wanted))]
+    def _send_asked(self, by_shard: Sequence[Asked | None]) -> None:
+        for connection, asked in zip(self._connections, by_shard, strict=False):  # none of a reader that left
+            if asked is not None:
+                connection.send(self._pull_frame(asked))
+
+    def _pull_frame(self, asked: Asked) -> wire.Frame:
+        flags = asked.flags  # what is read is no step's, and comes as it is
+        codec = NOTHING if asked.nothing else AS_THEY_ARE if flags else self._rounded.codec
+        return self._frame(
+            wire.Kind.PULL,
+            partition=asked.partitions[0],
+            step=asked.step,
+            flags=flags,
+            codec=codec,
+            meta=meta.listed(asked.partitions),
+        )
+
+    def _tell_shared(self, descriptors: tuple[int, ...]) -> None:
+        for connection in self._connections:
+            connection.send(self._share_frame(descriptors))
+
+    def _share_frame(self, descriptors: tuple[int, ...]) -> wire.Frame:
+        return self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
-        fields |= {"table": self._table, "worker": self._worker, "incarnation": self._incarnation}
+        fields |= {"table": self.number, "worker": self._worker, "incarnation": self._incarnation}
         return wire.Frame(kind=kind, **fields)
 
     # -- from connections ------------------------------------------------------------------------------
@@ -274,87 +295,130 @@ class Exchange(MemorySharing, Reentry, Waits):
         if frame.partition >= self.plan.num_partitions:
             self.fail(FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none"))
         elif frame.kind in (wire.Kind.ACK, wire.Kind.FREE):
-            self._take_answer(frame)
+            self.in_flight.answered(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._take_pulled(frame)
         elif frame.kind is wire.Kind.SHARE:
-            self._take_share(frame)
+            self.sharing.receive(frame)
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
-        if frame.kind is not wire.Kind.PULLED or not self._expects(frame):
+        if frame.kind is not wire.Kind.PULLED or not self.in_flight.expects(frame):
             return None
         return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
 
-    def _expects(self, frame: wire.Frame) -> bool:
-        with self._changed:
-            return self._pulls.expects(frame) and not self._error
-
-    def _take_answer(self, frame: wire.Frame) -> None:
-        with self._changed:
-            if self._pushes.take(frame):
-                self._answered.notify_all()
-            callbacks = self._due(self._when_acked, not self._pushes.acked())
-        for callback in callbacks:
-            callback(None)
-
     def _take_pulled(self, frame: wire.Frame) -> None:
         index = frame.partition
-        if not self._expects(frame):
+        if not self.in_flight.expects(frame):
             return  # answered already, on a connection that has gone since
         if frame.codec == NOTHING:
-            self._take_opened(frame)
+            self.in_flight.came_open(frame)
             return
         if not frame.flags & wire.SHARED:  # else the shard has them where they are read
             try:
                 self.memory.put(self.partitions[index], frame.version, frame.payload, frame.codec)
             except (FrameMalformed, OSError) as error:
-                self.fail(self.cannot_keep(error) if isinstance(error, OSError) else error)
+                self.fail(self.sharing.cannot_keep(error) if isinstance(error, OSError) else error)
                 return
         self.memory.on_arrival(self.partitions[index])
-        with self._changed:
-            if frame.step != self._pulls.step:
-                return  # something else was asked for meanwhile
-            self.versions[index] = frame.version
-            self._see_clocks(frame)
-            self.bytes_pulled += len(frame.payload) or self._sizes[index]
-            self._pulls.came(index)
-            if self.memory.mapped:  # then the mean of the step has been made
-                self._pushes.closed(index)
-                self._answered.notify_all()
-            if not self._pulls:
-                self._opened = frame.step
-                self.missed += self.step_of(frame.step) - frame.step
-                self.memory.show(frame.version)
-                self._changed.notify_all()
-            elif index in self._awaited and self._pulls.here(self._awaited):
-                self._changed.notify_all()
-            due = self._due_pulled()
-            callbacks = self._due(self._when_acked, not self._pushes.acked())
-        self._show(due)
-        for callback in callbacks:
-            callback(None)
-
-    def _take_opened(self, frame: wire.Frame) -> None:
-        """The gate of a partition has opened; no weights came, and none were asked for."""
-        with self._changed:
-            if not self._pulls.nothing or not self._pulls.expects(frame):
-                return
-            self._see_clocks(frame)
-            self._pulls.came(frame.partition)
-            if not self._pulls:
-                self._opened = frame.step
-                self._changed.notify_all()
-
-    def _see_clocks(self, frame: wire.Frame) -> None:
-        for worker, clock in meta.read_clocks(frame.meta):
-            self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
+        nbytes = len(frame.payload) or self._sizes[index]
+        self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)  # then a step's mean was made
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""
-        with self._changed:
-            yield from self._shared()
-            yield from list(self._hyper_frames.values())
-            pushes = self._pushes.again()
-            yield from [frame for frame in pushes if self.partitions[frame.partition].shard == shard]
-            yield from self._asked(shard)
+        pushes, asked = self.in_flight.again(shard)
+        if self.memory.descriptors:
+            yield self._share_frame(self.memory.descriptors)
+        yield from self._hyper_frames  # read after the pushes: those that they refer to are there
+        yield from pushes
+        if asked is not None:
+            yield self._pull_frame(asked)
+
+    # -- what is under way -----------------------------------------------------------------------------
+
+    def wait_acked(self, partitions: Iterable[Partition] | None = None, limit_s: float | None = None) -> bool:
+        """See `InFlight.wait_acked`."""
+        return self.in_flight.wait_acked(_indices(partitions), limit_s)
+
+    def wait_free(self, partitions: Iterable[Partition] | None = None) -> None:
+        """See `InFlight.wait_free`."""
+        self.in_flight.wait_free(_indices(partitions))
+
+    def wait_pulled(
+        self, report: Callable[[str], None] | None = None, wanted: frozenset[int] | None = None
+    ) -> None:
+        """See `InFlight.wait_pulled`; `report` gets a text for people."""
+        told = None if report is None else partial(self._report, report)
+        self.in_flight.wait_pulled(told, wanted)
+
+    def _report(self, report: Callable[[str], None], missing: Missing) -> None:
+        behind = sorted(it for it, at in missing.clocks.items() if at < missing.step and it != self._worker)
+        shards = list(missing.shards)
+        text = f"waiting for weights of table {self.number} at step {missing.step} from shards {shards}"
+        report(f"{text}; workers last seen behind it, on this table: {behind}" if behind else text)
+
+    def all_pulled_within(self, limit_s: float) -> bool:
+        """See `InFlight.all_pulled_within`."""
+        return self.in_flight.all_pulled_within(limit_s)
+
+    def when_acked(self, callback: Callback) -> None:
+        """See `InFlight.when_acked`."""
+        self.in_flight.when_acked(callback)
+
+    def when_pulled(self, then: Callback, read: Callable[[], None] | None = None) -> None:
+        """See `InFlight.when_pulled`."""
+        self.in_flight.when_pulled(then, read)
+
+    def fail(self, error: PsError) -> None:
+        """See `InFlight.fail`."""
+        self.in_flight.fail(error)
+
+    @property
+    def evicted(self) -> bool:
+        """See `InFlight.evicted`."""
+        return self.in_flight.evicted
+
+    @property
+    def all_pulled(self) -> bool:
+        """See `InFlight.all_pulled`."""
+        return self.in_flight.all_pulled
+
+    @property
+    def all_free(self) -> bool:
+        """See `InFlight.all_free`."""
+        return self.in_flight.all_free
+
+    # -- what has come ---------------------------------------------------------------------------------
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the weights that came last, by partition."""
+        return self.in_flight.versions
+
+    @property
+    def clocks(self) -> Mapping[int, int]:
+        """Worker -> its clock, as shards have shown it so far."""
+        return self.in_flight.clocks
+
+    @property
+    def spread(self) -> int:
+        """Newest minus oldest version of the weights, over partitions."""
+        return self.in_flight.spread
+
+    @property
+    def missed(self) -> int:
+        """Steps that this worker skipped, for it was late."""
+        return self.in_flight.missed
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Of weights that have come."""
+        return self.in_flight.bytes_pulled
+
+    def step_of(self, clock: int) -> int:
+        """See `InFlight.step_of`."""
+        return self.in_flight.step_of(clock)
+
+
+def _indices(partitions: Iterable[Partition] | None) -> frozenset[int] | None:
+    return None if partitions is None else frozenset(partition.index for partition in partitions)

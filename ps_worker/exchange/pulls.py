@@ -1,6 +1,6 @@
-"""What one table waits for: the partitions whose weights have been asked for and are not here.
+"""Weights of one table that have been asked for and are not here, by partition.
 
-Not thread-safe: the exchange guards it.
+Not thread-safe: `InFlight` guards it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from ps_wire.frames import frame as wire
-from ps_wire.spec.plan import Partition
 
 
 class Pulls:
-    """See the module's docstring.
+    """Partitions that are missing of the pull that was asked last.
 
     Attributes:
         step: the clock that was asked at last.
@@ -53,10 +52,10 @@ class Pulls:
         """Whether nothing is missing of these partitions."""
         return not self._missing or self._missing.keys().isdisjoint(wanted)
 
-    def of_shard(self, partitions: Sequence[Partition], shard: int) -> list[int]:
+    def of_shard(self, shard_of: Sequence[int], shard: int) -> list[int]:
         """What is missing of a shard, in the order in which it is wanted."""
-        return [index for index in self._missing if partitions[index].shard == shard]
+        return [index for index in self._missing if shard_of[index] == shard]
 
-    def shards(self, partitions: Sequence[Partition]) -> list[int]:
+    def shards(self, shard_of: Sequence[int]) -> list[int]:
         """Of which something is missing."""
-        return sorted({partitions[index].shard for index in self._missing})
+        return sorted({shard_of[index] for index in self._missing})

@@ -1,7 +1,7 @@
 """Pushes of one table that are not over: sent and not acknowledged, or acknowledged and still read.
 
 At most one of each kind per partition. Frames stay as they were sent, so that a new connection can send them
-again. Not thread-safe: the exchange guards it.
+again. Not thread-safe: `InFlight` guards it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ps_wire.frames import frame as wire
 
 
 class Pushes:
-    """See the module's docstring.
+    """Frames of pushes that are not over, by partition.
 
     Attributes:
         unacked: by partition, what the shard has not acknowledged.
@@ -29,10 +29,10 @@ class Pushes:
     def note(self, frame: wire.Frame) -> None:
         """This one is about to be sent."""
         assert frame.partition not in self.unacked, f"partition {frame.partition} is under way"
-        place, step = frame.partition, -1 if frame.kind is wire.Kind.LOAD else frame.step
-        self.unacked[place], self.steps[place] = frame, step  # together: no Ctrl-C comes between
+        index, step = frame.partition, -1 if frame.kind is wire.Kind.LOAD else frame.step
+        self.unacked[index], self.steps[index] = frame, step  # together: no Ctrl-C comes between
 
-    def take(self, answer: wire.Frame) -> bool:
+    def answered(self, answer: wire.Frame) -> bool:
         """An ACK or FREE has come; False: it answers none of these."""
         kinds = (self.unacked, self.lent) if answer.kind is wire.Kind.ACK else (self.lent,)
         for kept in kinds:  # a lent one may have been sent again

@@ -1,7 +1,8 @@
-"""What a worker and its shards tell each other of memory that they share: a base of `Exchange`.
+"""What a worker and its shards tell each other of the memory of one table that they share.
 
 Where a shard cannot share its weights of a table that would be mapped, or the worker cannot map them, they
-arrive as payload, in the memory where they would have been seen. It must not know pushes or pulls.
+arrive as payload, in the memory where they would have been seen. It must not know pushes, pulls or
+connections.
 """
 
 from __future__ import annotations
@@ -11,33 +12,41 @@ from collections.abc import Callable, Sequence
 
 from ps_wire.errors import ConfigurationRefused, ConnectionLost, PsError
 from ps_wire.frames import frame as wire
-from ps_wire.spec.plan import Partition
 from ps_worker.memory.table_memory import TableMemory, weights_changed
-from ps_worker.transport.connection import Connection
 
 logger = logging.getLogger("ps_worker")
 
 
-class MemorySharing:
-    """See the module's docstring."""
+class SharingHandshake:
+    """The SHARE frames of one table, to and from its shards, and what follows from them for its memory.
 
-    memory: TableMemory
-    partitions: Sequence[Partition]
-    number: int
-    _connections: Sequence[Connection]
-    _frame: Callable[..., wire.Frame]
+    Its state is the memory's: which descriptors shards get, and what is mapped.
+    """
+
+    def __init__(
+        self,
+        table: int,
+        memory: TableMemory,
+        shard_of: Sequence[int],
+        tell: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        """Tells nobody yet.
+
+        Args:
+            table: its number, for people.
+            memory: of the table.
+            shard_of: by partition, the shard that holds it.
+            tell: sends these descriptors to all shards; none: they let go of what they map.
+        """
+        self._table = table
+        self._memory = memory
+        self._shard_of = tuple(shard_of)
+        self._tell = tell
 
     def share(self) -> None:
         """Tells the shards, which have opened the table by now, where its memory is, if they can map it."""
-        for frame in self._shared():
-            for connection in self._connections:
-                connection.send(frame)
-
-    def _shared(self) -> list[wire.Frame]:
-        descriptors = self.memory.descriptors
-        if not descriptors:
-            return []
-        return [self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)]
+        if self._memory.descriptors:
+            self._tell(self._memory.descriptors)
 
     def check_written(self) -> None:
         """Looks at all mapped weights whether the script has written into them; some 20 ms per GB.
@@ -45,8 +54,8 @@ class MemorySharing:
         Raises:
             WeightsChanged: it has, and it is undone.
         """
-        if self.memory.written():
-            self.memory.restore()
+        if self._memory.written():
+            self._memory.restore()
             raise weights_changed("a parameter")
 
     def own(self, *, ended: bool = False) -> None:
@@ -57,22 +66,21 @@ class MemorySharing:
         Raises:
             ConfigurationRefused: the system has no memory or mapping left; it may be called again.
         """
-        if self.memory.mapped:
+        if self._memory.mapped:
             try:
-                self.memory.own_all(ended=ended)
+                self._memory.own_all(ended=ended)
             except OSError as error:
                 raise self.cannot_keep(error) from None
-            for connection in self._connections:
-                connection.send(self._frame(wire.Kind.SHARE))
+            self._tell(())
 
     def cannot_keep(self, error: OSError) -> ConfigurationRefused:
         """Why weights go on showing what shards write."""
         return ConfigurationRefused(
-            f"table {self.number}: its weights cannot be kept while shards write others: {error.strerror}. "
+            f"table {self._table}: its weights cannot be kept while shards write others: {error.strerror}. "
             "This host has no memory or no mappings left (vm.max_map_count)"
         )
 
-    def _take_share(self, frame: wire.Frame) -> None:
+    def receive(self, frame: wire.Frame) -> None:
         """A shard's halves. Without any it has none, or could not take what is shared, and ends the stream.
 
         Raises:
@@ -81,8 +89,8 @@ class MemorySharing:
         try:
             if len(frame.descriptors) < frame.version:
                 raise ConnectionLost("descriptors were lost: is their limit reached?")
-            if frame.version and self.memory.mapped:
-                self.memory.lay(self.partitions[frame.partition].shard, frame.descriptors)
+            if frame.version and self._memory.mapped:
+                self._memory.lay(self._shard_of[frame.partition], frame.descriptors)
                 return
         except (PsError, OSError) as error:
             self._give_up(f"cannot be mapped ({error})")
@@ -91,6 +99,6 @@ class MemorySharing:
 
     def _give_up(self, why: str) -> None:
         """The next connection brings all that is under way as payload."""
-        self.memory.descriptors = ()
-        if self.memory.mapped:
-            logger.warning("the weights of table %d %s: they are copied", self.number, why)
+        self._memory.descriptors = ()
+        if self._memory.mapped:
+            logger.warning("the weights of table %d %s: they are copied", self._table, why)

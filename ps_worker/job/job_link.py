@@ -51,7 +51,7 @@ class JobLink(Rejoiner):
     def __init__(
         self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
     ) -> None:
-        """Checks the servers, joins and connects. Raises what `connect` raises."""
+        """Has not joined."""
         super().__init__(settings, progress=progress, say=say)
         self._newest: tuple[TableSpec, Exchange] | None = None
         self._filled: set[int] = set()  # tables whose exchange has this worker's weights
@@ -62,8 +62,11 @@ class JobLink(Rejoiner):
             and AVAILABLE
             and settings.shares
         )
+
+    def open(self) -> None:
+        """Checks the servers, joins and connects. Raises what `connect` raises."""
         try:
-            check_servers(self._service, settings.connect_limit_s, say)
+            check_servers(self._service, self._settings.connect_limit_s, self._say)
             self._enter(None)
         except BaseException:
             self._service.close()
@@ -126,7 +129,6 @@ class JobLink(Rejoiner):
             self._membership.make_table(spec)
             maps = pulls and all(value.is_cpu for value in values)
             exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
-            exchange.begins = partial(self._begin_push, spec.number)
             exchange.connect(self._connections)
             self._newest = spec, exchange
         upload = self._membership.wait_made(spec.number)
@@ -135,7 +137,7 @@ class JobLink(Rejoiner):
             failure = self._failure
         if failure is not None:
             exchange.fail(failure)
-        exchange.share()
+        exchange.sharing.share()
         if outside is not None:
             self._outside[spec.number] = outside
         step = None
@@ -166,6 +168,7 @@ class JobLink(Rejoiner):
             wire_dtype=self._settings.wire_dtype,
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
             bounded=isinstance(self._settings.consistency, SSP),
+            begins=partial(self._begin_push, spec.number),
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls))
@@ -303,9 +306,9 @@ class JobLink(Rejoiner):
             try:
                 for exchange in self.exchanges:
                     exchange.wait_acked()
-                    exchange.check_written()
+                    exchange.sharing.check_written()
                 for exchange in () if alone else self.exchanges:
-                    exchange.own()
+                    exchange.sharing.own()
                 if not self.ended:
                     self._membership.finish(self._final_state)
                 break
@@ -313,7 +316,7 @@ class JobLink(Rejoiner):
                 self._refused(error)
         for number, exchange in enumerate(self.exchanges):
             self._get(exchange, 0, read=True)
-            exchange.own(ended=True)
+            exchange.sharing.own(ended=True)
             if outside := self._outside.get(number):
                 outside.load(self._kept(number))
 
@@ -326,7 +329,7 @@ class JobLink(Rejoiner):
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator. See `written` afterwards."""
         for exchange in self.exchanges:
-            for last in (exchange.check_written, exchange.own):
+            for last in (exchange.sharing.check_written, exchange.sharing.own):
                 try:
                     last()
                 except (WeightsChanged, ConfigurationRefused) as error:

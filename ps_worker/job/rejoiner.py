@@ -213,7 +213,7 @@ class Rejoiner(Exchanges):
             upload = self._membership.wait_made(spec.number)
             step = None
             if not upload:
-                exchange.share()
+                exchange.sharing.share()
                 step = self._membership.wait_started(spec.number)
             if step is None:  # someone's weights are to start it
                 raise _made_later(spec.number)

@@ -37,7 +37,7 @@ class LastMoment:
         if frame.kind is wire.Kind.PULLED:
             with self._lock:
                 wanted = self._wanted is None or frame.partition in self._wanted
-                held = self._held(frame.partition, self._exchange._pulls.step)
+                held = self._held(frame.partition, self._exchange.in_flight._pulls.step)
                 if wanted and held:
                     self.waited.append([frame.partition])
                 if frame.partition in self.never or (held and not wanted):

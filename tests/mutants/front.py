@@ -25,9 +25,9 @@ MUTANTS = (
     ),
     Mutant(
         name="front: workers of a job that is dropped are told nothing",
-        file="ps_server/coordinator/jobs/job_life.py",
-        text="        told = self.tell_all(error)\n",
-        fault="        told: list[Action] = []\n",
+        file="ps_server/coordinator/jobs/job.py",
+        text="        told = self.tell_all(error)\n        for member",
+        fault="        told: list[Action] = []\n        for member",
         tests=(f"{DROPPED}::test_workers_and_readers_of_a_job_that_is_dropped_by_force_hear_why",),
     ),
     Mutant(
@@ -46,8 +46,8 @@ MUTANTS = (
     ),
     Mutant(
         name="front: incarnations of the next job of a name are those of the one before",
-        file="ps_server/coordinator/coordinator.py",
-        text="            job.roster.floor = self._drops.last_incarnation(name)\n",
+        file="ps_server/coordinator/jobs/runners.py",
+        text="            job.roster.floor = self._dropped.last_incarnation(name)\n",
         fault="",
         tests=(f"{DROPPED}::test_the_next_job_of_the_name_knows_nobody_of_the_one_before",),
     ),

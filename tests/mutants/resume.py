@@ -11,7 +11,8 @@ END = "tests/unit/ps_server/coordinator/jobs/test_membership_end.py"
 STOP = "tests/component/members/test_stop_job.py"
 DATA = "ps_worker/data/script_data.py"
 REJOINING = "ps_worker/job/rejoiner.py"
-STATE = "ps_worker/worker_state.py"
+STATE = "ps_worker/steps.py"
+BATCH = "ps_worker/data/batch_in_hand.py"
 
 MUTANTS = (
     Mutant(
@@ -24,8 +25,8 @@ MUTANTS = (
     Mutant(
         name="resume: no step is taken again",
         file=STATE,
-        text="            owner.behind = behind.get(numbers[0], 0) if at.loaders else 0\n",
-        fault="            owner.behind = 0\n",
+        text="            owner.fall_behind(behind.get(next(iter(owner.clocks)), 0) if at.loaders else 0)\n",
+        fault="            owner.fall_behind(0)\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
@@ -37,14 +38,14 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: what is replayed is pushed",
-        file="ps_worker/optimizer/wrapped.py",
-        text="        self._void = self._replays = self.behind > 0\n",
+        file=BATCH,
+        text="        self.void = self._replays = self.behind > 0\n",
         fault="        self._replays = self.behind > 0\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="resume: a step that is replayed is not counted",
-        file="ps_worker/optimizer/wrapped.py",
+        file=BATCH,
         text="        self.behind -= self._replays\n",
         fault="        self.behind = 0\n",
         tests=(ALL_LEFT,),
@@ -87,15 +88,15 @@ MUTANTS = (
     Mutant(
         name="resume: a forward that is no step takes what is registered once more",
         file=STATE,
-        text="        if not self._data.has_loaders:\n",
+        text="        if not self.data.has_loaders:\n",
         fault="        if True:\n",
         tests=(RESUME,),
     ),
     Mutant(
         name="resume: a step whose pushes have left is not among those of who leaves",
-        file=STATE,
-        text="            more = optimizer.step_number - next(iter(clocks.values()), 0)\n",
-        fault="            more = 0\n",
+        file="ps_worker/optimizer/wrapped.py",
+        text="        more = self.step_number - next(iter(clocks.values()), 0)\n",
+        fault="        more = 0\n",
         tests=(f"{RESUME}::test_a_step_that_sigterm_ends_when_its_pushes_have_left_is_counted",),
     ),
     Mutant(
@@ -121,23 +122,23 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: a worker's steps are not known when it has left",
-        file="ps_server/coordinator/jobs/job_life.py",
+        file="ps_server/coordinator/jobs/job.py",
         text="            self.ends[member.worker] = dict(clocks)\n",
         fault="            pass\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="stop: a later epoch begins",
-        file="ps_server/coordinator/jobs/job_life.py",
-        text="        if self.last_epoch is not None and epoch > self.last_epoch:\n",
-        fault="        if self.last_epoch is not None and epoch > self.last_epoch + 1:\n",
+        file="ps_server/coordinator/jobs/loops.py",
+        text="        if self.last is not None and epoch > self.last:\n",
+        fault="        if self.last is not None and epoch > self.last + 1:\n",
         tests=(STOP,),
     ),
     Mutant(
         name="stop: the last epoch is that of who has stopped the job",
-        file="ps_server/coordinator/jobs/job_life.py",
-        text="        self._newest_epoch = max(self._newest_epoch, epoch)\n",
-        fault="        self._newest_epoch = epoch\n",
+        file="ps_server/coordinator/jobs/loops.py",
+        text="        self.newest = max(self.newest, epoch)\n",
+        fault="        self.newest = epoch\n",
         tests=(
             f"{END}::test_a_job_that_is_stopped_ends_after_the_newest_epoch_though_another_began_an_older_one_since",
         ),
@@ -145,7 +146,7 @@ MUTANTS = (
     Mutant(
         name="stop: loops of their own go on",
         file="ps_server/coordinator/service.py",
-        text="        if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):\n",
+        text="        if request.begins and shares.trains(loader) and not room.job.loops.begin(request.epoch):\n",
         fault="        if False:\n",
         tests=(f"{STOP}::test_a_loop_without_our_numbers_gets_no_batch_of_a_later_epoch",),
     ),

@@ -11,9 +11,9 @@ TABLE = "tests/component/tables/test_table_threads.py"
 MUTANTS = (
     Mutant(
         name="a pull asks while the answer before it is still copied",
-        file="ps_worker/exchange/exchange.py",
-        text="            self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody\n",
-        fault="",
+        file="ps_worker/exchange/in_flight.py",
+        text="                self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody\n",
+        fault="                pass\n",
         tests=(
             f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",
             f"{TABLE}::test_weights_that_are_read_at_the_end_wait_for_a_copy_too",
@@ -21,16 +21,17 @@ MUTANTS = (
     ),
     Mutant(
         name="an answer's weights are nobody's while they are copied",
-        file="ps_worker/exchange/waits.py",
+        file="ps_worker/exchange/in_flight.py",
         text="        self._reading += len(due)\n",
         fault="        self._reading += 0 * len(due)\n",
         tests=(f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",),
     ),
     Mutant(
         name="flat weights stay taken while a future's callbacks run",
-        file="ps_worker/exchange/waits.py",
+        file="ps_worker/exchange/in_flight.py",
         text="""            try:
-                read()
+                if read is not None:
+                    read()
             finally:
                 with self._changed:
                     self._reading -= 1
@@ -38,7 +39,8 @@ MUTANTS = (
             then(None)
 """,
         fault="""            try:
-                read()
+                if read is not None:
+                    read()
                 then(None)
             finally:
                 with self._changed:
@@ -66,11 +68,9 @@ MUTANTS = (
     ),
     Mutant(
         name="what is asked for is listed without the lock",
-        file="ps_worker/exchange/exchange.py",
-        text="""            asked = [self._asked(shard) for shard in range(len(self._connections))]
-        for""",
-        fault="""        asked = [self._asked(shard) for shard in range(len(self._connections))]
-        for""",
+        file="ps_worker/exchange/in_flight.py",
+        text="            return [self._asked(shard) for shard in range(self._num_shards)]\n",
+        fault="        return [self._asked(shard) for shard in range(self._num_shards)]\n",
         tests=(f"{TABLE}::test_what_is_asked_for_does_not_change_while_the_question_is_written",),
     ),
     Mutant(
@@ -89,9 +89,9 @@ MUTANTS = (
     ),
     Mutant(
         name="each table of a worker has its own thread",
-        file="ps_worker/worker.py",
-        text="            self._announce,\n            self._inside,\n",
-        fault="            self._announce,\n            OneThread(),\n",
+        file="ps_worker/table.py",
+        text="        with self._host.inside:\n            if not self._host.announce()",
+        fault="        with type(self._host.inside)():\n            if not self._host.announce()",
         tests=(f"{TABLE}::test_tables_of_one_worker_are_one",),
     ),
     Mutant(
@@ -133,9 +133,9 @@ MUTANTS = (
     ),
     Mutant(
         name="one job that cannot be looked at keeps the leases of others",
-        file="ps_server/coordinator/member_streams.py",
+        file="ps_server/coordinator/lease_watch.py",
         text="except Exception as error:  # noqa: BLE001 - the leases of other jobs end all the same\n",
-        fault="except PsError as error:\n",
+        fault="except KeyError as error:\n",
         tests=(f"{TASKS}::test_leases_and_periodic_snapshots_go_on_after_a_bug",),
     ),
     Mutant(

@@ -129,8 +129,8 @@ MUTANTS = (
     ),
     Mutant(
         name="who has the weights of a clock asks the gate again",
-        file="ps_worker/exchange/exchange.py",
-        text="                self._opened = frame.step\n                self.missed",
+        file="ps_worker/exchange/in_flight.py",
+        text="                self.opened = frame.step\n                self.missed",
         fault="                self.missed",
         tests=(f"{BOUNDED}::test_who_pulls_at_each_step_asks_once",),
     ),

@@ -5,8 +5,7 @@ from .mutant import Mutant
 EXCHANGE = "ps_worker/exchange/exchange.py"
 PULLS = "ps_worker/exchange/pulls.py"
 PUSHES = "ps_worker/exchange/pushes.py"
-WAITS = "ps_worker/exchange/waits.py"
-REENTRY = "ps_worker/exchange/reentry.py"
+IN_FLIGHT = "ps_worker/exchange/in_flight.py"
 CONNECTION = "ps_worker/transport/connection.py"
 OUTBOX = "ps_worker/transport/outbox.py"
 INCARNATION = "ps_worker/membership/incarnation.py"
@@ -40,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         name="exchange: an answer is taken though something else was asked for while it came",
-        file=EXCHANGE,
+        file=IN_FLIGHT,
         text="            if frame.step != self._pulls.step:\n",
         fault="            if frame.step > self._pulls.step:\n",
         tests=(EXCHANGES,),
@@ -54,47 +53,46 @@ MUTANTS = (
     ),
     Mutant(
         name="exchange: clocks go back",
-        file=EXCHANGE,
+        file=IN_FLIGHT,
         text="self.clocks[worker] = max(clock, self.clocks.get(worker, 0))",
         fault="self.clocks[worker] = clock",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="exchange: a new connection sends pushes of other shards",
-        file=EXCHANGE,
-        text="yield from [frame for frame in pushes if self.partitions[frame.partition].shard == shard]",
-        fault="yield from pushes",
+        file=IN_FLIGHT,
+        text=" if self._shard_of[it.partition] == shard]\n            return pushes",
+        fault="]\n            return pushes",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="exchange: a new connection asks for no weights",
         file=EXCHANGE,
-        text="            yield from self._asked(shard)\n",
+        text="            yield self._pull_frame(asked)\n",
         fault="            pass\n",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="exchange: a new connection sends pushes before their hyper-parameters",
         file=EXCHANGE,
-        text="            yield from list(self._hyper_frames.values())\n            pushes = self._pushes.again()\n",
-        fault="            pushes = self._pushes.again()\n",
+        text="        yield from self._hyper_frames  # read after the pushes: those that they refer to are there\n",
+        fault="",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="exchange: a push is noted after it was sent",
         file=EXCHANGE,
-        text="            for frame in frames:\n                self._pushes.note(frame)\n        for shard, mine in"
-        " by_shard.items():\n            self._connections[shard].send(*mine)\n",
-        fault="            pass\n        for shard, mine in by_shard.items():\n"
-        "            self._connections[shard].send(*mine)\n        with self._changed:\n"
-        "            for frame in frames:\n                self._pushes.note(frame)\n",
+        text="        self.in_flight.note(frames)\n        for shard, mine in by_shard.items():\n"
+        "            self._connections[shard].send(*mine)\n",
+        fault="        for shard, mine in by_shard.items():\n            self._connections[shard].send(*mine)\n"
+        "        self.in_flight.note(frames)\n",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="exchange: an abstention takes back what was pushed",
         file=EXCHANGE,
-        text="            if self._pushes.steps.get(partition.index) != step:\n",
-        fault="            if partition.index not in self._pushes.unacked:\n",
+        text="            if self.in_flight.pushed_step(partition.index) != step:\n",
+        fault="            if partition.index not in {it.partition for it in self.in_flight.unacked()}:\n",
         tests=(EXCHANGES,),
     ),
     Mutant(
@@ -127,37 +125,37 @@ MUTANTS = (
     ),
     Mutant(
         name="waits: a failure ends the waits of now only",
-        file=WAITS,
-        text="            self._error = self._error or error\n",
-        fault="            self._error = error\n",
+        file=IN_FLIGHT,
+        text="            self._error = first = self._error or error\n",
+        fault="            self._error = first = error\n",
         tests=(f"{EXCHANGES}::test_a_failure_ends_every_wait_now_and_later",),
     ),
     Mutant(
         name="waits: a failure does not wake who waits for acknowledgements",
-        file=WAITS,
+        file=IN_FLIGHT,
         text="            self._changed.notify_all()\n            self._answered.notify_all()\n            due",
         fault="            self._changed.notify_all()\n            due",
         tests=(f"{EXCHANGES}::test_a_failure_ends_every_wait_now_and_later",),
     ),
     Mutant(
         name="waits: a callback comes again",
-        file=WAITS,
-        text="        due = callbacks.copy()\n        callbacks.clear()\n",
-        fault="        due = callbacks.copy()\n",
+        file=IN_FLIGHT,
+        text="        due = self._when_acked.copy()\n        self._when_acked.clear()\n",
+        fault="        due = self._when_acked.copy()\n",
         tests=(f"{EXCHANGES}::test_callbacks_come_once",),
     ),
     Mutant(
         name="reentry: what the incarnation before had pushed is awaited",
-        file=REENTRY,
+        file=IN_FLIGHT,
         text="            self._pushes = Pushes()\n",
         fault="",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="reentry: hyper-parameters are sent as of the incarnation before",
-        file=REENTRY,
-        text="                self._hyper_frames[number] = replace(frame, incarnation=incarnation)\n",
-        fault="                pass\n",
+        file=EXCHANGE,
+        text="        self._hyper_frames = tuple(replace(it, incarnation=incarnation) for it in self._hyper_frames)\n",
+        fault="",
         tests=(EXCHANGES,),
     ),
     Mutant(
@@ -265,14 +263,14 @@ MUTANTS = (
     Mutant(
         name="step: the first push of a step does not wait for all weights (R1)",
         file=STAGES,
-        text="        if self._stage == ARRIVING:\n            self._await()\n            if self._arrival.late:",
-        fault="        if self._stage == ARRIVING:\n            if self._arrival.late:",
+        text="        if self.stage is Stage.ARRIVING:\n            self._await()\n            if self.arrival.late:",
+        fault="        if self.stage is Stage.ARRIVING:\n            if self.arrival.late:",
         tests=(MODULE_WAITS,),
     ),
     Mutant(
         name="step: what has not left of a step that was broken off is never sent",
         file=STAGES,
-        text="                for table in self._tables:\n                    table.abstain()\n                self._ask()\n",
+        text="                self._sender.abstain_rest()\n                self._ask()\n",
         fault="                self._ask()\n",
         tests=("tests/component/members/test_interrupted_step.py",),
     ),
@@ -286,8 +284,8 @@ MUTANTS = (
     Mutant(
         name="step: an overflow is pushed",
         file=SENDING,
-        text="        if overflow or not any(table.there or table.left for table in self._tables):\n",
-        fault="        if not any(table.there or table.left for table in self._tables):\n",
+        text="        if overflow or not any(table.there or table.left for table in self.tables):\n",
+        fault="        if not any(table.there or table.left for table in self.tables):\n",
         tests=("tests/component/training/test_mixed_precision.py",),
     ),
     Mutant(

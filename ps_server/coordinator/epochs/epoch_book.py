@@ -93,6 +93,8 @@ class EpochBook:
             rest: how far it comes in it with the step that follows; None: no further.
         """
         mark = mark or PieceMark()
+        if self._dealt.get((loader, worker), (0, []))[0] != incarnation:
+            self._pass_over(loader, epoch, worker, incarnation)
         self._close(loader, worker, incarnation, mark, rest or mark)
         dealt = self._epochs.get((loader, epoch)) or self._begin(loader, epoch, sharing, samples)
         if dealt.owners.get(worker) == ANY:
@@ -100,7 +102,7 @@ class EpochBook:
         if not begins and worker not in dealt.begun and not self._training:
             begins = True  # it comes again to a job of which all were gone before its first step
         if not begins or dealt.owners.get(worker) != incarnation:
-            return self._left_over(loader, epoch, worker, incarnation, mark)
+            return self._left_over(loader, epoch, worker, incarnation, sharing, mark)
         again = worker in dealt.begun
         place, start = dealt.place(worker), 0 if again else dealt.starts.get(worker, 0)
         if first > start:
@@ -120,13 +122,29 @@ class EpochBook:
         begun = self._epochs[loader, epoch] = DealtEpoch(dict(sharing), samples=samples)
         return begun
 
+    def _pass_over(self, loader: int, epoch: int, worker: int, incarnation: int) -> None:
+        """One that has come begins with this epoch: its shares of those before are left over."""
+        for (other, number), dealt in self._epochs.items():
+            if other == loader and number < epoch and dealt.owners.get(worker) in (incarnation, ANY):
+                dealt.give_up([worker], NOBODY, left_over=True)
+
     def _left_over(
-        self, loader: int, epoch: int, worker: int, incarnation: int, mark: PieceMark
+        self,
+        loader: int,
+        epoch: int,
+        worker: int,
+        incarnation: int,
+        sharing: Mapping[int, int],
+        mark: PieceMark,
     ) -> EpochPiece | None:
+        absent = [other for other, owner in sharing.items() if owner == ANY]  # they may never come
         for other, number in self._live if loader in self._training else ():
             dealt = self._epochs[other, number]
             due = number == epoch or (number < epoch and not self._pieces(loader, number))
-            if other == loader and due and dealt.left:
+            if other != loader or not due:
+                continue
+            dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)
+            if dealt.left:
                 own = dealt.place(worker) if worker in dealt.owners else None
                 places = [place for place, _ in dealt.left]  # its own share first: all may come again
                 place, first = dealt.left.pop(places.index(own) if own in places else 0)

@@ -224,7 +224,7 @@ def test_a_bug_on_the_receiving_thread_ends_every_wait(cluster: Cluster):
         def breaks(_: Any) -> None:
             raise ZeroDivisionError("made by the test")
 
-        table._exchange._take_answer = breaks
+        table._exchange.in_flight.answered = breaks
         table._exchange.push(table._exchange.partitions[:1], step=0, weight=1.0, present=[[True]])
         done = threading.Event()
         caught: list[BaseException] = []

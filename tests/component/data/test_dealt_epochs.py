@@ -136,6 +136,7 @@ def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(
                 for number, batch in enumerate(loader):
                     if rank == 1 and number == 4:
                         one_shard.evict(job, 1)
+                        until(lambda: link_of(worker)._failure is not None, "it has heard")
                     before = table.step
                     incarnation = link_of(worker).incarnation
                     table.push({"w": torch.ones(3)})
@@ -194,6 +195,30 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
                 found[-1] += batch.tolist() if table.step == before + 1 else []
         assert [sorted(samples) for samples in found] == [list(range(40))] * 2
         assert account(worker) == [(0, 40, 40, 0), (1, 40, 40, 0)]
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_who_goes_on_alone_with_a_job_that_all_have_left_uses_every_sample(one_shard, consistency):
+    """Of the epoch that they left, and of those that it begins: the others may never come."""
+    job = fresh_name()
+
+    def join(rank):
+        return ps.connect(
+            servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency=consistency
+        )
+
+    def leaves(rank):
+        with join(rank) as worker:
+            table = table_of(worker)
+            for _ in zip(range(2), worker.loader(range(40), batch_size=4), strict=False):
+                table.push({"w": torch.ones(3)}).result(LIMIT_S)
+
+    together([lambda: leaves(0), lambda: leaves(1)])
+    with join(0) as worker:
+        table, loader = table_of(worker), worker.loader(range(40), batch_size=4)
+        for _ in worker.epochs(3):
+            trained(worker, table, loader)
+        assert account(worker) == [(epoch, 40, 40, 0) for epoch in range(3)]
 
 
 class AskingTwice:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker import worker_state
+from ps_worker import steps as steps_module
 from tests.component.arriving import PAGES, Model, adam, arriving, bare, partitions_of, train
 from tests.component.interrupting import interrupted_at
 from tests.component.last_moment import LastMoment
@@ -17,6 +17,7 @@ from tests.component.members.test_interrupted_step import settled, sgd
 from tests.component.reference import alone, assert_same, batch, seeded
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.inside import arrival_of, exchange_of, link_of
+from tests.until import until
 
 
 def test_a_parameter_that_is_read_past_its_module_is_an_error_that_names_it(cluster: Cluster):
@@ -51,8 +52,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
 
         def evict(*_: Any) -> None:
             cluster.evict(job, 0)
-            with exchange._changed:
-                assert exchange._changed.wait_for(lambda: exchange.evicted, 30)
+            until(lambda: exchange.evicted, "it has heard")
 
         held = (
             range(exchange.plan.num_partitions) if first else partitions_of(optimizer, model, "last.weight")
@@ -116,7 +116,7 @@ def test_wherever_ctrl_c_lands_while_weights_arrive_training_goes_on_with_whole_
 def test_who_leaves_before_its_weights_are_here_keeps_those_of_before(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(worker_state, "SETTLE_LIMIT_S", 0.01)
+    monkeypatch.setattr(steps_module, "SETTLE_LIMIT_S", 0.01)
     model = seeded(Model)
     expected = alone(lambda _, plain, steps: train(plain, steps, range(2)), model, adam)
 

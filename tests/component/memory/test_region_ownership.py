@@ -50,7 +50,7 @@ class Held:
 
     def _wait_free(self, partitions: Any = None) -> None:
         wanted = None if partitions is None else list(partitions)
-        if self.exchange._pushes.unacked:
+        if self.exchange.in_flight.unacked():
             self.waits.set()
         self._exchange_wait(wanted)
 
@@ -148,7 +148,7 @@ def test_what_was_pushed_never_changes_before_its_ack(cluster: Cluster, overlap:
         loss_of(model, 0, 0).backward()
         optimizer.step()
         first = list(held.sent)
-        assert len(exchange_of(optimizer)._pushes.unacked) == len(first) > 0
+        assert len(exchange_of(optimizer).in_flight.unacked()) == len(first) > 0
         model.zero_grad(set_to_none=False)
         for parameter in model.parameters():
             parameter.grad.fill_(123.0)

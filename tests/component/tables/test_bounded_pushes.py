@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_worker.exchange.in_flight import Asked
 from tests.component.service import Cluster, figures, fresh_name, partitions, run_workers
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
@@ -78,13 +79,13 @@ def test_who_pulls_at_each_step_asks_once(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         table = table_of(worker)
         exchange = table._exchange
-        ask = exchange._pulls.ask
+        ask = exchange.in_flight.ask
 
-        def counted(*args: int, nothing: bool = False) -> None:
+        def counted(*args: int, nothing: bool = False) -> list[Asked | None]:
             asked.append(nothing)
-            ask(*args, nothing=nothing)
+            return ask(*args, nothing=nothing)
 
-        exchange._pulls.ask = counted
+        exchange.in_flight.ask = counted
         for _ in range(STEPS):
             table.pull().result(LIMIT_S)
             table.push({"w": torch.ones(3000)}).result(LIMIT_S)
@@ -147,14 +148,15 @@ def test_a_connection_that_breaks_while_the_gate_is_shut_asks_again(cluster: Clu
 
         cutting = threading.Thread(target=cut, daemon=True)
         cutting.start()
-        asked = table._exchange._asked
+        in_flight = table._exchange.in_flight
+        ask = in_flight.ask
 
-        def says(shard: int) -> list[object]:
-            frames = asked(shard)
+        def says(*args: int, nothing: bool = False) -> list[Asked | None]:
+            asked = ask(*args, nothing=nothing)
             waiting.set()
-            return frames
+            return asked
 
-        table._exchange._asked = says
+        in_flight.ask = says
         table.push({"w": torch.ones(3000)}).result(LIMIT_S)
         cutting.join(LIMIT_S)
         return table.step

@@ -18,6 +18,7 @@ from ps_wire.process import trace
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.exchange.exchange import Exchange
+from ps_worker.process.one_thread import OneThread
 from ps_worker.table import Table
 from tests.component.sent import Sent
 from tests.component.service import Cluster, fresh_name, run_workers
@@ -33,6 +34,34 @@ SPEC = TableSpec(
 )
 
 
+class Host:
+    """A worker that no step concerns: a `StepHost`."""
+
+    def __init__(self) -> None:
+        self.inside = OneThread()
+
+    def closed(self) -> str | None:
+        return None
+
+    def announce(self) -> bool:
+        return False
+
+    def before_step(self, step: int) -> None:
+        pass
+
+    def after_step(self, step: int) -> None:
+        pass
+
+    def rejoin(self) -> None:
+        raise AssertionError("nobody evicts")
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def say_wait(self, text: str) -> None:
+        print(text)
+
+
 class Played:
     """A table whose one shard is played by the test."""
 
@@ -40,8 +69,7 @@ class Played:
         self.exchange = kind(table=0, plan=Plan(SPEC, 1), worker=0, incarnation=1, start=HYPER)
         self.sent = Sent()
         self.exchange.connect([self.sent])  # type: ignore[list-item]
-        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        self.table = Table(self.exchange, ("w",), 0, nothing, nothing, nothing)
+        self.table = Table(self.exchange, ("w",), 0, Host())
 
     def answer(self, *, step: int, value: float) -> None:
         """Every partition comes, as on a connection's thread, with this value everywhere."""
@@ -94,7 +122,7 @@ def beside(body: Callable[[], Any]) -> Future[Any]:
 
 def asked_or_waits(it: Played) -> bool:
     """Whether a second pull has left, or a thread waits for what the exchange has under way."""
-    waiting: Any = it.exchange._changed
+    waiting: Any = it.exchange.in_flight._changed
     return len(it.sent.of(wire.Kind.PULL)) == 2 or bool(waiting._waiters)
 
 
@@ -169,7 +197,7 @@ class HeldClock(Exchange):
 
     def step_of(self, clock: int) -> int:
         step = super().step_of(clock)
-        if threading.get_ident() != self._script and not self._changed._is_owned():  # type: ignore[attr-defined]
+        if threading.get_ident() != self._script and not self.in_flight._changed._is_owned():  # type: ignore[attr-defined]
             self.asking.set()
             assert self.go_on.wait(LIMIT_S)
         return step
@@ -192,17 +220,17 @@ def test_a_step_is_taken_by_the_script_alone():
     assert {frame.step for frame in it.sent.of(wire.Kind.PUSH)} == {0, 1}
 
 
-class Overtaken(list[Any]):
-    """Partitions; when the first is looked at, an answer comes on another thread, if it may then."""
+class Overtaken(list[int]):
+    """Shards of partitions; at the first look, an answer comes on another thread, if it may then."""
 
     def __init__(self, it: Played) -> None:
-        super().__init__(it.exchange.partitions)
+        super().__init__(partition.shard for partition in it.exchange.partitions)
         self._it: Played | None = it
 
     def __getitem__(self, index: Any) -> Any:
         it, self._it = self._it, None
         if it is not None:
-            lock: Any = it.exchange._changed
+            lock: Any = it.exchange.in_flight._changed
             answering = beside(lambda: it.answer(step=0, value=1.0))
             if not lock._is_owned():
                 answering.result(LIMIT_S)
@@ -212,7 +240,8 @@ class Overtaken(list[Any]):
 def test_what_is_asked_for_does_not_change_while_the_question_is_written():
     """An answer to a part of it that has come again already, after a replay, waits."""
     it = Played()
-    it.exchange.partitions = Overtaken(it)
+    monitor: Any = it.exchange.in_flight
+    monitor._shard_of = Overtaken(it)
     pulled = it.table.pull()
     assert pulled.result(LIMIT_S).values["w"].unique().tolist() == [1.0]
     assert len(it.sent.of(wire.Kind.PULL)) == 1

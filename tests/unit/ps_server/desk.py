@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ps_server.coordinator.jobs.actions import Action, ToMember, TwoRounds
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.member import Action, Member, ToMember, TwoRounds
+from ps_server.coordinator.jobs.member import Member
 from ps_server.shard.orders import execute_order
 from ps_server.shard.shard import Shard
 from ps_wire.errors import PsError
@@ -37,7 +38,7 @@ class Desk:
     Attributes:
         told: what each incarnation of each worker was sent, in order.
         orders: what the shards were told, by kind.
-        held: orders wait until `execute_order` is called.
+        held: orders wait until `carry_out` is called.
         clocks: what shards answer to a removal.
         refusals: orders that were refused, and why.
     """
@@ -72,7 +73,7 @@ class Desk:
     ) -> Member:
         member, actions = self.job.join(
             spec_pb2.Job(
-                consistency=consistency or self.job.consistency,
+                consistency=consistency or str(self.job.consistency),
                 num_workers=num_workers or self.job.num_workers,
                 nonfinite=nonfinite or self.job.nonfinite,
                 min_workers=self.job.min_workers,
@@ -90,7 +91,7 @@ class Desk:
         self.do(self.job.make_table(member, table(number, **options)))
 
     def upload(self, member: Member, number: int = 0) -> None:
-        self.do(self.job.uploaded(member, number))
+        self.do(self.job.starts.uploaded(member, number))
 
     def upload_final(self, member: Member) -> None:
         self.do(self.job.uploaded_final(member))
@@ -135,7 +136,7 @@ class Desk:
         """Whether actions wait."""
         return bool(self._actions)
 
-    def execute_order(self, error: PsError | None = None) -> None:
+    def carry_out(self, error: PsError | None = None) -> None:
         """Delivers up to the next order, and has the shards carry that one out, or refuse it."""
         while self._actions:
             action = self._actions.popleft()

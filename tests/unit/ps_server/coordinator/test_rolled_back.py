@@ -8,25 +8,20 @@ import time
 
 import pytest
 
-from ps_server.coordinator import hand_off
+from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_server.coordinator.epochs.piece_usage import PieceMark
-from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.job_life import JobLife
-from ps_server.coordinator.jobs.member import JobState, Member, TableRecord
+from ps_server.coordinator.jobs.member import Member
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob
-from ps_server.coordinator.member_streams import MemberStreams
-from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import floor_of
-from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS
-from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
-from ps_server.coordinator.state_store import StateStore
 from ps_server.shard.shard import Shard
 from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_server.desk import Desk, table
+from tests.unit.ps_server.fleets import fleet_of
 
 FLOOR = floor_of(5)
 LEASE_S = 60.0
@@ -148,14 +143,10 @@ def test_one_whom_a_new_coordinator_does_not_know_is_told_to_come_back():
     roll_back(desk, saved(0, num_workers=3))
     loop = asyncio.new_event_loop()
     loop.close()  # nothing is carried out
-    shards = Fleet(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
-    rooms = {"j": JobRunner(desk.job, shards, lambda _: None)}
-    states = StateStore()
-    readers = Readers(shards, rooms, states)
-    takings = SnapshotScheduler(
-        shards, rooms, states, store=None, policy=NO_SNAPSHOTS, lock_of=readers.lock_of
-    )
-    streams = MemberStreams(shards, rooms, readers, takings, lambda _: rooms["j"])
+    shards = fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop)
+    coordinator = Coordinator(shards)
+    coordinator.runners["j"] = JobRunner(desk.job, shards, lambda _: None)
+    streams = coordinator._members
     with pytest.raises(RolledBack) as told:
         streams._resume(pb.Resume(job="j", worker=2, incarnation=1))
     assert told.value.step == 7
@@ -226,32 +217,17 @@ def test_who_does_not_come_back_leaves_its_share_to_the_others():
     roll_back(desk, to)
     again = come_back(desk, zero)
     asks = (0, 0, 0, again.incarnation, desk.job.sharing())
-    ours = desk.job.shares.ask(*asks, mark=PieceMark(step=2))
+    ours = desk.job.epochs.ask(*asks, mark=PieceMark(step=2))
     desk.lose(one)
-    theirs = desk.job.shares.ask(*asks, begins=False, mark=PieceMark(step=5, batches=3, samples=12))
+    theirs = desk.job.epochs.ask(*asks, begins=False, mark=PieceMark(step=5, batches=3, samples=12))
     assert [(it.place, it.first) for it in (ours, theirs)] == [(0, 2), (1, 2)]
-
-
-@pytest.mark.parametrize(
-    ("cls", "handed_on"),
-    [
-        (JobLife, {*hand_off.PLAIN, *hand_off.PAIRS}),
-        (Member, set(hand_off.MEMBER)),
-        (TableRecord, set(hand_off.TABLE)),
-    ],
-)
-def test_a_coordinator_hands_on_every_field(cls, handed_on):
-    """Or says which it leaves out: whoever adds one is asked."""
-    names = {field.name for field in dataclasses.fields(cls)}
-    assert names == handed_on | hand_off.LEFT_OUT[cls]
-    assert not handed_on & hand_off.LEFT_OUT[cls]
 
 
 async def test_thousands_who_never_come_back_go_together():
     """A new coordinator waits for those of the cut; nobody is told 4,096 times of 4,096."""
     many = 4096
     loop = asyncio.get_running_loop()
-    shards = Fleet(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
+    shards = fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop)
     room = JobRunner(Job("j", "bsp", many), shards, lambda _: None)
     shares = EpochBook()
     shares.ask(0, 0, 0, 1, dict.fromkeys(range(many), 1), samples=many)
@@ -266,7 +242,7 @@ async def test_thousands_who_never_come_back_go_together():
     await room.settle()
     assert room.job.state is JobState.SUSPENDED
     assert ordered == ["start_table"]
-    left = room.job.shares.capture({})[0].left
+    left = room.job.epochs.capture({})[0].left
     assert [place for place, _ in left] == list(range(many))
 
 

@@ -79,7 +79,7 @@ def test_what_one_used_stays_used_where_its_lease_ends_before_shards_have_remove
     """And where its next process comes before that, too."""
     desk = Desk(2)
     _, one = desk.start()
-    shares = desk.job.shares = begun()
+    shares = desk.job.epochs = begun()
     desk.held, one.steps = True, 4  # the shards are away
     goes(desk, one)
     desk.lose(one)
@@ -145,6 +145,38 @@ def test_who_came_after_an_epoch_was_dealt_gets_what_is_left_over():
     shares.gone(1, 1, 4)
     assert shares.ask(0, 0, 1, 2, TWO) == piece(0, 1, first=4)
     assert shares.ask(0, 0, 2, 1, TWO) is None
+
+
+@pytest.mark.parametrize("owner", [1, ANY], ids=["it is here", "it is awaited"])
+def test_who_comes_and_begins_with_a_later_epoch_leaves_its_shares_of_those_before_over(owner: int):
+    """Its script goes on where another one was, who had begun the next epoch when the two met."""
+    shares = EpochBook()
+    for epoch in range(3):
+        assert shares.ask(0, epoch, 0, 1, {0: 1, 1: owner}, mark=at(4 * epoch, 4)) == piece(epoch, 0)
+    assert shares.ask(0, 2, 1, 1, TWO) == piece(2, 1)
+    assert shares.ask(0, 2, 0, 1, TWO, begins=False, mark=at(12, 4)) == piece(0, 1)
+    assert shares.ask(0, 2, 1, 1, TWO, begins=False, mark=at(4, 4)) == piece(1, 1)
+    assert shares.ask(0, 2, 0, 1, TWO, begins=False, mark=at(16, 4)) is None
+
+
+def test_who_passes_over_an_epoch_in_mid_run_leaves_its_share_unused():
+    """Its script iterates the loader in every other epoch: nobody is to train on what it leaves out."""
+    shares = begun()
+    shares.ask(0, 1, 0, 1, TWO, mark=at(10, 10))
+    assert shares.ask(0, 2, 1, 1, TWO, mark=at(10, 10)) == piece(2, 1)
+    assert shares.ask(0, 2, 0, 1, TWO, mark=at(20, 10)) == piece(2, 0)
+    assert shares.ask(0, 2, 0, 1, TWO, begins=False, mark=at(30, 10)) is None
+
+
+def test_the_share_of_one_who_is_awaited_goes_to_who_comes_to_the_end_of_its_own():
+    """All had left, and not all come again. One who does come later has a share of the next epoch."""
+    shares, awaited = EpochBook(), {0: 2, 1: ANY}
+    assert shares.ask(0, 0, 0, 2, awaited, samples=200, mark=at(0, 0)) == piece(0, 0)
+    assert shares.ask(0, 0, 0, 2, awaited, begins=False, mark=at(10, 10)) == piece(0, 1)
+    assert shares.ask(0, 0, 1, 2, {0: 2, 1: 2}) is None
+    assert shares.ask(0, 1, 0, 2, {0: 2, 1: 2}, mark=at(20, 10)) == piece(1, 0)
+    assert [(use.epoch, use.used, use.unused) for use in shares.over()] == [(0, 200, 0)]
+    assert shares.ask(0, 1, 1, 2, {0: 2, 1: 2}) == piece(1, 1)
 
 
 def test_who_finishes_early_leaves_the_rest_of_its_share_unused():
@@ -355,7 +387,7 @@ def test_what_a_worker_that_finishes_has_not_used_stays_unused():
     """It wants no more, and nobody else is given it."""
     desk = Desk(2)
     members = desk.start()
-    shares = desk.job.shares
+    shares = desk.job.epochs
     for member in members:
         shares.ask(0, 0, member.worker, 1, desk.job.sharing(), mark=at(0, 0))
         shares.mark(0, member.worker, 1, at(1, 1))
@@ -368,7 +400,7 @@ def test_what_a_worker_leaves_over_is_what_the_shards_had_not_committed():
     """An evicted one's by the verdict's limits, one's that leaves by its own word."""
     desk = Desk(3)
     members = desk.start()
-    shares = desk.job.shares
+    shares = desk.job.epochs
     for member in members:
         shares.ask(0, 0, member.worker, 1, desk.job.sharing(), mark=at(0, 0))
         shares.mark(0, member.worker, 1, at(1, 1))
