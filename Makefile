@@ -80,6 +80,7 @@ protos: $(VENV)/installed-test
 
 api: $(VENV)/installed-test
 	$(PY) docs/generate.py
+	$(PY) docs/generate_reference.py
 
 clean:
 	rm -rf $(VENV) .venv-free .venv-mxnet .venv-tensorflow build *.egg-info

@@ -101,9 +101,9 @@ def test_the_error_table_is_the_tree():
     }
 
 
-def test_the_readme_has_every_exit_code():
+def test_the_reference_has_every_exit_code():
     """Those of the error tree, of a finished run, of SIGTERM and of Ctrl-C."""
-    said = {int(row[0]) for row in rows_of("README.md", "code", "meaning")}
+    said = {int(row[0]) for row in rows_of("docs/reference.md", "code", "meaning")}
     assert said == {cls.exit_code for cls in errors.STATUS} | {0, 75, 130}
 
 
