@@ -41,6 +41,7 @@ class Setup:
         limit_s: of virtual time; None: the steps end the run.
         costs: of a step.
         stragglers: who is slower, and when.
+        batch_size: samples of a step.
         delay: gradients are applied so many steps late (BSP alone): staleness by itself, without any race.
         evaluate_s: virtual time between two evaluations of the weights; 0: none but at the end.
         seed: of the draws of compute times.
@@ -54,6 +55,7 @@ class Setup:
     limit_s: float | None = None
     costs: Costs = field(default_factory=Costs)
     stragglers: StragglerProfile = field(default_factory=StragglerProfile)
+    batch_size: int = 1
     delay: int = 0
     evaluate_s: float = 0.0
     seed: int = 0
@@ -68,8 +70,9 @@ class Setup:
             )
         if self.num_steps is None and self.limit_s is None:
             raise UsageError("simulate: a number of steps or a time must be given, or the run does not end")
-        if self.num_steps is not None and self.num_steps < 1:
-            raise UsageError(f"simulate: num_steps must be >= 1, got {self.num_steps}")
+        for name, number in (("num_steps", self.num_steps), ("batch_size", self.batch_size)):
+            if number is not None and number < 1:
+                raise UsageError(f"simulate: {name} must be >= 1, got {number}")
         for name, value in (("limit_s", self.limit_s), ("evaluate_s", self.evaluate_s or None)):
             if value is not None and not 0.0 < value < math.inf:
                 raise UsageError(f"simulate: {name} must be > 0 and finite, got {value:g}")
@@ -187,7 +190,7 @@ class _Worker:
     __slots__ = (
         "answered_s", "applied", "arrived_s", "asked_at", "asked_s", "begun_s", "clock", "computed_s",
         "down_free_s", "entering", "gap", "incarnation", "index", "link_factor", "loss", "missing", "newest",
-        "over", "payloads", "read", "tau", "up_free_s", "versions", "weights",
+        "over", "payloads", "read", "taken", "tau", "up_free_s", "versions", "weights",
     )  # fmt: skip
 
     def __init__(self, index: int, num_partitions: int) -> None:
@@ -202,7 +205,7 @@ class _Worker:
         self.link_factor = 1.0
         self.loss = math.nan
         self.payloads: Sequence[Any] = [True] * num_partitions
-        self.missing = self.applied = self.gap = self.read = 0
+        self.missing = self.applied = self.gap = self.read = self.taken = 0
         self.tau = -1
         self.entering = self.over = False
 
@@ -343,7 +346,9 @@ class Simulation:
         for contribution in action.contributions:
             worker = self._workers[contribution.worker]
             worker.applied += 1
-            worker.tau = max(worker.tau, action.version - 1 - contribution.version + self._setup.delay)
+            tau = action.version - 1 - contribution.version + self._setup.delay
+            if tau > worker.tau:
+                worker.tau, worker.read = tau, contribution.version
         if self._learner is not None:
             gradients = [contribution.payload for contribution in action.contributions]
             self._learner.apply(partition, gradients, action.version, self._table.needs(partition))
@@ -394,6 +399,7 @@ class Simulation:
             (
                 worker.index,
                 worker.incarnation,
+                worker.taken,
                 clock,
                 worker.read,
                 worker.tau,
@@ -408,6 +414,7 @@ class Simulation:
                 worker.loss,
             )
         )
+        worker.taken += 1
 
     # -- members come and go ---------------------------------------------------------------------------
 
@@ -432,6 +439,7 @@ class Simulation:
     def _enter(self, worker: _Worker) -> None:
         """It is there again: it takes the weights of the first step that is named to it."""
         worker.newest += 1
+        worker.taken = 0
 
         def join() -> list[Placed]:
             worker.incarnation = worker.newest

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-WHOLE = ("worker", "incarnation", "clock", "version_read", "tau", "gap", "dropped")
+WHOLE = ("worker", "incarnation", "step", "clock", "version_read", "tau", "gap", "dropped")
 SECONDS = ("started_s", "ended_s", "compute_s", "push_s", "gate_s", "pull_s", "loss")
 
 
@@ -18,9 +18,10 @@ class StepTable:
 
     Columns:
         worker, incarnation: who.
+        step: of this incarnation, from 0 on.
         clock: of the worker when it pushed.
-        version_read: of the weights that the gradient was computed on, the oldest over partitions.
         tau: version staleness, the largest over partitions; -1 where the push was applied on none.
+        version_read: of the weights that the gradient was computed on, on the partition of that tau.
         gap: clock gap after the push.
         dropped: partitions that dropped the push.
         started_s, ended_s: in virtual time; a step ends with its last weights.
