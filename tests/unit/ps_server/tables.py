@@ -22,6 +22,9 @@ from ps_server.agreement.chooser import Chooser, Sent
 from ps_server.agreement.clipping import Norm, holders
 from ps_server.agreement.gate import gate_of
 from ps_server.coordinator.fleet.decisions import Decisions
+from ps_server.shard.optimizer.piece_optimizer import (
+    KNOWN,
+)
 from ps_server.shard.table.table import ShardTable
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
@@ -322,3 +325,10 @@ def same(ours: Sequence[torch.Tensor] | None, theirs: Sequence[torch.Tensor]) ->
     return ours is not None and all(
         a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def defaults(name, **hyper):
+    """What a worker would say of this optimizer."""
+    made = KNOWN[name].cls([torch.zeros(1)], **hyper)
+    execution = {"foreach", "fused", "capturable", "differentiable"}
+    return group(**{key: value for key, value in made.defaults.items() if key not in execution})

@@ -21,7 +21,7 @@ from ps_server.shard.state.codec import TableReader, encode
 from ps_server.shard.state.table_state import MachineState, TableState, capture, restore
 from ps_wire.spec.consistency import BSP
 from ps_wire.v1 import spec_pb2
-from tests.unit.ps_server.shard.table.test_backup_tables import SHAPES, Walk, sgd, spec_hyper
+from tests.unit.ps_server.shard.table.backup_walk import SHAPES, Walk, sgd, spec_hyper
 from tests.unit.ps_server.tables import Push, Servers, draw, group, same, table_spec
 
 INHERITED = Inherited(boot=b"boot")

@@ -11,8 +11,7 @@ from ps_wire.errors import PayloadMismatch
 from ps_wire.frames.state_messages import ENTRY_BYTES, MESSAGE_BYTES
 from ps_wire.spec.table import BucketOptions
 from ps_wire.v1 import shard_pb2 as pb
-from tests.unit.ps_server.shard.optimizer.test_piece_optimizer import defaults
-from tests.unit.ps_server.tables import Push, Servers, draw, table_spec
+from tests.unit.ps_server.tables import Push, Servers, defaults, draw, table_spec
 
 EVERY = pytest.mark.parametrize("name", KNOWN)
 NUMEL = 40

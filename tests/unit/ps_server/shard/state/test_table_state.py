@@ -16,8 +16,7 @@ from ps_wire.spec.consistency import ASP, BSP, SSP
 from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.spec.plan import Plan
 from tests.unit.ps_server import tables
-from tests.unit.ps_server.shard.optimizer.test_piece_optimizer import defaults
-from tests.unit.ps_server.tables import Push, Servers, draw, group, table_spec
+from tests.unit.ps_server.tables import Push, Servers, defaults, draw, group, table_spec
 
 ADAM = ("Adam", {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.1})
 MOMENTUM = ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01})
