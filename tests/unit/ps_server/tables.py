@@ -143,7 +143,7 @@ class Servers:
                 gate=gate_of(consistency),
                 nonfinite=nonfinite,
                 opening=1,
-                report=partial(self.report, shard),
+                report=lambda norm, shard=shard: self.report(shard, norm),  # type: ignore[misc]
                 attend=partial(self.attend, shard),
             )
             for shard in range(num_shards)
@@ -168,7 +168,7 @@ class Servers:
         if found is not None:
             decide, shards = found
             for index in shards:
-                self.shards[index].decide(decide.step, decide.scale)
+                self.shards[index].closer.decide(decide.step, decide.scale)
 
     def attend(self, shard: int, attended: TableAttendance) -> None:
         """What the coordinator chooses after a report, brought to all shards in one order."""
@@ -183,7 +183,7 @@ class Servers:
             else:
                 self.caught.append(choice)
             for index in set(shards) - self.deaf:
-                self.shards[index].choose(choice)
+                self.shards[index].closer.choose(choice)
         self._choosing = False
 
     def leave(self, worker: int) -> None:
@@ -206,7 +206,8 @@ class Servers:
         """One frame arrives."""
         self._give(frame.partition, frame)
         for shard in self.shards:  # one that holds all chooses by itself
-            if shard._chooser is not None and (choice := shard._chooser.last) is not None:
+            chooser = shard.closer._chooser
+            if chooser is not None and (choice := chooser.last) is not None:
                 self.chosen.setdefault(choice.step, choice.workers)
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:
