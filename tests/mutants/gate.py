@@ -5,7 +5,6 @@ from .mutant import Mutant
 GATE = "ps_server/agreement/gate.py"
 PARTITION = "ps_server/shard/partition/machine.py"
 CLOCKS = "ps_server/shard/partition/clock_counts.py"
-PULLS = "ps_server/shard/partition/waiting_pulls.py"
 OF_CLOCKS = ("tests/unit/ps_server/shard/partition/test_clock_counts.py",)
 LAWS = "tests/unit/ps_server/shard/partition/test_laws.py"
 ONE = "tests/unit/ps_server/shard/partition/test_machine.py"
@@ -39,23 +38,6 @@ MUTANTS = (
         text="        self._num_fenced += not known.fenced\n",
         fault="        self._num_fenced += 1\n",
         tests=OF_CLOCKS,
-    ),
-    Mutant(
-        name="clocks: a late worker that has caught up still waits for nothing",
-        file="ps_server/shard/partition/backup_machine.py",
-        text="        self._waiting.refile(late.worker, step)\n",
-        fault="",
-        tests=OF_CLOCKS,
-    ),
-    Mutant(
-        name="waiting: who has come too late is answered as if it had not",
-        file="ps_server/shard/partition/backup_machine.py",
-        text="            self._waiting.refile(contribution.worker, None)\n",
-        fault="",
-        tests=(
-            "tests/unit/ps_server/shard/table/test_backup_tables.py",
-            "tests/search/test_deadlock_members.py",
-        ),
     ),
     Mutant(
         name="gate: the gap may be one larger than the staleness",
