@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         name="gradients: one without a gradient sends the one of the step before",
         file=OUTGOING,
-        text="                if place not in self._zeros:\n                    self._views[place].zero_()\n",
+        text="                if index not in self._zeros:\n                    self._views[index].zero_()\n",
         fault="                pass\n",
         tests=("tests/component/wrap/test_wrap_gradients.py", "tests/component/training/test_overlap.py"),
     ),
