@@ -261,9 +261,7 @@ class Exchange:
             self._connections[shard].send(*mine)
 
     def _send_asked(self, by_shard: Sequence[Asked | None]) -> None:
-        for connection, asked in zip(
-            self._connections, by_shard, strict=False
-        ):  # none of a reader that left
+        for connection, asked in zip(self._connections, by_shard, strict=False):  # none of a reader that left
             if asked is not None:
                 connection.send(self._pull_frame(asked))
 
