@@ -1,7 +1,8 @@
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
-IN_PARALLEL = -n auto --maxprocesses 4 --dist worksteal
+# One more than cores, since tests of processes wait; each takes 1 GiB.
+IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 5 --dist worksteal
 
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \

@@ -55,6 +55,7 @@ class Watchdog:
         mark = item.get_closest_marker("timeout")
         limit_s = self._limit_s if mark is None else float(mark.args[0])
         self._at(item.nodeid, limit_s + MARGIN_S)
+        self._show_stacks_at_sigterm()
         done = yield
         self._at("a pause between tests", 0.0)
         return done
@@ -74,6 +75,12 @@ class Watchdog:
     def pytest_unconfigure(self) -> None:
         faulthandler.enable(file=self._stderr)  # again: pytest has just ended its own
         self._at(END, QUIET_S)
+
+    def _show_stacks_at_sigterm(self) -> None:
+        """SIGTERM shows what all threads were doing before it ends the process: one may have sent it."""
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            faulthandler.unregister(signal.SIGTERM)
+            faulthandler.register(signal.SIGTERM, file=self._stderr, all_threads=True, chain=True)
 
     def _hands_out(self) -> bool:
         """Whether the tests run in other processes."""

@@ -28,7 +28,7 @@ _TETHER = str(Path(__file__).with_name("die_with_parent.py"))
 
 
 class Child:
-    """A running command. Start it from a thread that lives as long as it should (see `tether`).
+    """A running command. Start it from a thread that lives as long as it should (see `die_with_parent`).
 
     Attributes:
         name: for people: "worker 2".

@@ -1,8 +1,8 @@
 """Becomes another command that dies with the process that started it.
 
-Run as a script, `tether.py PARENT_PID COMMAND...`: it asks the kernel for SIGKILL on the parent's death
-and executes the command in its own place, so the process keeps its pid. A separate program, since doing this
-between fork and exec (`preexec_fn`) is not safe in a parent with threads. Only Linux has the call;
+Run as a script, `die_with_parent.py PARENT_PID COMMAND...`: it asks the kernel for SIGKILL on the parent's
+death and executes the command in its own place, so the process keeps its pid. A separate program, since doing
+this between fork and exec (`preexec_fn`) is not safe in a parent with threads. Only Linux has the call;
 elsewhere the command simply starts.
 
 The kernel's signal comes when the parent's *thread* that started the process ends, so start from one that

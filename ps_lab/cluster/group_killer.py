@@ -1,8 +1,8 @@
 """Ends the process groups of a command that was killed, which could not do so itself.
 
-`tether` ends a child with its parent; what the child has started, such as processes of a DataLoader, would
-live on. So one process beside the command holds the end of a pipe: it reads which groups there are, and when
-the pipe closes, however the command ended, it kills those that are left. It runs in a session of its
+`die_with_parent` ends a child with its parent; what the child has started, such as processes of a DataLoader,
+would live on. So one process beside the command holds the end of a pipe: it reads which groups there are, and
+when the pipe closes, however the command ended, it kills those that are left. It runs in a session of its
 own, so that no signal of a terminal reaches it, and has a handle of each group's leader, which is reaped
 after it was told to forget it.
 """

@@ -27,10 +27,10 @@ class CellStanding:
     """
 
     step: int
-    here: frozenset[int]
-    members: frozenset[int]
-    ahead: bool
-    late: frozenset[Late]
+    here: frozenset[int] = frozenset()
+    members: frozenset[int] = frozenset()
+    ahead: bool = False
+    late: frozenset[Late] = frozenset()
 
 
 class StepTally:

@@ -52,7 +52,7 @@ def _without_launcher(trace: TracebackType | None, launcher: str) -> TracebackTy
 
 
 def _is_library(filename: str) -> bool:
-    folder = Path(__file__).resolve().parents[1]
+    folder = Path(__file__).resolve().parents[2]
     places = [folder / name for name in PACKAGES]
     places += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     path = Path(filename)

@@ -27,9 +27,9 @@ ROUND_LIMIT_S = 100.0  # for its workers to end; what a fault waits for has 40 s
 TRIES = 3  # of shard 1 to reach shard 0, until it does again
 AGAIN = 75  # how a worker ends that is to be started again
 LIVENESS = limits.text(  # else a silent peer is noticed after 15 s, or after 25
-    ps_worker__liveness__SILENT_S=0.5,
-    ps_worker__liveness__ANSWER_LIMIT_S=2.0,
-    ps_wire__frame_socket__KEEPALIVE_S=(1, 1, 1),
+    ps_worker__transport__liveness__SILENT_S=0.5,
+    ps_worker__transport__liveness__ANSWER_LIMIT_S=2.0,
+    ps_wire__sockets__frame_socket__KEEPALIVE_S=(1, 1, 1),
 )
 NOTICED = "does not answer|broke; trying again"
 LOST = "coordinator .*; trying again"

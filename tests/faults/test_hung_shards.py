@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 RETRY_LIMIT_S = 2.0
 GRPC_LIMIT_S = 60.0  # in which gRPC would not notice it by itself; servers do in 15 s
-SHORT = limits.environment(ps_worker__liveness__SILENT_S=0.5, ps_worker__liveness__ANSWER_LIMIT_S=1.0)
+SHORT = limits.environment(
+    ps_worker__transport__liveness__SILENT_S=0.5, ps_worker__transport__liveness__ANSWER_LIMIT_S=1.0
+)
 
 FOREVER = """
 import torch, ps_worker as ps

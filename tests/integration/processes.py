@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-import ps_lab
+from ps_lab.cluster import die_with_parent
 from ps_lab.cluster.cluster import command_path
 from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
-TETHER = str(Path(ps_lab.__file__).with_name("tether.py"))
+TETHER = str(Path(die_with_parent.__file__))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PS_")} | {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",

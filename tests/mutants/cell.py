@@ -3,8 +3,9 @@
 from .mutant import Mutant
 
 CELL = "ps_server/shard/partition/cell.py"
-CHANGES = "ps_server/shard/partition/cell_members.py"
-SCREENING = "ps_server/shard/partition/cell_screening.py"
+LOANS = "ps_server/shard/partition/lent_pushes.py"
+OWED = "ps_server/shard/partition/owed_errors.py"
+SCREENING = "ps_server/shard/partition/screening.py"
 VALUES = "ps_server/shard/optimizer/partition_tensors.py"
 WEIGHTS = "ps_server/shard/optimizer/versioned_weights.py"
 AVERAGE = "ps_server/shard/optimizer/mean.py"
@@ -235,7 +236,7 @@ MUTANTS = (
         file=CELL,
         text="                if gradient.borrowed and any(item.payload is gradient for",
         fault=(
-            "                self._lent.pop(contribution.worker, None)\n"
+            "                self.loans.release(contribution.worker, contribution.incarnation)\n"
             "                if gradient.borrowed and any(item.payload is gradient for"
         ),
         tests=("tests/unit/ps_server/shard/partition/test_lent_pushes.py",),
@@ -243,15 +244,15 @@ MUTANTS = (
     Mutant(
         name="cell: memory that is lent is not given back",
         file=CELL,
-        text="                self._send(lent.worker, self._replies.free(lent.worker, lent.step))\n",
+        text="                self._send(lent.worker, self.replies.free(lent.worker, lent.step))\n",
         fault="                pass\n",
         tests=("tests/unit/ps_server/shard/partition/test_lent_pushes.py",),
     ),
     Mutant(
         name="cell: memory that is lent is given back before its step has closed",
-        file=CELL,
-        text="if lent.step < self.machine.version]:",
-        fault="if lent.step <= self.machine.version]:",
+        file=LOANS,
+        text="if lent.step < version]",
+        fault="if lent.step <= version]",
         survives="A push of the next step is taken only when this one has closed (R1): none is lent yet.",
         tests=(
             "tests/unit/ps_server/shard/partition/test_lent_pushes.py",
@@ -260,14 +261,14 @@ MUTANTS = (
     ),
     Mutant(
         name="cell: what an evicted worker has pushed is read where it lies",
-        file=CHANGES,
-        text="        self.machine.keep(worker, _own)\n",
+        file=CELL,
+        text="        self.machine.keep(worker, owned)\n",
         fault="        pass\n",
         tests=(f"{EVICTION}::test_what_counts_of_an_evicted_worker_is_no_longer_read_in_its_memory",),
     ),
     Mutant(
         name="cell: a clipped step that an eviction has left waits for a norm that never comes",
-        file=CHANGES,
+        file=CELL,
         text="            self._held = None\n            self._carry_out(self.machine.evict(",
         fault="            self._carry_out(self.machine.evict(",
         tests=(f"{EVICTION}::test_the_step_that_a_worker_dies_in_is_that_of_the_others_alone", CLIPS),
@@ -303,7 +304,7 @@ MUTANTS = (
     Mutant(
         name="cell: a lost connection gets weights",
         file=CELL,
-        text="                del self._outlets[worker]\n            self.cut.forget(outlet)",
+        text="                del self.outlets[worker]\n            self.cut.forget(outlet)",
         fault="                pass\n            self.cut.forget(outlet)",
         tests=(f"{TABLE}::test_what_a_lost_connection_has_asked_for_is_not_sent_there",),
     ),
@@ -317,17 +318,17 @@ MUTANTS = (
     Mutant(
         name="screening: what is left of a step is not looked at again",
         file=SCREENING,
-        text="            for item, piece in bad:\n                self._withheld(item, piece)\n",
+        text="            for item, piece in bad:\n                self.withheld(item, piece)\n",
         fault=(
-            "            for item, piece in bad:\n                self._withheld(item, piece)\n"
-            "            left = [item for item in self.machine.staged if not item.abstains]\n"
-            "            return self._mean(left, scratch).values if left else None\n"
+            "            for item, piece in bad:\n                self.withheld(item, piece)\n"
+            "            left = [item for item in machine.staged if not item.abstains]\n"
+            "            return mean_of(left, self._scratch) if left else None\n"
         ),
         tests=(NONFINITE,),
     ),
     Mutant(
         name="screening: an error of an incarnation before is raised",
-        file=SCREENING,
+        file=OWED,
         text="        return error if failed == incarnation else None",
         fault="        return error",
         tests=(NONFINITE,),

@@ -153,14 +153,14 @@ MUTANTS = (
     Mutant(
         name="hand-off: an error that nobody has heard is forgotten",
         file=STATE,
-        text="            cell._failed.update(state.owed)\n",
+        text="            cell.owed.load(state.owed)\n",
         fault="",
         tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="hand-off: a step that was complete waits for another push",
         file=STATE,
-        text="            cell._carry_out(cell.machine._settle(now_s), now_s, table._scratch)\n",
+        text="            cell._carry_out(cell.machine._settle(now_s), now_s)\n",
         fault="            pass\n",
         tests=(f"{TABLE_STATE}::test_a_step_that_is_complete_when_a_table_is_handed_off_closes_there",),
     ),

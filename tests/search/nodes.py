@@ -19,7 +19,7 @@ from ps_server.agreement.attendance import CatchUp, Choose
 from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import StepTally
-from ps_server.shard.partition.backup_machine import BackupStepMachine, machine_of
+from ps_server.shard.partition.backup_machine import machine_of
 from ps_server.shard.partition.cut import Cut
 from ps_server.shard.partition.machine import (
     Ack,
@@ -75,7 +75,7 @@ class Nodes:
         for worker in range(workers):
             assert machine.join(worker, 1, 0, 0.0) == []
         quorum = StepTally(1, self.gate.backup) if self.gate.backup else None
-        if isinstance(machine, BackupStepMachine) and quorum is not None:
+        if quorum is not None:
             quorum.stands(0, machine.standing)
             assert quorum.take() is None
         return self._node(machine, Cut(machine), quorum, frozenset())
@@ -112,7 +112,7 @@ class Nodes:
             assert waits is None or not self.gate.opens(clock, machine.version, clocks.values())
 
     def _quorum(self, node: Node) -> StepTally | None:
-        if node.quorum is None or not isinstance(node.machine, BackupStepMachine):
+        if node.quorum is None:
             return None
         made = StepTally(1, self.gate.backup)
         made.stands(0, node.machine.standing)
@@ -235,7 +235,7 @@ class _Visit:
             self.outputs.append(("report", report))
 
     def report(self) -> None:
-        if self.quorum is not None and isinstance(self.machine, BackupStepMachine):
+        if self.quorum is not None:
             self.quorum.stands(0, self.machine.standing)
             report = self.quorum.take()
             if report is not None:
@@ -289,11 +289,9 @@ class _Visit:
         self.outputs.append(("answer", 0))
 
     def _on_choose(self, _: Input, step: int, workers: frozenset[int]) -> None:
-        assert isinstance(self.machine, BackupStepMachine)
         self._carry_out(self.machine.choose(step, workers, 0.0))
 
     def _on_catch_up(self, _: Input, late: Any, step: int) -> None:
-        assert isinstance(self.machine, BackupStepMachine)
         self._carry_out(self.machine.catch_up(late, step, 0.0))
 
     def _on_hold(self, _: Input) -> None:
@@ -327,7 +325,7 @@ class _Visit:
         self.kept &= self.machine.needs()
 
     def _go_on(self) -> None:
-        """As `CutCell.go_on`."""
+        """As `CellCut.go_on`."""
         if self.going:
             return
         self.going = True

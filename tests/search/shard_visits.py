@@ -98,7 +98,7 @@ class ShardVisit:
         cell = self.shard.table(JOB, 0).cells()[0]
         for worker, incarnation, clock in held.pulls:
             machine._waiting[worker] = Pull(worker=worker, incarnation=incarnation, clock=clock)
-            cell._outlets[worker] = Kept(worker, incarnation, self.outputs)
+            cell.outlets[worker] = Kept(worker, incarnation, self.outputs)
         if held.cut is not None:
             cell.cut._cut.key, cell.cut._cut._limits = CUT, dict(held.cut)
             cell.cut._taker = CUT, self._take

@@ -85,6 +85,7 @@ def test_under_xdist_the_others_go_on(tmp_path: Path):
     ("body", "how"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "was ended by SIGTERM"),
         ("os._exit(3)", "exited with code 3"),
     ],
 )
@@ -93,6 +94,7 @@ def test_a_process_that_vanishes_says_how_and_in_which_test(tmp_path: Path, body
     assert ended.returncode == 1, ended.stderr
     assert re.search(rf"crashed while running 'test_it.py::test_gone'\n.*{how}", ended.stdout), ended.stdout
     assert "ended without a word, at test_it.py::test_gone" in ended.stderr
+    assert ("in test_gone" in ended.stderr) == ("SIGTERM" in how)  # what its threads were doing
 
 
 def test_a_process_that_vanishes_between_tests_says_how(tmp_path: Path):

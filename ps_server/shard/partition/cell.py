@@ -17,15 +17,15 @@ from functools import partial
 
 import torch
 
+from ps_server.agreement.attendance import Choice, Choose
 from ps_server.agreement.clipping import Clipping
 from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer.mean import Scratch, is_plain, widened
 from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
-from ps_server.shard.partition.cell_cut import CutCell
-from ps_server.shard.partition.cell_members import CellMembers
-from ps_server.shard.partition.cell_screening import CellScreening
-from ps_server.shard.partition.gradient import Gradient, differ
+from ps_server.shard.partition.cell_cut import CellCut
+from ps_server.shard.partition.gradient import Gradient, differ, owned
+from ps_server.shard.partition.lent_pushes import LentPushes
 from ps_server.shard.partition.machine import (
     Ack,
     Action,
@@ -37,8 +37,9 @@ from ps_server.shard.partition.machine import (
     Pull,
     StepMachine,
 )
+from ps_server.shard.partition.owed_errors import OwedErrors
 from ps_server.shard.partition.replies import Replies
-from ps_server.shard.partition.screening import Screen
+from ps_server.shard.partition.screening import Screen, Screening, mean_of
 from ps_wire.errors import JobUnknown, PsError
 from ps_wire.frames.buffer import bytes_of
 from ps_wire.frames.carrier import Message, Outlet
@@ -66,8 +67,50 @@ class CellFigures:
     optimizer_bytes: int
 
 
-class Cell(CellMembers, CellScreening):
-    """A partition of one table on one shard."""
+class Cell:
+    """A partition of one table on one shard.
+
+    Attributes:
+        lock: guards everything here; reentrant, since what was kept during a cut is given again under it.
+        machine: decides.
+        values: weights and optimizer.
+        cut: of this partition; what is kept back for it.
+        screening: what may not be applied.
+        loans: pushes that are read in workers' memory.
+        owed: errors that workers have not heard.
+        replies: makes frames.
+        outlets: worker -> where its frames go.
+        group: of the optimizer, whose hyper-parameters hold here.
+        pieces: of the partition.
+        loaded: whether it has weights.
+        hyper_mismatches: pushes whose hyper-parameters their step did not take.
+    """
+
+    __slots__ = (
+        "_clipping",
+        "_closing",
+        "_held",
+        "_index",
+        "_later",
+        "_scratch",
+        "_table",
+        "_tally",
+        "bytes_in",
+        "bytes_out",
+        "cut",
+        "group",
+        "hyper_mismatches",
+        "loaded",
+        "loans",
+        "lock",
+        "machine",
+        "outlets",
+        "owed",
+        "pieces",
+        "replies",
+        "screening",
+        "values",
+    )
 
     def __init__(
         self,
@@ -80,36 +123,38 @@ class Cell(CellMembers, CellScreening):
         optimizer: Callable[[Sequence[torch.Tensor]], PieceOptimizer],
         machine: StepMachine,
         screen: Screen,
+        scratch: Scratch,
         clipping: Clipping | None = None,
-        quorum: StepTally | None = None,
+        tally: StepTally | None = None,
         later: Callable[[Callable[[], None]], None] = lambda close: close(),
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them.
 
         `later` has a complete step closed, now or on another thread.
         """
-        self.lock = threading.RLock()  # what was kept during a cut is given again under it
+        self.lock = threading.RLock()
         self.machine = machine
-        self.cut = CutCell(machine, pulled=self._read)
+        self.cut = CellCut(machine, pulled=self._read)
         self.group = group
         self.pieces = tuple(pieces)
         self.values = PartitionTensors(weights, self.pieces, optimizer)
+        self.loans = LentPushes()
+        self.owed = OwedErrors()
+        self.screening = Screening(screen, self.pieces, self.owed, index=index, scratch=scratch)
+        self.replies = Replies(table, index)
+        self.outlets: dict[int, Outlet] = {}
         self.loaded = False
         self.bytes_in = 0
         self.bytes_out = 0
         self.hyper_mismatches = 0
         self._table = table
         self._index = index
-        self._replies = Replies(table, index)
-        self._outlets: dict[int, Outlet] = {}
-        self._screen = screen
+        self._scratch = scratch
         self._clipping = clipping
-        self._quorum = quorum
+        self._tally = tally
         self._later = later
         self._closing: int | None = None  # a complete step that is about to be closed
-        self._lent: dict[int, Contribution] = {}  # by worker: its values are still needed where they lie
         self._held: int | None = None  # a complete step that waits for its scale
-        self._failed: dict[int, tuple[int, PsError]] = {}  # worker -> incarnation, what it gets
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
@@ -125,7 +170,7 @@ class Cell(CellMembers, CellScreening):
         with self.lock:
             self.values.double(halves, self.machine.version, loaded=self.loaded)
 
-    def push(self, contribution: Contribution, outlet: Outlet, now_s: float, scratch: Scratch) -> None:
+    def push(self, contribution: Contribution, outlet: Outlet, now_s: float) -> None:
         """A contribution with a `Gradient`, or an abstention.
 
         Raises:
@@ -134,40 +179,38 @@ class Cell(CellMembers, CellScreening):
             FrameRefused: as `StepMachine.push`.
         """
         with self.lock, trace.span("stage", self._index, contribution):
-            again = partial(self.push, contribution, outlet, now_s, scratch)
+            again = partial(self.push, contribution, outlet, now_s)
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
-            self._check_failed(contribution.worker, contribution.incarnation, contribution.step)
+            self.owed.check(contribution.worker, contribution.incarnation, contribution.step)
             if self._closing is not None and contribution.step > self._closing:
-                self._close_now(now_s, scratch)  # it was acknowledged: whoever goes on may do so at once
+                self._close_now(now_s)  # it was acknowledged: whoever goes on may do so at once
             gradient, found = contribution.payload, None
             if gradient is not None and not self.machine.gate.aggregates:
-                found = self._nonfinite(gradient.values)
+                found = self.screening.nonfinite(gradient.values)
             if found is not None:
                 actions = self.machine.push(replace(contribution, payload=None), now_s)
-                self._withheld(contribution, found)
+                self.screening.withheld(contribution, found)
             else:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
                 self.bytes_in += gradient.values.nbytes
                 if gradient.borrowed and any(item.payload is gradient for item in self.machine.staged):
-                    self._lent[contribution.worker] = contribution
-            self._outlets[contribution.worker] = outlet
-            self._carry_out(actions, now_s, scratch)
+                    self.loans.note(contribution)
+            self.outlets[contribution.worker] = outlet
+            self._carry_out(actions, now_s)
 
-    def pull(self, pull: Pull, outlet: Outlet, scratch: Scratch) -> None:
+    def pull(self, pull: Pull, outlet: Outlet) -> None:
         """A member asks for the weights. Raises what `StepMachine.pull` raises."""
         with self.lock, trace.span("take a pull", self._index, pull):
-            again = partial(self.pull, pull, outlet, scratch)
+            again = partial(self.pull, pull, outlet)
             if self._keeps(pull.worker, pull.clock, again, outlet, pushes=False):
                 return
             self._require_loaded()
-            self._outlets[pull.worker] = outlet
-            self._carry_out(self.machine.pull(pull), pull.asked_s, scratch)
+            self.outlets[pull.worker] = outlet
+            self._carry_out(self.machine.pull(pull), pull.asked_s)
 
-    def read(
-        self, worker: int, incarnation: int, outlet: Outlet, step: int, scratch: Scratch, *, ended: bool
-    ) -> None:
+    def read(self, worker: int, incarnation: int, outlet: Outlet, step: int, *, ended: bool) -> None:
         """One who is no member asks for the weights: they are sent at once, with all that was acknowledged.
 
         Args:
@@ -175,7 +218,6 @@ class Cell(CellMembers, CellScreening):
             incarnation: its.
             outlet: where to.
             step: that the answer repeats.
-            scratch: of this thread.
             ended: it knows that the job has ended; if that is wrong, it alone gets what nobody computed.
 
         Raises:
@@ -185,36 +227,30 @@ class Cell(CellMembers, CellScreening):
         with self.lock:
             self._require_loaded()
             if self._closing is not None:  # else the last step is missing, and what became of it
-                self._close_now(time.monotonic(), scratch)
-            self._check_failed(worker, incarnation)
+                self._close_now(time.monotonic())
+            self.owed.check(worker, incarnation)
             outlet.send(self._read(step, ended=ended))
 
-    def join(self, worker: int, incarnation: int, clock: int, now_s: float, scratch: Scratch) -> None:
-        """See `StepMachine.join`."""
-        with self.lock:
-            self.cut.leave(worker)
-            self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s, scratch)
-
-    def decide(self, step: int, scale: float, now_s: float, scratch: Scratch) -> None:
+    def decide(self, step: int, scale: float, now_s: float) -> None:
         """A clipped step that is complete here closes with this scale; another one is not news."""
         with self.lock:
             if self._held == step:
                 self._held = None
                 workers = frozenset(item.worker for item in self.machine.staged)
-                self._decide(step, workers, scale, now_s, scratch)
+                self._decide(step, workers, scale, now_s)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone: nothing more is sent there."""
         with self.lock:
-            for worker in [key for key, known in self._outlets.items() if known is outlet]:
-                del self._outlets[worker]
+            for worker in [key for key, known in self.outlets.items() if known is outlet]:
+                del self.outlets[worker]
             self.cut.forget(outlet)
 
     def _keeps(
         self, worker: int, step: int, again: Callable[[], None], outlet: Outlet, *, pushes: bool
     ) -> bool:
         def refuse(error: PsError) -> None:
-            outlet.send(self._replies.refusal(worker, step, error))
+            outlet.send(self.replies.refusal(worker, step, error))
 
         return self.cut.keeps(worker, step, again, refuse, pushes=pushes)
 
@@ -234,42 +270,111 @@ class Cell(CellMembers, CellScreening):
         with self.lock:
             self.values.import_state(states, cuts)
 
+    # -- members that come and go while others train, and steps that are chosen -----------------------
+
+    def prepare(self, worker: int, incarnation: int) -> int:
+        """See `StepMachine.prepare`."""
+        with self.lock:
+            self.cut.leave(worker)
+            first = self.machine.prepare(worker, incarnation)
+            self._stands()
+            return first
+
+    def join(self, worker: int, incarnation: int, clock: int, now_s: float) -> None:
+        """See `StepMachine.join`."""
+        with self.lock:
+            self.cut.leave(worker)
+            self._carry_out(self.machine.join(worker, incarnation, clock, now_s), now_s)
+
+    def leave(self, worker: int, incarnation: int, now_s: float) -> int:
+        """See `StepMachine.leave`; returns the newest clock seen here.
+
+        From then on the worker may do with its memory what it likes: what counts of it is copied.
+        """
+        with self.lock:
+            self.cut.leave(worker)
+            self._take_over(worker, incarnation)
+            self._carry_out(self.machine.leave(worker, incarnation, now_s), now_s)
+            return self.machine.newest_clock
+
+    def fence(self, worker: int, incarnation: int) -> int | None:
+        """See `StepMachine.fence`; nothing is sent to the worker any more, nor written to its memory."""
+        with self.lock:
+            clock = self.machine.fence(worker, incarnation)
+            if clock is not None:
+                self.cut.leave(worker)
+                self.outlets.pop(worker, None)
+                self._stands()
+            return clock
+
+    @trace.traced("evict")
+    def evict(self, worker: int, incarnation: int, limit: int, now_s: float) -> int:
+        """See `StepMachine.evict`; returns the newest clock seen here.
+
+        What counts of the worker is copied, for it uses its memory again once it has joined again. A clipped
+        step that waits for its scale is looked at again: the worker may have had a part in its norm.
+        """
+        with self.lock:
+            self._take_over(worker, incarnation)
+            self._held = None
+            self._carry_out(self.machine.evict(worker, incarnation, limit, now_s), now_s)
+            return self.machine.newest_clock
+
+    def choose(self, choice: Choice, now_s: float) -> None:
+        """See `BackupStepMachine.choose` and `catch_up`."""
+        with self.lock:
+            if isinstance(choice, Choose):
+                actions = self.machine.choose(choice.step, choice.workers, now_s)
+            else:
+                actions = self.machine.catch_up(choice.late, choice.step, now_s)
+            self._carry_out(actions, now_s)
+
+    def _take_over(self, worker: int, incarnation: int) -> None:
+        self.loans.release(worker, incarnation)
+        self.machine.keep(worker, owned)
+
+    def _stands(self) -> None:
+        """With backup workers: who is there may have changed, and which weights are needed."""
+        if self._tally is not None:
+            self._tally.stands(self._index, self.machine.standing)
+            self.values.keep_only(self.machine.needs())
+
     # -- what the machine decided ----------------------------------------------------------------------
 
     def _carry_out(
-        self, actions: Sequence[Action], now_s: float, scratch: Scratch, average: torch.Tensor | None = None
+        self, actions: Sequence[Action], now_s: float, average: torch.Tensor | None = None
     ) -> None:
         for action in actions:
             match action:
                 case Apply():
-                    self._apply(action, scratch, average)
+                    self._apply(action, average)
                 case Ack(worker=worker, step=step):
-                    lent = self._lent.get(worker)
-                    is_lent = lent is not None and lent.step == step
-                    self._send(worker, self._replies.ack(worker, step, lent=is_lent))
+                    lent = self.loans.is_lent(worker, step)
+                    self._send(worker, self.replies.ack(worker, step, lent=lent))
                 case Answer():
                     self._answer(action)
                 case Complete(step=step):
-                    self._close(step, now_s, scratch)
+                    self._close(step, now_s)
         self.cut.go_on()
         self._stands()
 
-    def _close(self, step: int, now_s: float, scratch: Scratch) -> None:
+    def _close(self, step: int, now_s: float) -> None:
         """Has a complete step closed; one that is about to be is said again, since members have changed."""
         if step not in (self._held, self._closing):
             self._closing = step
-            self._later(partial(self._close_now, now_s, scratch))
+            self._later(partial(self._close_now, now_s))
 
-    def _close_now(self, now_s: float, scratch: Scratch) -> None:
+    def _close_now(self, now_s: float) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
         with self.lock, trace.span("close", self._index, self._closing):
             step, self._closing = self._closing, None
             if step is None or not self.machine.complete:  # one has joined: it is said again
                 return
-            average = None if self._steps_ahead() else self._screened(scratch)
+            found = None if self._steps_ahead() else self.screening.mean(self.machine)
+            average = None if found is None else found.values
             if self._clipping is None:
                 workers = frozenset(item.worker for item in self.machine.staged)
-                self._decide(step, workers, 1.0, now_s, scratch, average)
+                self._decide(step, workers, 1.0, now_s, average)
                 return
             self._held = step
             norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
@@ -308,8 +413,8 @@ class Cell(CellMembers, CellScreening):
     def fail(self, error: PsError) -> None:
         """A bug of ours ended a step: all who wait here are told."""
         with self.lock:
-            for worker in self._outlets:
-                self._send(worker, self._replies.refusal(worker, self.machine.version, error))
+            for worker in self.outlets:
+                self._send(worker, self.replies.refusal(worker, self.machine.version, error))
 
     def _decide(
         self,
@@ -317,7 +422,6 @@ class Cell(CellMembers, CellScreening):
         workers: frozenset[int],
         scale: float,
         now_s: float,
-        scratch: Scratch,
         average: torch.Tensor | None = None,
     ) -> None:
         if step in self.machine.needs():
@@ -325,54 +429,53 @@ class Cell(CellMembers, CellScreening):
         actions = self.machine.decide(step, workers, scale, now_s)
         if not any(isinstance(action, Apply) for action in actions):
             self.values.carry()
-        self._carry_out(actions, now_s, scratch, average)
+        self._carry_out(actions, now_s, average)
         self._give_back()
 
     def _give_back(self) -> None:
         """Tells workers that what they have lent is no longer read."""
-        for lent in [lent for lent in self._lent.values() if lent.step < self.machine.version]:
-            del self._lent[lent.worker]
+        for lent in self.loans.release_below(self.machine.version):
             if not lent.payload.pulls:
-                self._send(lent.worker, self._replies.free(lent.worker, lent.step))
+                self._send(lent.worker, self.replies.free(lent.worker, lent.step))
 
     @trace.traced("apply")
-    def _apply(self, action: Apply, scratch: Scratch, average: torch.Tensor | None) -> None:
+    def _apply(self, action: Apply, average: torch.Tensor | None) -> None:
         gradients: list[Gradient] = [item.payload for item in action.contributions]
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
         if not self.machine.gate.aggregates:
-            average = widened(gradients[0].values, scratch)
+            average = widened(gradients[0].values, self._scratch)
         elif average is None and not self.values.ahead:
-            average = self._mean(action.contributions, scratch).values
+            average = mean_of(action.contributions, self._scratch).values
         if average is not None and action.scale != 1.0:
-            average = torch.mul(average, action.scale, out=scratch.take(average.dtype, average.numel()))
+            average = torch.mul(average, action.scale, out=self._scratch.take(average.dtype, average.numel()))
         self.values.apply(average, _present(gradients), hyper.groups[self.group])
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
         for item in [item for item in contributions if item.payload.hyper != hyper]:
             self.hyper_mismatches += 1
             if item.payload.strict:
-                self._failed[item.worker] = item.incarnation, differ(item.step, contributions[0].worker)
+                self.owed.owe(item.worker, item.incarnation, differ(item.step, contributions[0].worker))
 
     def _answer(self, action: Answer) -> None:
         for step, codec in sorted({(pull.clock, pull.codec) for pull in action.pulls}):
             message = self._pulled(step, action.version, action.clocks, codec)  # one for all who asked it
             for pull in action.pulls:
                 if (pull.clock, pull.codec) == (step, codec):
-                    error = self._error_of(pull.worker, pull.incarnation)
-                    refused = None if error is None else self._replies.refusal(pull.worker, step, error)
+                    error = self.owed.of(pull.worker, pull.incarnation)
+                    refused = None if error is None else self.replies.refusal(pull.worker, step, error)
                     self._send(pull.worker, refused or message)
 
     def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...], codec: int) -> Message:
         if codec == NOTHING:
-            return self._replies.pulled(step, version, clocks, memoryview(b""), codec=codec)
+            return self.replies.pulled(step, version, clocks, memoryview(b""), codec=codec)
         exact = codec == AS_THEY_ARE
         if version != self.machine.version:
             payload = self.values.kept(version, codec)
         else:
             payload = self.values.payload if exact else self.values.rounded(codec, version)
         self.bytes_out += len(payload)
-        message = self._replies.pulled(step, version, clocks, payload, codec=codec)
+        message = self.replies.pulled(step, version, clocks, payload, codec=codec)
         if exact and version == self.machine.version:
             self.values.sent(message)
         return message
@@ -383,12 +486,12 @@ class Cell(CellMembers, CellScreening):
         copies = self.values.doubled and not ended
         payload = bytes_of(self.values.now.clone()) if copies else self.values.payload
         self.bytes_out += len(payload)
-        message = self._replies.pulled(step, machine.version, machine.clocks, payload, copied=copies)
+        message = self.replies.pulled(step, machine.version, machine.clocks, payload, copied=copies)
         self.values.sent(message)
         return message
 
     def _send(self, worker: int, message: Message) -> None:
-        outlet = self._outlets.get(worker)
+        outlet = self.outlets.get(worker)
         if outlet is not None:
             outlet.send(message)
 

@@ -14,7 +14,7 @@ from ps_wire.errors import CutAborted, PsError
 from ps_wire.frames.carrier import Message, Outlet
 
 
-class CutCell:
+class CellCut:
     """The cut of one cell. Its owner calls everything under the cell's lock, which must be reentrant."""
 
     def __init__(self, machine: StepMachine, *, pulled: Callable[[int], Message]) -> None:

@@ -1,11 +1,15 @@
-"""What a push brings for one partition. Legend: E = elements of the partition, P = parameter pieces in it."""
+"""A gradient: what a push brings for one partition.
+
+Legend: E = elements of the partition, P = parameter pieces in it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ps_server.shard.partition.inputs import Contribution
 from ps_wire.errors import HyperparametersDiffer
 from ps_wire.spec.table import Hyperparameters
 
@@ -30,6 +34,14 @@ class Gradient:
     strict: bool = False
     borrowed: bool = False
     pulls: bool = False
+
+
+def owned(contribution: Contribution) -> Contribution:
+    """The contribution, with values in memory of ours."""
+    gradient: Gradient | None = contribution.payload
+    if gradient is None or not gradient.borrowed:
+        return contribution
+    return replace(contribution, payload=replace(gradient, values=gradient.values.clone(), borrowed=False))
 
 
 def differ(step: int, taken: int) -> HyperparametersDiffer:

@@ -27,7 +27,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from ps_server.agreement.attendance import Late
 from ps_server.agreement.gate import Gate
+from ps_server.agreement.tally import CellStanding
 from ps_server.shard.partition.inputs import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Pull
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
@@ -89,6 +91,16 @@ class StepMachine:
     def needs(self) -> frozenset[int]:
         """Versions of which the weights have to be kept when others follow: see `BackupStepMachine`."""
         return frozenset()
+
+    @property
+    def open_step(self) -> int:
+        """The first step that is not chosen: without backup workers, the first that has not closed."""
+        return self.version
+
+    @property
+    def standing(self) -> CellStanding:
+        """Who is there for a choice of the open step: see `BackupStepMachine`. Here nobody chooses."""
+        return CellStanding(step=self.version)
 
     # -- inputs --------------------------------------------------------------------------------------
 
@@ -231,6 +243,14 @@ class StepMachine:
                 )
             )
         return actions + self._settle(now_s)
+
+    def choose(self, step: int, workers: frozenset[int], now_s: float) -> list[Action]:  # noqa: ARG002
+        """The open step takes the pushes of `workers`: see `BackupStepMachine`. Here no step is chosen."""
+        raise AssertionError(f"step {step} is chosen, which is done with backup workers only")
+
+    def catch_up(self, late: Late, step: int, now_s: float) -> list[Action]:  # noqa: ARG002
+        """A late worker goes on at `step`: see `BackupStepMachine`. Here nobody is late."""
+        raise AssertionError(f"{late} is to catch up, which is done with backup workers only")
 
     # -- inside --------------------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""Contributions that hold NaN or infinity: how they are found, and what their senders and people are told."""
+"""Contributions that hold NaN or infinity: how they are found and withheld, and who is told.
+
+`Screen` is a job's choice for one table; `Screening` applies it to the steps of one cell, under the cell's
+lock. They must not know frames or connections.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ from collections.abc import Sequence
 import torch
 
 from ps_server.log import logger
+from ps_server.shard.optimizer.mean import Mean, Scratch, mean
+from ps_server.shard.partition.inputs import Contribution
+from ps_server.shard.partition.machine import StepMachine
+from ps_server.shard.partition.owed_errors import OwedErrors
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.process import kernels, trace
 from ps_wire.spec.nonfinite import NonFinite
@@ -78,3 +86,63 @@ class Screen:
         if self._warned is None or (self._tells and self._warned != of):
             self._warned = of
             logger.warning("job %s table %d: %s", self._job, self._spec.number, text)
+
+
+class Screening:
+    """The screening of one cell's contributions. Not thread-safe: its cell has a lock."""
+
+    __slots__ = ("_index", "_owed", "_pieces", "_scratch", "_screen")
+
+    def __init__(
+        self, screen: Screen, pieces: Sequence[Piece], owed: OwedErrors, *, index: int, scratch: Scratch
+    ) -> None:
+        """Looks at `pieces`, of partition `index`; whose push is withheld is told through `owed`."""
+        self._screen = screen
+        self._pieces = tuple(pieces)
+        self._owed = owed
+        self._index = index
+        self._scratch = scratch
+
+    def mean(self, machine: StepMachine) -> Mean | None:
+        """Withholds in the machine what may not be applied; the mean of the rest, None if there is none.
+
+        The mean is looked at first: what is not finite in a contribution is not finite in it.
+        """
+        while self._pieces and (staged := [item for item in machine.staged if not item.abstains]):
+            found = mean_of(staged, self._scratch)
+            average = found.values
+            if not self._screen.active or found.finite or (found.finite is None and looks_finite(average)):
+                return found
+            looked = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
+            bad = [(item, piece) for item, piece in looked if piece is not None]
+            if not bad and self._first_nonfinite(average) is None:
+                return found  # finite, and its sum is not
+            if not bad:
+                self._screen.overflowed(staged[0].step, self._index)
+            for item in [item for item, _ in bad] or staged:
+                machine.withhold(item.worker)
+            for item, piece in bad:
+                self.withheld(item, piece)
+        return None
+
+    def nonfinite(self, values: torch.Tensor) -> Piece | None:
+        """The first piece for which a contribution with these values may not be applied."""
+        if not self._screen.active or looks_finite(values):
+            return None
+        return self._first_nonfinite(values)
+
+    def withheld(self, contribution: Contribution, piece: Piece) -> None:
+        """A contribution was not applied because of this piece: its sender may be owed an error."""
+        sent = contribution.payload.values.dtype
+        error = self._screen.found(contribution.worker, contribution.step, piece, sent)
+        if error is not None:
+            self._owed.owe(contribution.worker, contribution.incarnation, error)
+
+    def _first_nonfinite(self, values: torch.Tensor) -> Piece | None:
+        return first_nonfinite(values, self._pieces)
+
+
+def mean_of(contributions: Sequence[Contribution], scratch: Scratch) -> Mean:
+    """The weighted mean of contributions, none of which abstains; see `mean`."""
+    values = [item.payload.values for item in contributions]
+    return mean(values, [item.weight for item in contributions], scratch)

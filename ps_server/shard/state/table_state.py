@@ -114,7 +114,7 @@ def capture_cell(cell: Cell, *, going_on: bool = False) -> CellState:
             pieces=cell.values.cuts,
             optimizer=cell.export_state(),
             staged=tuple(map(_own, cell.machine.staged)) if going_on else (),
-            owed=dict(cell._failed) if going_on else {},
+            owed=cell.owed.dump() if going_on else {},
         )
 
 
@@ -183,7 +183,7 @@ def restore_cell(cell: Cell, state: CellState, *, going_on: bool = False) -> Non
             for worker, (incarnation, clock) in state.machine.members.items():
                 cell.machine._members[worker] = _Member(incarnation, clock)
             cell.machine._staged.update({item.worker: item for item in state.staged})
-            cell._failed.update(state.owed)
+            cell.owed.load(state.owed)
 
 
 def _restore_machine(machine: StepMachine, state: MachineState) -> None:
@@ -200,5 +200,5 @@ def resume(table: ShardTable) -> None:
     now_s = time.monotonic()
     for cell in table.cells():
         with cell.lock:
-            cell._carry_out(cell.machine._settle(now_s), now_s, table._scratch)
+            cell._carry_out(cell.machine._settle(now_s), now_s)
     table._settle()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from ps_server.log import logger
-from ps_server.shard.partition.cell_cut import CutCell
+from ps_server.shard.partition.cell_cut import CellCut
 from ps_server.shard.partition.cut import CutKey
 from ps_wire.errors import CutAborted
 from ps_wire.process import watched
@@ -21,13 +21,13 @@ HOLD_LIMIT_S = 15.0  # then the coordinator, which gives up before, must be gone
 
 class _Cell(Protocol):
     lock: threading.RLock
-    cut: CutCell
+    cut: CellCut
 
 
 AnyCell = TypeVar("AnyCell", bound=_Cell)
 
 
-class CutTable(Generic[AnyCell]):
+class TableCuts(Generic[AnyCell]):
     """The cuts of all cells of a table. Thread-safe."""
 
     def __init__(self, cells: Iterable[AnyCell], *, settle: Callable[[], None]) -> None:

@@ -16,8 +16,6 @@ from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.clipping import Clipping, Norm, coefficient
 from ps_server.agreement.tally import StepTally
 from ps_server.log import logger
-from ps_server.shard.optimizer.mean import Scratch
-from ps_server.shard.partition.backup_machine import BackupStepMachine
 from ps_wire.errors import InternalError
 from ps_wire.spec.table import TableSpec
 
@@ -37,7 +35,6 @@ class TableClosing:
     opening: int
     _job: str
     _cells: dict[int, Cell]
-    _scratch: Scratch
     _clipping: Clipping | None
     _report: Callable[[Norm], None] | None
     _quorum: StepTally | None
@@ -59,7 +56,7 @@ class TableClosing:
                 return
             now_s = time.monotonic()
             for cell in reversed(self._cells.values()):  # the first layers' weights leave first
-                cell.decide(step, scale, now_s, self._scratch)
+                cell.decide(step, scale, now_s)
                 self._check_hyper(cell, step)
         self._settle()
 
@@ -76,15 +73,14 @@ class TableClosing:
 
     def choose_from_here(self) -> None:
         """Its state was put into it: where this shard chooses alone, the next is the open step."""
-        machines = [cell.machine for cell in self._cells.values()]
-        step = max((it.open_step for it in machines if isinstance(it, BackupStepMachine)), default=0)
-        if self._chooser is not None and step > 0:
+        step = max((cell.machine.open_step for cell in self._cells.values()), default=0)
+        if self._quorum is not None and self._chooser is not None and step > 0:
             self._chooser.last = Choose(step=step - 1, workers=frozenset())  # no cell asks for that
 
     def _choose(self, choice: Choice) -> None:
         now_s = time.monotonic()
         for cell in reversed(self._cells.values()):  # the first layers' weights leave first
-            cell.choose(choice, now_s, self._scratch)
+            cell.choose(choice, now_s)
 
     def _settle(self) -> None:
         """What follows when steps may have become complete, or workers late, on all cells of this shard."""

@@ -27,7 +27,7 @@ from ps_server.shard.partition.cell import Cell
 from ps_server.shard.partition.gradient import Gradient
 from ps_server.shard.partition.machine import Contribution, Ledger, Pull
 from ps_server.shard.partition.screening import Screen
-from ps_server.shard.table.cuts import CutTable
+from ps_server.shard.table.cuts import TableCuts
 from ps_server.shard.table.double_buffer import DoubleBuffer, Region
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
 from ps_server.shard.table.table_members import TableMembers
@@ -94,7 +94,7 @@ class ShardTable(TableMembers):
         self._lock = threading.Lock()
         self._deciding = threading.RLock()
         self._halves: DoubleBuffer | None = None
-        self._scratch = Scratch()
+        scratch = Scratch()
         self._hyper = KeptHyperparameters()
         self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
@@ -122,11 +122,12 @@ class ShardTable(TableMembers):
                 optimizer=partial(make_optimizer, spec.optimizer.name, group),
                 machine=machine_of(gate),
                 screen=screen,
+                scratch=scratch,
                 clipping=self._clipping,
-                quorum=self._quorum,
+                tally=self._quorum,
                 later=partial(self._later, partition.index),
             )
-        self.cut = CutTable(self._cells.values(), settle=self._settle)
+        self.cut = TableCuts(self._cells.values(), settle=self._settle)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone."""
@@ -211,7 +212,7 @@ class ShardTable(TableMembers):
         ended = bool(frame.flags & wire.READ)
         if ended or not member:
             for cell in cells:
-                cell.read(frame.worker, frame.incarnation, outlet, frame.step, self._scratch, ended=ended)
+                cell.read(frame.worker, frame.incarnation, outlet, frame.step, ended=ended)
             return
         self._require_started()
         for cell in cells:
@@ -222,7 +223,7 @@ class ShardTable(TableMembers):
                 asked_s=time.monotonic(),
                 codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
             )
-            cell.pull(pull, outlet, self._scratch)
+            cell.pull(pull, outlet)
         if self._quorum is not None:
             self._settle()
 
@@ -250,7 +251,7 @@ class ShardTable(TableMembers):
             weight=frame.weight,
             payload=gradient,
         )
-        cell.push(contribution, outlet, time.monotonic(), self._scratch)
+        cell.push(contribution, outlet, time.monotonic())
         self._check_hyper(cell, frame.step)
         self._settle()
 

@@ -18,14 +18,14 @@ class TableMembers(TableClosing):
         now_s = time.monotonic()
         with self._deciding:
             for cell in self._cells.values():
-                cell.join(worker, incarnation, clock, now_s, self._scratch)
+                cell.join(worker, incarnation, clock, now_s)
         self._settle()
 
     def leave(self, worker: int, incarnation: int) -> int:
         """A worker stops being a member; returns the newest clock over all partitions."""
         now_s = time.monotonic()
         with self._deciding:
-            newest = [cell.leave(worker, incarnation, now_s, self._scratch) for cell in self._cells.values()]
+            newest = [cell.leave(worker, incarnation, now_s) for cell in self._cells.values()]
         self._settle()
         return max(newest, default=0)
 
@@ -50,8 +50,6 @@ class TableMembers(TableClosing):
             if self._clipping is not None:
                 self._clipping.reopen(epoch)
             now_s = time.monotonic()
-            newest = [
-                cell.evict(worker, incarnation, limit, now_s, self._scratch) for cell in self._cells.values()
-            ]
+            newest = [cell.evict(worker, incarnation, limit, now_s) for cell in self._cells.values()]
         self._settle()
         return max(newest, default=0)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from ps_server.shard.optimizer.mean import Scratch
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
 from ps_wire.sockets.shared_memory import AVAILABLE
@@ -101,7 +100,7 @@ def test_once_the_job_has_ended_weights_are_sent_from_where_they_lie(cluster: Cl
         for cell in cells(cluster, job):
             for ended in (True, False):
                 outlet = Kept()
-                cell.read(1, 1, outlet, 0, Scratch(), ended=ended)
+                cell.read(1, 1, outlet, 0, ended=ended)
                 (frame,) = outlet.frames
                 payload = np.frombuffer(frame.payload, dtype=np.float32)
                 assert np.shares_memory(payload, cell.values.now.numpy()) is ended

@@ -48,7 +48,7 @@ def test_a_shard_keeps_no_slice_of_a_gradient(cluster: Cluster):
             for cell in server.shard.table(job, 0).cells():
                 assert cell.values.doubled
                 assert not cell.machine.staged
-                assert not cell._lent
+                assert not cell.loans
         assert partitions(cluster, job) > 4
 
     run_workers(cluster, body, job=job)

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from ps_server.shard.optimizer.mean import Scratch
 from ps_server.shard.partition.screening import looks_finite
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.frames.frame import Kind
@@ -318,7 +317,7 @@ def test_who_goes_on_without_a_pull_is_told_at_its_next_push(model):
     table.leave(1, 1)
     table.join(1, 2, 1)
     (cell,) = table.cells()
-    cell.read(1, 2, servers.outlets[1], 0, Scratch(), ended=True)
+    cell.read(1, 2, servers.outlets[1], 0, ended=True)
     assert sent(servers, 1) == ({0}, {})
 
 
