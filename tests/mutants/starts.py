@@ -45,7 +45,7 @@ MUTANTS = (
         name="a param-group is added to what servers clip by one norm",
         file="ps_worker/optimizer/wrapped.py",
         text="        if self._one_norm:\n",
-        fault="        if self._clip is not None:\n",
+        fault="        if False:\n",
         tests=("tests/component/training/test_clip.py",),
     ),
     Mutant(
