@@ -8,7 +8,7 @@ IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxpr
 CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \
 	coordinator.jobs.roster coordinator.jobs.tables coordinator.jobs.job) --cov=ps_wire.spec.plan
 
-.PHONY: install demo test check chaos fuzz stress free-threaded mutants soak bench bench-peers protos api clean
+.PHONY: install demo test check chaos fuzz stress free-threaded mutants unchanged soak bench bench-peers protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -61,6 +61,10 @@ endif
 mutants: $(VENV)/installed-test
 	$(PY) -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(RESULTS),--results '$(RESULTS)') --jobs $(or $(JOBS),1)
 
+# What a change of form must leave as it was: weights, states, ledgers, files, frames, texts; against a commit.
+unchanged: $(VENV)/installed-test
+	$(PY) -m tests.unchanged --before $(or $(BEFORE),HEAD~1) $(if $(OUT),--out '$(OUT)')
+
 # All tests, again and again beside busy loops: what fails now and then.
 soak: $(VENV)/installed-test
 	$(PY) -m tests.soak --runs $(or $(RUNS),20) --busy $(or $(BUSY),4) -- $(IN_PARALLEL) $(TESTS)
@@ -76,6 +80,7 @@ protos: $(VENV)/installed-test
 
 api: $(VENV)/installed-test
 	$(PY) docs/generate.py
+	$(PY) docs/generate_reference.py
 
 clean:
 	rm -rf $(VENV) .venv-free .venv-mxnet .venv-tensorflow build *.egg-info

@@ -211,5 +211,5 @@ def token(
 
 
 def main() -> None:
-    """Runs the command line; exit codes as in the README."""
+    """Runs the command line; exit codes as in `docs/reference.md`."""
     run_command(app, "ps-lab", exit_code_of)

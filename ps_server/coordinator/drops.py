@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ps_server.agreement.refusals import dropped
 from ps_server.coordinator.fleet.fleet import Fleet
-from ps_server.coordinator.jobs.member import named
+from ps_server.coordinator.jobs.actions import named
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery

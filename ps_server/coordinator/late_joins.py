@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from ps_server.agreement.gate import gate_of
-from ps_server.coordinator.jobs.member import JobState, Member, MemberState, tell
+from ps_server.coordinator.jobs.actions import tell
+from ps_server.coordinator.jobs.member import Member, MemberState
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.log import logger
 from ps_wire.errors import PsError
 from ps_wire.frames.messages import refused_to_proto
 from ps_wire.process import watched
-from ps_wire.spec import consistency
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
@@ -54,7 +54,7 @@ class LateJoins:
 
     def _takes(self, room: JobRunner, member: Member, spec: TableSpec) -> bool:
         name, job = room.job.name, room.job
-        lockstep = gate_of(consistency.parse(job.consistency)).staleness == 0
+        lockstep = job.gate.staleness == 0
         if not (member.late and lockstep and spec.number < job.num_started and job.num_started > 1):
             return False
         entrance = self._under_way.get(name)
@@ -155,8 +155,9 @@ class _LateJoin:
         for member in self._training():
             self._say(member, hold=pb.Hold(number=self._number, named=True, beyond=_merged(max, begun)))
         await self._until(lambda: all(it.worker in self._held for it in self._training()))
-        aggregates = gate_of(consistency.parse(job.consistency)).aggregates
-        self._open(_merged(max if aggregates else min, [self._held[it.worker] for it in self._training()]))
+        self._open(
+            _merged(max if job.gate.aggregates else min, [self._held[it.worker] for it in self._training()])
+        )
 
     def _training(self) -> list[Member]:
         here = self._room.job.roster.here()

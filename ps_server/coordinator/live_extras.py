@@ -16,7 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ps_server.coordinator.jobs.member import JobState, Member, tell
+from ps_server.coordinator.jobs.actions import tell
+from ps_server.coordinator.jobs.member import Member
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.state_store import NOTED, SAVED, StateStore
 from ps_wire.errors import JobUnknown

@@ -16,7 +16,8 @@ import grpc.aio
 from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.mailbox import LAST_WORDS, Mailbox, Stream
-from ps_server.coordinator.jobs.member import JobState, Member, MemberState
+from ps_server.coordinator.jobs.member import Member, MemberState
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.late_joins import LateJoins
 from ps_server.coordinator.readers import Readers
@@ -162,7 +163,7 @@ class MemberStreams:
             self._takings.joins(room.job.name)
         mailbox = room.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
-        room.events.record(event, member, epoch=room.job.epoch)
+        room.events.record(event, member, epoch=room.job.phase.membership_epoch)
         self.look()
         return room, member, mailbox, mailbox.attach()
 
@@ -218,7 +219,7 @@ class MemberStreams:
         mailbox.heard(resume.heard)
         stream = self._attached(mailbox)
         room.heard(known)
-        room.events.record(Event.RESUME, known, epoch=room.job.epoch)
+        room.events.record(Event.RESUME, known, epoch=room.job.phase.membership_epoch)
         return room, known, mailbox, stream
 
     @staticmethod
@@ -278,14 +279,14 @@ class MemberStreams:
                 uploaded = message.uploaded
                 self._readers.uploaded(job.name, member, uploaded.step, begins=uploaded.begins)
             case "uploaded":
-                room.do(job.uploaded(member, message.uploaded.table))
+                room.do(job.starts.uploaded(member, message.uploaded.table))
             case "cut_ready" | "cut_captured" | "holding" as kind:
                 self._hold(kind, message, job.name, member)
             case "finish":
                 room.progress[member.worker] = _bounded(message.finish.progress)
                 member.steps = message.finish.progress.step
                 room.do(job.finish(member))
-                room.events.record(Event.FINISH, member, epoch=job.epoch)
+                room.events.record(Event.FINISH, member, epoch=job.phase.membership_epoch)
                 self._no_more(job.name, member)
             case "leave":
                 room.progress[member.worker] = _bounded(message.leave.progress)
@@ -293,7 +294,7 @@ class MemberStreams:
                 reason = one_line(message.leave.reason, MAX_REASON)
                 room.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
-                room.events.record(event, member, epoch=job.epoch, detail=reason or "done")
+                room.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
                 self._no_more(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")

@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 import grpc.aio
 
-from ps_server.agreement.gate import gate_of
 from ps_server.coordinator.fleet.fleet import Fleet
-from ps_server.coordinator.jobs.member import JobState, Member
+from ps_server.coordinator.jobs.member import Member
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.state_store import StateStore
@@ -29,7 +29,6 @@ from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, 
 from ps_wire.frames.frame import FIRST_READER, check_protocol
 from ps_wire.frames.messages import refused_to_proto, state_parts, table_to_proto
 from ps_wire.process import watched
-from ps_wire.spec import consistency
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -252,12 +251,11 @@ class _Reader:
 
     async def _hold(self, cut: pb.Cut, room: JobRunner) -> bool:
         """From the hold to the end; the reader says `done` in between."""
-        gate = gate_of(consistency.parse(room.job.consistency))
         holding = asyncio.create_task(self._shards.order(pb.Order(hold_cut=cut)))
         unsent: dict[int, int] = {cut.table: 1}
         try:
             async with asyncio.timeout(CUT_LIMIT_S):
-                cut.clocks.update(clocks_of_cut(gate.aggregates, await asyncio.shield(holding)))
+                cut.clocks.update(clocks_of_cut(room.job.gate.aggregates, await asyncio.shield(holding)))
                 await self._shards.order(pb.Order(arm_cut=cut))
                 await self._reply(cut=cut)
                 await self._done(cut.number)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from ps_server.agreement.refusals import too_many_jobs
 from ps_server.coordinator.allowance import Allowance
 from ps_server.coordinator.fleet.fleet import Fleet
-from ps_server.coordinator.jobs.member import check_job
+from ps_server.coordinator.jobs.job import check_job
 from ps_server.coordinator.jobs.runner import MAX_JOBS, JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob, Snapshots
 from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler

@@ -202,9 +202,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
         """What of an epoch of a loader a worker hands out next."""
         room, member = self._member(request.job, request.worker, request.incarnation)
-        loader, shares = share_messages.check_loader(request.loader), room.job.shares
+        loader, shares = share_messages.check_loader(request.loader), room.job.epochs
         shares.agreed.check(loader, member.worker, request.data)
-        if request.begins and shares.trains(loader) and not room.job.begin_epoch(request.epoch):
+        if request.begins and shares.trains(loader) and not room.job.loops.begin(request.epoch):
             return pb.ShareReply()  # the job was stopped
         piece = shares.once(
             loader,
@@ -235,22 +235,22 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """How far a worker has come in what it hands out."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         loader = share_messages.check_loader(request.loader)
-        room.job.shares.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
+        room.job.epochs.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
         return pb.UseReply()
 
     async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """Whether a worker is to begin an epoch of its loop."""
         room, _ = self._member(request.job, request.worker, request.incarnation)
-        if room.job.begin_epoch(request.epoch):
+        if room.job.loops.begin(request.epoch):
             return pb.EpochReply()
-        return pb.EpochReply(last=room.job.last_epoch, why=room.job.stopped)
+        return pb.EpochReply(last=room.job.loops.last, why=room.job.loops.stopped)
 
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """The job ends, for all workers after the same epoch."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         reason = one_line(request.reason, MAX_REASON)
         room.do(room.job.stop(member, reason))
-        return pb.EpochReply(last=room.job.last_epoch, why=room.job.stopped)
+        return pb.EpochReply(last=room.job.loops.last, why=room.job.loops.stopped)
 
     async def Collect(self, request: pb.CollectRequest, context: grpc.aio.ServicerContext) -> pb.CollectReply:
         """A call that all workers make together; waits for the others for a while."""
@@ -346,9 +346,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
             job=job.spec,
             state=job.state.value,
             num_tables=job.num_tables,
-            epoch=job.epoch,
+            epoch=job.phase.membership_epoch,
             events=room.events.counts,
             happened=room.events.last,
-            epochs=[epoch_use_to_proto(use) for use in job.shares.uses(clocks, MAX_EPOCHS_SHOWN)],
+            epochs=[epoch_use_to_proto(use) for use in job.epochs.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
         )

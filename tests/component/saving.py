@@ -15,7 +15,7 @@ def save(cluster: Cluster, folder: str, job: str, workers: dict[int, bytes]) -> 
     store = SnapshotStore(folder)
     name = store.new_name(job)
     room = cluster.coordinator._rooms[job]
-    specs = [record.spec for record in room.job._tables.records]
+    specs = room.job.specs
     files, clocks = [], {}
     for server in cluster.shards:
         tensors, tables = {}, []

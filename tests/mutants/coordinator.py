@@ -4,7 +4,8 @@ from .mutant import Mutant
 
 ROSTER = "ps_server/coordinator/jobs/roster.py"
 LEASES = "ps_server/coordinator/jobs/leases.py"
-LIFE = "ps_server/coordinator/jobs/job_life.py"
+STARTS = "ps_server/coordinator/jobs/table_starts.py"
+FIRST_STEPS = "ps_server/coordinator/jobs/first_steps.py"
 JOB = "ps_server/coordinator/jobs/job.py"
 TABLES = "ps_server/coordinator/jobs/tables.py"
 MAILBOX = "ps_server/coordinator/jobs/mailbox.py"
@@ -136,37 +137,37 @@ MUTANTS = (
     ),
     Mutant(
         name="job: it ends with the first who finishes",
-        file=LIFE,
+        file=JOB,
         text="        training = self.roster.training()\n        if training:\n",
-        fault="        training = self.roster.training()\n        if training and not self._any_finished:\n",
+        fault="        training = self.roster.training()\n        if training and not self.phase.any_finished:\n",
         tests=(END,),
     ),
     Mutant(
         name="job: it is not suspended but begins from nothing",
-        file=LIFE,
-        text="        if not self._has_state:\n            return [*(self",
-        fault="        if not self._has_state or not self._any_finished:\n            return [*(self",
+        file=JOB,
+        text="        if not phase.has_state:\n            return [*(self",
+        fault="        if not phase.has_state or not phase.any_finished:\n            return [*(self",
         tests=(f"{END}::test_leaving_in_order_suspends_too",),
     ),
     Mutant(
         name="job: a lost member is evicted twice",
-        file=LIFE,
+        file=JOB,
         text="        if not member.present:\n            return []\n        told",
         fault="        told",
         tests=(f"{MEMBERSHIP}::test_a_lost_member_is_lost_once",),
     ),
     Mutant(
         name="job: an eviction has the epoch before",
-        file=LIFE,
-        text="        member.state = MemberState.LOST\n        self.epoch += 1\n",
-        fault="        member.state = MemberState.LOST\n",
+        file=JOB,
+        text="        member.become(MemberState.LOST)\n        self.phase.membership_epoch += 1\n",
+        fault="        member.become(MemberState.LOST)\n",
         tests=(MEMBERSHIP,),
     ),
     Mutant(
         name="job: the newest clock is that of the last shard",
-        file=LIFE,
-        text="            self.clocks[number] = max(self.clocks.get(number, 0), clock)\n",
-        fault="            self.clocks[number] = clock\n",
+        file=FIRST_STEPS,
+        text="            self.newest[table] = max(self.newest.get(table, 0), clock)\n",
+        fault="            self.newest[table] = clock\n",
         tests=(
             END,
             MEMBERSHIP,
@@ -175,49 +176,49 @@ MUTANTS = (
     ),
     Mutant(
         name="job: anybody may bring the last state",
-        file=LIFE,
+        file=JOB,
         text="        if not any(member is asked for asked in self._uploaders):\n",
         fault="        if not self._uploaders:\n",
         tests=(f"{END}::test_only_the_one_asked_uploads_the_last_state",),
     ),
     Mutant(
         name="job: what a worker that finished has not used is dealt again",
-        file=LIFE,
-        text="            self.shares.finished(worker, incarnation, member.steps)\n",
-        fault="            self.shares.gone(worker, incarnation, member.steps)\n",
+        file=JOB,
+        text="            self.epochs.finished(worker, incarnation, member.steps)\n",
+        fault="            self.epochs.gone(worker, incarnation, member.steps)\n",
         tests=(SHARING,),
     ),
     Mutant(
         name="job: what a worker that left has not used is not dealt again",
-        file=LIFE,
-        text="            self.shares.gone(worker, incarnation, member.steps)\n",
-        fault="            self.shares.finished(worker, incarnation, member.steps)\n",
+        file=JOB,
+        text="            self.epochs.gone(worker, incarnation, member.steps)\n",
+        fault="            self.epochs.finished(worker, incarnation, member.steps)\n",
         tests=(SHARING,),
     ),
     Mutant(
         name="job: who is evicted has used all that it was handed",
         file=JOB,
-        text="self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))",
-        fault="self.shares.gone(gone.worker, gone.incarnation, 1 << 40)",
+        text="self.epochs.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))",
+        fault="self.epochs.gone(gone.worker, gone.incarnation, 1 << 40)",
         tests=(SHARING,),
     ),
     Mutant(
         name="job: the weights of any worker start the table",
-        file=JOB,
-        text="        if number >= len(self._tables) or not self._uploads(member, number):\n",
-        fault="        if number >= len(self._tables):\n",
+        file=STARTS,
+        text="        if number >= len(self.tables) or not self._uploads(member, number):\n",
+        fault="        if number >= len(self.tables):\n",
         tests=(f"{MEMBERSHIP}::test_only_the_starter_uploads_and_only_once",),
     ),
     Mutant(
         name="job: a table starts before its weights are loaded",
-        file=JOB,
+        file=STARTS,
         text="        if not table.loaded or self._missing():\n",
         fault="        if self._missing():\n",
         tests=(MEMBERSHIP,),
     ),
     Mutant(
         name="job: a table starts twice",
-        file=JOB,
+        file=STARTS,
         text="        if table.started or table.starting:\n            return []\n",
         fault="        if table.started:\n            return []\n",
         tests=(MEMBERSHIP,),
@@ -225,8 +226,8 @@ MUTANTS = (
     Mutant(
         name="job: who joins a job of which a table failed is let in",
         file=JOB,
-        text="        if self._broken is not None and self.roster.present():",
-        fault="        if self._broken is not None and not self.roster.present():",
+        text="        if phase.broken is not None and self.roster.present():",
+        fault="        if phase.broken is not None and not self.roster.present():",
         tests=(f"{END}::test_nobody_joins_those_whose_table_failed",),
     ),
     Mutant(
@@ -238,16 +239,16 @@ MUTANTS = (
     ),
     Mutant(
         name="job: it goes on from a snapshot before all are back",
-        file=JOB,
+        file=STARTS,
         text="coming = (MemberState.JOINING, MemberState.RETURNING)",
         fault="coming = (MemberState.JOINING,)",
         tests=(ROLLED_BACK,),
     ),
     Mutant(
         name="job: after a rollback all go on at the newest step of the cut",
-        file=JOB,
-        text="            for worker, clock in clocks.items()\n",
-        fault="            for worker, clock in dict.fromkeys(clocks, max(clocks.values())).items()\n",
+        file=FIRST_STEPS,
+        text="for table, clocks in cut.items() for worker, clock in clocks.items()",
+        fault="for table, clocks in cut.items() for worker, clock in dict.fromkeys(clocks, max(clocks.values())).items()",
         tests=(f"{ROLLED_BACK}::test_each_worker_goes_on_at_its_own_step_of_the_cut",),
     ),
     Mutant(
@@ -575,8 +576,29 @@ MUTANTS = (
         tests=(BACKUPS,),
     ),
     Mutant(
+        name="job: a member that was lost comes back under its incarnation",
+        file="ps_server/coordinator/jobs/member.py",
+        text="    MemberState.LOST: frozenset(),\n",
+        fault="    MemberState.LOST: frozenset({MemberState.JOINED}),\n",
+        tests=("tests/unit/ps_server/coordinator/jobs/test_transitions.py",),
+    ),
+    Mutant(
+        name="job: any state follows any other",
+        file="ps_server/coordinator/jobs/phase.py",
+        text="        assert state is self.state or state in NEXT[self.state], (self.state, state)\n",
+        fault="",
+        tests=("tests/unit/ps_server/coordinator/jobs/test_transitions.py",),
+    ),
+    Mutant(
+        name="hand-off: steps of a cut are left out",
+        file=FIRST_STEPS,
+        text='        self._of_cut = {(table, worker): step for (table, worker), step in facts["_first_steps"]}\n',
+        fault="",
+        tests=("tests/unit/ps_server/coordinator/test_hand_off.py",),
+    ),
+    Mutant(
         name="hand-off: what a release before did not know is asked for",
-        file="ps_server/coordinator/hand_off.py",
+        file=JOB,
         text='facts.get("ends", ())',
         fault='facts["ends"]',
         tests=(

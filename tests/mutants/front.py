@@ -25,9 +25,9 @@ MUTANTS = (
     ),
     Mutant(
         name="front: workers of a job that is dropped are told nothing",
-        file="ps_server/coordinator/jobs/job_life.py",
-        text="        told = self.tell_all(error)\n",
-        fault="        told: list[Action] = []\n",
+        file="ps_server/coordinator/jobs/job.py",
+        text="        told = self.tell_all(error)\n        for member",
+        fault="        told: list[Action] = []\n        for member",
         tests=(f"{DROPPED}::test_workers_and_readers_of_a_job_that_is_dropped_by_force_hear_why",),
     ),
     Mutant(

@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a lease that ends while its worker leaves deals again what it has used",
-        file="ps_server/coordinator/jobs/job_life.py",
+        file="ps_server/coordinator/jobs/job.py",
         text="        if member.state in (MemberState.LEAVING, MemberState.FINISHING):\n",
         fault="        if False:\n",
         tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),

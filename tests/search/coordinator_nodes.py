@@ -8,7 +8,7 @@ from typing import Any
 
 from ps_server.agreement.chooser import Chooser
 from ps_server.coordinator import hand_off
-from ps_server.coordinator.jobs.member import Action, ToMember, TwoRounds
+from ps_server.coordinator.jobs.actions import Action, ToMember, TwoRounds
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.search.coordinator_visits import CoordinatorVisit
 from tests.search.coordinators import CoordinatorNode, Jobs, boot_of

@@ -13,7 +13,7 @@ from typing import cast
 from ps_server.agreement.messages import attendance_from_proto
 from ps_server.coordinator.fleet.choices import FIRST_ROUNDS, SECOND_ROUNDS
 from ps_server.coordinator.fleet.fleet import _tables_of
-from ps_server.coordinator.jobs.member import ToMember, ToShards
+from ps_server.coordinator.jobs.actions import ToMember, ToShards
 from ps_server.coordinator.recovery import floor_of, restoration
 from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.frames.messages import refused_from_proto, refused_to_proto

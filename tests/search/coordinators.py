@@ -15,8 +15,8 @@ from typing import Any
 from ps_server.coordinator.fleet.choices import Choices
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.jobs.action_queue import ActionQueue
+from ps_server.coordinator.jobs.actions import Action
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.member import Action
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_wire.v1 import coordinator_pb2 as pb

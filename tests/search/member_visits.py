@@ -15,8 +15,8 @@ from ps_server.coordinator import hand_off
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.following import FollowerStream
 from ps_server.coordinator.jobs.action_queue import ActionQueue
+from ps_server.coordinator.jobs.actions import Action, ToMember
 from ps_server.coordinator.jobs.mailbox import LAST_WORDS
-from ps_server.coordinator.jobs.member import Action, ToMember
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.member_streams import MemberStreams
 from ps_server.coordinator.readers import Readers

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ps_server.coordinator.jobs.actions import Action, ToMember, ToShards, TwoRounds
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.member import Action, ToMember, ToShards, TwoRounds
 from ps_wire.errors import PsError
 from ps_wire.v1 import coordinator_pb2 as pb
 

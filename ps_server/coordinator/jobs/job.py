@@ -7,45 +7,155 @@
     ended      no live member is left and at least one has finished: who joins now may read
 
 Inputs are what workers say and what became of orders; each returns actions in order. Orders go to all shards,
-one after the other; their outcome comes back as `done` or `failed`. It must not know streams or queues. What
-becomes of those who stop is `job_life`'s.
+one after the other; their outcome comes back as `done` or `failed`. It must not know streams or queues.
+
+A worker stops by finishing, by leaving, or by being evicted: it was silent for longer than its lease, or was
+refused. In the first two cases all that it pushed counts, in the last what had come to all partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ps_server.agreement.refusals import rolled_back
-from ps_server.coordinator.jobs.job_life import JobLife
-from ps_server.coordinator.jobs.member import (
+from ps_server.agreement.gate import Gate, gate_of
+from ps_server.agreement.refusals import evicted, rolled_back
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook
+from ps_server.coordinator.jobs.actions import (
     Action,
-    JobState,
-    Member,
-    MemberState,
-    TableRecord,
     ToMember,
     ToShards,
-    check_job,
-    entrance,
+    eviction,
     named,
+    notices,
     refusal,
     removal,
     tell,
 )
+from ps_server.coordinator.jobs.collectives import ABSENT, Collectives, Outcome
+from ps_server.coordinator.jobs.loops import Loops
+from ps_server.coordinator.jobs.member import Member, MemberState
+from ps_server.coordinator.jobs.phase import JobState, Phase
+from ps_server.coordinator.jobs.roster import Roster
 from ps_server.coordinator.jobs.saved_job import SavedJob
-from ps_wire.errors import ConfigurationRefused, JobMismatch, PsError, ServerNotReady
-from ps_wire.frames.messages import table_to_proto
+from ps_server.coordinator.jobs.table_starts import TableStarts
+from ps_wire.errors import ConfigurationRefused, Evicted, JobMismatch, PsError, ServerNotReady
+from ps_wire.spec import consistency as models
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 
-@dataclass(slots=True)
-class Job(JobLife):
-    """See the module's docstring. Not thread-safe."""
+class Job:
+    """One job: what it is, and its parts. Not thread-safe.
 
-    # -- inputs from workers ---------------------------------------------------------------------------
+    Attributes:
+        name: of the job.
+        consistency: its model.
+        gate: of the model.
+        num_workers: at most so many are in it at once.
+        nonfinite: what becomes of gradients with NaN or infinity.
+        min_workers: it starts with so many, by whichever numbers; 0: with all.
+        phase: how far it is.
+        roster: who is in it.
+        starts: its tables, and what they wait for.
+        epochs: who uses which samples.
+        collectives: calls that its workers make together.
+        loops: of its workers over epochs.
+        ends: worker -> table -> steps that count, of workers that are gone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        consistency: str,
+        num_workers: int,
+        nonfinite: str = "error",
+        min_workers: int = 0,
+    ) -> None:
+        """As nobody has come yet; `consistency` is a model as typed."""
+        self.name = name
+        self.consistency = models.parse(consistency)
+        self.gate: Gate = gate_of(self.consistency)
+        self.num_workers = num_workers
+        self.nonfinite = nonfinite
+        self.min_workers = min_workers
+        self.phase = Phase()
+        self.roster = Roster(name, num_workers)
+        self.starts = TableStarts(
+            name, num_workers=num_workers, min_workers=min_workers, roster=self.roster, phase=self.phase
+        )
+        self.epochs = EpochBook()
+        self.collectives = Collectives()
+        self.loops = Loops()
+        self.ends: dict[int, dict[int, int]] = {}
+        self._awaited: set[int] = set()  # gone with a job that was suspended
+        self._uploaders: list[Member] = []  # who were asked for the final state
+
+    # -- what can be asked -----------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> spec_pb2.Job:
+        """As a message."""
+        return spec_pb2.Job(
+            name=self.name,
+            consistency=str(self.consistency),
+            num_workers=self.num_workers,
+            nonfinite=self.nonfinite,
+            min_workers=self.min_workers,
+        )
+
+    @property
+    def state(self) -> JobState:
+        """See the module's docstring."""
+        return self.phase.state
+
+    @property
+    def num_tables(self) -> int:
+        """Tables that its workers have made so far."""
+        return len(self.starts.tables)
+
+    @property
+    def specs(self) -> list[TableSpec]:
+        """Of these tables, by number."""
+        return [record.spec for record in self.starts.tables.records]
+
+    @property
+    def open_tables(self) -> list[TableSpec]:
+        """Of those that its workers have made, the ones that all shards hold."""
+        return [record.spec for record in self.starts.tables.records if record.opened]
+
+    @property
+    def num_started(self) -> int:
+        """Of its tables, those that train."""
+        return sum(record.started for record in self.starts.tables.records)
+
+    @property
+    def forgotten(self) -> bool:
+        """Nobody is here and there is no state to keep."""
+        return not self.roster.present() and not self.phase.has_state
+
+    def sharing(self) -> dict[int, int]:
+        """Who shares what begins now: those here, and those whom a job that starts with all still awaits."""
+        members = self.roster.members
+        sharing = {member.worker: member.incarnation for member in self.roster.here()}
+        if not self.min_workers:
+            awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}
+            joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
+            sharing |= dict.fromkeys(awaited | joining, ANY) | sharing
+        return sharing
+
+    def over(self, worker: int, incarnation: int) -> Evicted | None:
+        """Why an incarnation takes no more steps, and its process comes as another; None: it does."""
+        known = self.roster.members.get(worker)
+        if 0 < incarnation <= self.roster.floor:  # a new coordinator need not know it
+            return rolled_back(self.name, self.starts.first_steps.step)
+        if known is None or known.reader:
+            return None
+        lost = known.incarnation == incarnation and known.state is MemberState.LOST
+        return evicted(self.name, worker, incarnation) if lost or incarnation < known.incarnation else None
+
+    # -- workers that come -----------------------------------------------------------------------------
 
     def join(
         self,
@@ -71,20 +181,22 @@ class Job(JobLife):
         except JobMismatch as error:
             raise self._spent(error) from None
         number = self.roster.number(worker, before)
-        if self._broken is not None and self.roster.present():  # those who are here were told to go
-            raise self._broken
-        self._broken = None
-        ended = self.state is JobState.ENDED
-        late = self._tables.begun and not ended  # who is not, begins with the others
-        if late and self._has_state and not self._restored:
-            self.state = JobState.RUNNING
+        phase = self.phase
+        if phase.broken is not None and self.roster.present():  # those who are here were told to go
+            raise phase.broken
+        phase.broken = None
+        ended = phase.state is JobState.ENDED
+        late = self.starts.tables.begun and not ended  # who is not, begins with the others
+        if late and phase.has_state and not phase.restored:
+            phase.enter(JobState.RUNNING)
         member = self.roster.add(number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s)
         self._awaited.discard(number)
+        first_steps = self.starts.first_steps
         order = pb.AdmitMember(
             job=self.spec,
             worker=member.worker,
             incarnation=member.incarnation,
-            clocks={table: self._first_step(number, table) for table in range(len(self._tables))},
+            clocks={table: first_steps.of(number, table) for table in range(self.num_tables)},
             reader=ended or late,
         )
         return member, [ToShards(pb.Order(admit=order))]
@@ -92,27 +204,11 @@ class Job(JobLife):
     def make_table(
         self, member: Member, spec: TableSpec, message: spec_pb2.Table | None = None
     ) -> list[Action]:
-        """A worker makes its next table; `message` is what it came as, which is made again otherwise.
-
-        Raises:
-            ConfigurationRefused: not its next one, or one too many.
-            TableMismatch: the table differs from the one that another worker has made.
-        """
-        number = spec.number
+        """A worker makes its next table: see `TableStarts.made`, also for what it raises."""
         try:
-            self._tables.check(member, spec, fixed=self.state is JobState.ENDED)
+            return self.starts.made(member, spec, message)
         except ConfigurationRefused as error:
             raise self._spent(error) from None
-        member.num_tables += 1
-        if number == len(self._tables):
-            self._tables.records.append(TableRecord(spec))
-            order = pb.OpenTable(job=self.name, table=message or table_to_proto(spec))
-            return [ToShards(pb.Order(open_table=order)), *self._tell_waiting()]
-        if self.state is JobState.ENDED:
-            return [self._table_made(member, number), self._table_started(member, number)]
-        if not self._tables.records[number].opened:
-            return self._tell_waiting()
-        return self._made(member, number)
 
     def _spent(self, error: ConfigurationRefused) -> ConfigurationRefused:
         """The same; where the job has ended, with the way out: its name is spent by one run."""
@@ -124,12 +220,86 @@ class Job(JobLife):
             **error.facts,
         )
 
-    def uploaded(self, member: Member, number: int) -> list[Action]:
-        """The starter's weights of a table are on all shards."""
-        if number >= len(self._tables) or not self._uploads(member, number):
-            raise ConfigurationRefused(f"worker {member.worker} was not asked for table {number}'s weights")
-        self._tables.records[number].loaded = True
-        return self._advance(number)
+    # -- workers that stop -----------------------------------------------------------------------------
+
+    def uploaded_final(self, member: Member) -> list[Action]:
+        """The last state outside tables is here: the job has ended, unless somebody has come to train on."""
+        if not any(member is asked for asked in self._uploaders):
+            raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
+        self.phase.has_final_state = True
+        return self._check_end()
+
+    def finish(self, member: Member) -> list[Action]:
+        """A worker has no more data: it leaves the gates and waits for the others."""
+        if member.reader:
+            return [self._ended(member)]
+        if member.state is not MemberState.JOINED:
+            raise ConfigurationRefused(f"worker {member.worker} is {member.state}, it cannot finish")
+        member.become(MemberState.FINISHING)
+        return [removal(self.name, member)]
+
+    def leave(
+        self, member: Member, reason: str = "", clocks: Mapping[int, int] | None = None
+    ) -> list[Action]:
+        """A worker goes, in order; with a reason, the others are told. `clocks`: its steps, by table."""
+        if clocks:
+            self.ends[member.worker] = dict(clocks)
+        if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:
+            member.become(MemberState.LEAVING)
+            return [*notices(self.roster.present(), member, reason), removal(self.name, member)]
+        member.become(MemberState.LEFT)
+        return [tell(member, left=pb.Left()), *self._check_end()]
+
+    def lost(self, member: Member, why: str = "") -> list[Action]:
+        """A worker is evicted: it was silent for longer than its lease, or was told to go.
+
+        Args:
+            member: who.
+            why: as the others are told; nothing where they know.
+        """
+        if not member.present:
+            return []
+        told = notices(self.roster.present(), member, why, "")
+        if member.state in (MemberState.LEAVING, MemberState.FINISHING):
+            # it has said how far it came; all of it counts with its removal, which is before its eviction
+            self.epochs.gone(member.worker, member.incarnation, member.steps)
+        member.become(MemberState.LOST)
+        self.phase.membership_epoch += 1
+        error = evicted(self.name, member.worker, member.incarnation)
+        return [*told, eviction(self.name, member, self.phase.membership_epoch), refusal(member, error)]
+
+    def give_up(self, unheard: Sequence[Member]) -> list[Action]:
+        """Those who trained at the cut of a snapshot have not come back, and no shard knows them."""
+        for member in unheard:
+            member.become(MemberState.LOST)
+        self.epochs.never_came(member.worker for member in unheard)
+        self.phase.membership_epoch += 1
+        whom = named([member.holder for member in unheard])
+        notice = pb.Notice(text=f"not back since servers were started again: {whom}; we go on")
+        return [*(tell(member, notice=notice) for member in self.roster.heard()), *self._check_end()]
+
+    def tell_all(self, error: PsError) -> list[Action]:
+        """Everybody present is told why the job cannot go on; they leave by themselves."""
+        self.phase.broken = self.phase.broken or error
+        return [refusal(member, error) for member in self.roster.present()]
+
+    def dismiss(self, error: PsError) -> list[Action]:
+        """A person drops the job: all are told, and are out, however long they take to go."""
+        told = self.tell_all(error)
+        for member in self.roster.present():
+            member.become(MemberState.LOST)
+        self.drop()  # the order is sent beside others, and until all shards have carried it out
+        return told
+
+    def drop(self) -> list[Action]:
+        """The job's state is given up: it is as if it had never been."""
+        self.phase.clear()
+        self._uploaders.clear()
+        self.starts.clear()
+        self.epochs.clear()
+        self.collectives.clear()
+        self._forget_loops()
+        return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
     # -- outcomes of orders ----------------------------------------------------------------------------
 
@@ -141,15 +311,15 @@ class Job(JobLife):
             case "remove" | "evict" as kind:
                 gone = getattr(order, kind)
                 if kind == "evict":  # of its pushes, those of the steps before the limits count
-                    self.shares.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
+                    self.epochs.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
                     self.ends[gone.worker] = dict(gone.limits)
                 return self._removed(gone.worker, gone.incarnation, clocks)
             case "enter":
-                return self._entered(order.enter)
+                return self.starts.entered(order.enter)
             case "open_table":
-                return self._opened(order.open_table.table.number)
+                return self.starts.opened(order.open_table.table.number)
             case "start_table":
-                return self._started(order.start_table.table)
+                return self.starts.started(order.start_table.table)
         return []
 
     def failed(self, order: pb.Order, error: PsError, *, sent: bool = True) -> list[Action]:
@@ -162,7 +332,7 @@ class Job(JobLife):
         if kind == "admit":
             member = self.roster.members[order.admit.worker]
             if member.incarnation == order.admit.incarnation and member.present:
-                member.state = MemberState.LOST
+                member.become(MemberState.LOST)
                 undone = [removal(self.name, member)] if sent else self._check_end()
                 return [refusal(member, error), *undone]
             return []
@@ -172,8 +342,42 @@ class Job(JobLife):
         gone = getattr(order, kind)
         member = self.roster.members[gone.worker]
         if member.incarnation == gone.incarnation:
-            member.state = MemberState.LOST
+            member.become(MemberState.LOST)
         return told + self._check_end()
+
+    def _admitted(self, order: pb.AdmitMember) -> list[Action]:
+        member = self.roster.members[order.worker]
+        if member.incarnation != order.incarnation or member.state is not MemberState.JOINING:
+            return []
+        member.become(MemberState.JOINED)
+        self.phase.membership_epoch += 1
+        joined = pb.Joined(
+            worker=member.worker,
+            incarnation=member.incarnation,
+            ended=member.reader,
+            resumed=member.late,
+            rolled_back=self.phase.restored,
+            num_tables=self.num_tables,
+        )
+        return [tell(member, joined=joined), *self.starts.tell_waiting()]
+
+    def _removed(self, worker: int, incarnation: int, clocks: Mapping[int, int]) -> list[Action]:
+        """All shards have taken a worker out of the gates; `clocks` are the newest by table."""
+        self.starts.first_steps.saw(clocks)
+        self.phase.membership_epoch += 1
+        member = self.roster.members[worker]
+        if member.incarnation != incarnation:
+            return []
+        actions: list[Action] = []
+        if member.state is MemberState.FINISHING:
+            member.become(MemberState.FINISHED)
+            self.phase.any_finished = True
+            self.epochs.finished(worker, incarnation, member.steps)
+        elif member.state is MemberState.LEAVING:
+            member.become(MemberState.LEFT)
+            self.epochs.gone(worker, incarnation, member.steps)
+            actions.append(tell(member, left=pb.Left()))
+        return actions + self._check_end()
 
     # -- servers that lost what they held --------------------------------------------------------------
 
@@ -187,37 +391,26 @@ class Job(JobLife):
             saved: the snapshot.
             floor: incarnations up to this one are over.
         """
-        self.epoch += 1
-        self.state = JobState.ENDED if saved.ended else JobState.WAITING
-        self._restored = not saved.ended
-        self.has_final_state = saved.ended and "final" in saved.states
-        self._any_finished = saved.ended
+        self.phase.roll_back(ended=saved.ended)
+        self.phase.has_final_state = saved.ended and "final" in saved.states
         self._uploaders.clear()
-        self._broken = None
-        self._tables.records[:] = [
-            TableRecord(spec, opened=True, loaded=True, started=saved.ended) for spec in saved.tables
-        ]
-        self.clocks = {table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()}
-        self._first_steps = {
-            (table, worker): clock
-            for table, clocks in saved.clocks.items()
-            for worker, clock in clocks.items()
-        }
-        self.shares.restore(saved.shares)
+        self.starts.restore(saved)
+        self.epochs.restore(saved.shares)
         self.collectives.roll_back()
-        self.forget_loops()
+        self._forget_loops()
         known = bool(self.roster.members)
         self.roster.floor = floor
         actions: list[Action] = []
         for member in self.roster.present():
             if member.state is MemberState.JOINING or member.reader:
-                member.state = MemberState.LOST
+                member.become(MemberState.LOST)
                 error = ServerNotReady(f"job {self.name} is going back to a snapshot: join again")
                 actions.append(refusal(member, error))
                 if member.worker in saved.workers and not member.reader and not saved.ended:
                     self._await(member.worker, member.lease_s)  # it does not know yet as whom it had joined
             else:
-                member.state, member.num_tables = MemberState.RETURNING, 0
+                member.become(MemberState.RETURNING)
+                member.num_tables = 0
                 actions.append(self.go_back(member))
         for worker in sorted(saved.workers) if not known and not saved.ended else ():
             self._await(worker, saved.workers[worker])
@@ -225,146 +418,180 @@ class Job(JobLife):
 
     def _await(self, worker: int, lease_s: float) -> None:
         """Whoever comes with this number is waited for."""
-        self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s)
-        self.roster.members[worker].state = MemberState.RETURNING
+        state = MemberState.RETURNING
+        self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s, state=state)
 
     def go_back(self, member: Member) -> ToMember:
         """What one who is returning is told."""
-        error = rolled_back(self.name, max(self.clocks.values(), default=0))
+        error = rolled_back(self.name, self.starts.first_steps.step)
         return tell(member, rolled_back=pb.RolledBack(step=error.step, why=error.message))
 
-    # -- inside: joining and starting ------------------------------------------------------------------
+    # -- calls that all workers make together ----------------------------------------------------------
 
-    def _admitted(self, order: pb.AdmitMember) -> list[Action]:
-        member = self.roster.members[order.worker]
-        if member.incarnation != order.incarnation or member.state is not MemberState.JOINING:
-            return []
-        member.state = MemberState.JOINED
-        self.epoch += 1
-        joined = pb.Joined(
-            worker=member.worker,
-            incarnation=member.incarnation,
-            ended=member.reader,
-            resumed=member.late,
-            rolled_back=self._restored,
-            num_tables=len(self._tables),
-        )
-        return [tell(member, joined=joined), *self._tell_waiting()]
+    def calling(self) -> dict[int, int]:
+        """Whom a call that all workers make together waits for: worker -> incarnation.
 
-    def _opened(self, number: int) -> list[Action]:
-        if number >= len(self._tables):  # the job's state was given up meanwhile
-            return []
-        self._tables.records[number].opened = True
-        makers = [member for member in self.roster.here() if member.num_tables > number]
-        return [action for member in makers for action in self._made(member, number)] or self._advance(number)
-
-    def _made(self, member: Member, number: int) -> list[Action]:
-        """A worker has made a table that is open."""
-        if member.late:
-            return [entrance(self.name, member, number)]
-        return [self._table_made(member, number), *self._advance(number)]
-
-    def _entered(self, order: pb.EnterTable) -> list[Action]:
-        """A worker that came late is in the gates of a table, from a step on."""
-        member, number = self.roster.members[order.worker], order.table
-        if member.incarnation != order.incarnation or not member.present or number >= len(self._tables):
-            return []
-        made = self._table_made(member, number)
-        if not self._tables.records[number].started:
-            return [made, *self._advance(number)]
-        return [made, self._table_started(member, number, order.step)]
-
-    def _uploads(self, member: Member, number: int) -> bool:
-        """Whether this worker's weights start the table.
-
-        Worker 0's; the first to arrive where any may start the job; in mid-run the lowest worker's.
+        Those who are here or on their way; of a job that starts with all, before that, all. Of those who came
+        in mid-run, who takes part already.
         """
-        record, here = self._tables.records[number], self.roster.here()
-        if record.loaded or member.reader:
-            return False
-        if record.asked in here:
-            return member is record.asked
-        if self.state is JobState.RUNNING:
-            return member.worker == min((other.worker for other in here), default=0)
-        return member.worker == (here[0].worker if self.min_workers and here else 0)
+        coming = (MemberState.JOINING, MemberState.JOINED, MemberState.RETURNING)
+        calling = {
+            member.worker: member.incarnation
+            for member in self.roster.members.values()
+            if member.state in coming
+            and not member.reader
+            and (not member.late or self.collectives.takes_part(member.worker, member.incarnation))
+        }
+        if not self.phase.has_state and not self.min_workers:
+            present = {member.worker for member in self.roster.present()}
+            calling |= {number: ABSENT for number in range(self.num_workers) if number not in present}
+        return calling
 
-    def _table_made(self, member: Member, number: int) -> ToMember:
-        upload = self._uploads(member, number)
-        if upload:
-            self._tables.records[number].asked = member
-        return tell(member, table_made=pb.TableMade(table=number, upload=upload))
+    def stands(self, member: Member, number: int) -> None:
+        """A member says beside its calls which one is its next."""
+        if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
+            self.collectives.stands(member.worker, member.incarnation, number)
 
-    def _advance(self, number: int) -> list[Action]:
-        """Starts a table once nothing is missing; else tells those who wait what is."""
-        table = self._tables.records[number]
-        if table.started or table.starting:
+    def settle_call(self, number: int) -> Outcome | None:
+        """The outcome of a call that all workers make together, if there is one by now."""
+        least = 0 if self.phase.has_state else self.min_workers
+        return self.collectives.settle(number, self.calling(), at_least=least)
+
+    def needed(self, member: Member, clocks: Mapping[int, int]) -> dict[int, int]:
+        """Table -> the step that others wait for a member to come to, while it waits in a call.
+
+        Args:
+            member: who takes no steps now.
+            clocks: table -> the step that it takes next.
+        """
+        staleness = self.gate.staleness
+        if staleness is None:
+            return {}
+        others = [other for other in self.roster.here() if other is not member and not other.reader]
+        needed = {
+            table: max((it.taken.get(table, 0) for it in others), default=0) - staleness
+            for table in range(self.num_tables)
+            if table in clocks
+        }
+        return {table: step for table, step in needed.items() if step > clocks[table]}
+
+    def elsewhere(self) -> list[Member]:
+        """Who trains, as far as is known, while others wait in a call."""
+        here = [member for member in self.roster.here() if not member.reader]
+        return [it for it in here if not self.collectives.waits(it.worker, it.incarnation)]
+
+    def missing_in_call(self, number: int) -> str:
+        """Who it waits for, for people."""
+        members = self.roster.members
+        missing = self.collectives.missing(number, self.calling())
+        return named([members[it].holder if it in members else f"worker {it}" for it in missing])
+
+    # -- loops over epochs -----------------------------------------------------------------------------
+
+    def stop(self, member: Member, reason: str) -> list[Action]:
+        """A worker wants the job to end, for all after the newest epoch that one of them has begun."""
+        if not self.loops.stop(member.holder, reason):
             return []
-        if not table.loaded or self._missing():
-            return self._tell_waiting()
-        table.starting = True
-        order = pb.StartTable(job=self.name, table=number)
-        return [ToShards(pb.Order(start_table=order))]
+        notice = pb.Notice(text=self.loops.stopped)
+        return [tell(other, notice=notice) for other in self.roster.here() if other is not member]
 
-    def _go_on_without(self) -> list[Action]:
-        number = self._tables.waiting()
-        if number is None or not self._tables.records[number].opened:
-            return self._tell_waiting()
-        record = self._tables.records[number]
-        asked: list[Action] = []
-        if not record.loaded and record.asked is not None and not record.asked.present:
-            heirs = [
-                member
-                for member in self.roster.here()
-                if member.num_tables > number and self._uploads(member, number)
-            ]
-            asked = [self._table_made(member, number) for member in heirs]
-        return [*asked, *self._advance(number)]
+    def _forget_loops(self) -> None:
+        """The job is as it was at its start, or at a snapshot: nobody has gone since, no epoch has begun."""
+        self.ends.clear()
+        self.loops.clear()
 
-    def _missing(self) -> list[str]:
-        waits = self.state is not JobState.RUNNING
-        if self._restored:  # those who trained are returning, or were given up
-            coming = (MemberState.JOINING, MemberState.RETURNING)
-            back = [f"{it.holder} to come back" for it in self.roster.members.values() if it.state in coming]
-            return back + self._tables.missing(self.roster, range(0))
-        needed = range(self.num_workers if waits and not self.min_workers else 0)
-        if self.min_workers and waits:  # who is about to be one of those who start has a place in their gates
-            joins = [it for it in self.roster.members.values() if it.state is MemberState.JOINING]
-            if any(not it.late for it in joins):
-                return [f"{it.holder} to join" for it in joins]
-        return self._tables.missing(self.roster, needed, self.min_workers if waits else 0)
+    # -- its end ---------------------------------------------------------------------------------------
 
-    def _tell_waiting(self) -> list[Action]:
-        """Tells those who have made a table that has not started what it waits for."""
-        number = self._tables.waiting()
-        if number is None:
+    def _check_end(self) -> list[Action]:
+        """Whether the job goes on, ends, is suspended or is dropped, after somebody stopped training."""
+        phase = self.phase
+        if phase.state in (JobState.ENDED, JobState.SUSPENDED):
             return []
-        missing = named(self._missing())
-        if not missing and self._tables.records[number].loaded:
-            return []
-        blocked = [member for member in self.roster.here() if member.num_tables > number]
-        uploader = [member for member in blocked if self._uploads(member, number)]
-        whom = missing or "the weights of " + ", ".join(f"worker {member.worker}" for member in uploader)
-        waiting = pb.Waiting(whom=whom)
-        return [tell(member, waiting=waiting) for member in blocked if missing or member not in uploader]
+        training = self.roster.training()
+        if training:
+            waiting = self.starts.go_on_without()
+            return [*waiting, *self._tell_finished(training)] if phase.state is JobState.RUNNING else waiting
+        if not phase.has_state:
+            return [*(self._ended(member) for member in self.roster.finished()), *self.drop()]
+        uploader = self.roster.first_finished()
+        if uploader is not None and not phase.has_final_state:
+            self._uploaders.append(uploader)
+            return [tell(uploader, upload_final=pb.UploadFinal())]
+        if phase.any_finished:
+            return self._end()
+        started = self.starts.without_anybody()
+        phase.enter(JobState.SUSPENDED)
+        self.starts.tables.suspend()
+        self.epochs.suspend()
+        self._awaited = set(range(self.num_workers))
+        return started
 
-    def _started(self, number: int) -> list[Action]:
-        if number >= len(self._tables):
-            return []
-        table = self._tables.records[number]
-        if table.started:  # nobody came back to a job that was restored
-            return []
-        table.starting, table.started = False, True
-        self.state = JobState.RUNNING
-        if all(record.started for record in self._tables.records):
-            self._restored = False
-        makers = [member for member in self.roster.here() if member.num_tables > number]
-        return [
-            self._table_started(member, number, self._first_step(member.worker, number)) for member in makers
-        ]
+    def _tell_finished(self, training: list[Member]) -> list[Action]:
+        waiting = pb.Waiting(whom=named([member.holder for member in training]) + " to finish")
+        return [tell(member, waiting=waiting) for member in self.roster.finished()]
 
-    def _first_step(self, worker: int, table: int) -> int:
-        """Of a worker that begins when a table does."""
-        return self._first_steps.get((table, worker), self.clocks.get(table, 0))
+    def _end(self) -> list[Action]:
+        self.phase.enter(JobState.ENDED)
+        self.epochs.end()
+        return [self._ended(member) for member in self.roster.present()]
 
-    def _table_started(self, member: Member, number: int, step: int = 0) -> ToMember:
-        return tell(member, table_started=pb.TableStarted(table=number, step=step))
+    def _ended(self, member: Member) -> ToMember:
+        return tell(member, ended=pb.Ended(has_state=self.phase.has_final_state))
+
+    # -- hand-off --------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """All of it but what it is, for JSON."""
+        phase = self.phase.dump()
+        return {
+            "state": phase.pop("state"),
+            "plain": phase | self.loops.dump(),
+            "pairs": self.starts.first_steps.dump(),
+            "shares": self.epochs.hand_off(),
+            "collectives": self.collectives.hand_off(),
+            "ends": [[worker, list(map(list, clocks.items()))] for worker, clocks in self.ends.items()],
+            "awaited": sorted(self._awaited),
+            "uploaders": [
+                asked.worker for asked in self._uploaders if asked is self.roster.members.get(asked.worker)
+            ],
+            **self.roster.dump(),
+            "tables": self.starts.tables.dump(),
+        }
+
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was dumped; what a release before does not say is as at the start."""
+        self.phase.load({"state": facts["state"], **facts["plain"]})
+        self.loops.load(facts["plain"])
+        self.epochs.take_over(facts["shares"])
+        if "collectives" in facts:
+            self.collectives.take_over(facts["collectives"])
+        self.ends = {worker: dict(clocks) for worker, clocks in facts.get("ends", ())}
+        self._awaited = set(facts["awaited"])
+        self.roster.load(facts)
+        self._uploaders = [self.roster.members[worker] for worker in facts["uploaders"]]
+        self.starts.load(facts["tables"], facts["pairs"])
+
+
+def check_job(job: spec_pb2.Job, wanted: spec_pb2.Job) -> None:
+    """Refuses a worker that wants another job than the one of that name.
+
+    Raises:
+        JobMismatch: naming what differs.
+    """
+    for what, expected, got in (
+        ("consistency", job.consistency, wanted.consistency),
+        ("number of workers", size_of(job), size_of(wanted)),
+        ("nonfinite", job.nonfinite, wanted.nonfinite),
+    ):
+        if expected != got:
+            raise JobMismatch(
+                f"{what} of job {job.name}: the job has {expected}, this worker wants {got}",
+                what=what,
+                expected=str(expected),
+                got=str(got),
+            )
+
+
+def size_of(job: spec_pb2.Job) -> str:
+    """As people write it: `4`, or `2:8`."""
+    return f"{job.min_workers}:{job.num_workers}" if job.min_workers else f"{job.num_workers}"

@@ -1,4 +1,4 @@
-"""Members of a job, and what the coordinator sends: values for `membership`.
+"""A member of a job: one incarnation of one worker, and how far it is in the job. Pure.
 
 Member: joining -> joined -> finishing -> finished -> left, or joined -> leaving -> left; lost (evicted) from
 anywhere. After a rollback it is returning, from anywhere, until another incarnation takes its place.
@@ -6,32 +6,14 @@ anywhere. After a rollback it is returning, from anywhere, until another incarna
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
-
-from ps_wire.errors import JobMismatch, PsError
-from ps_wire.frames.messages import refused_to_proto
-from ps_wire.spec.table import TableSpec
-from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import spec_pb2
-
-MAX_REASON = 300  # characters of a notice
-MAX_NAMED = 16  # in a list for people
-
-
-class JobState(StrEnum):
-    """See `membership`."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    ENDED = "ended"
+from typing import Any
 
 
 class MemberState(StrEnum):
-    """See the module's docstring."""
+    """One of eight; see the module's docstring."""
 
     JOINING = "joining"
     JOINED = "joined"
@@ -43,16 +25,32 @@ class MemberState(StrEnum):
     RETURNING = "returning"
 
 
+_OUT = frozenset({MemberState.LEFT, MemberState.LOST})  # from anywhere: it goes at once, or is evicted
+_HERE = _OUT | {MemberState.RETURNING}  # the job goes back to a snapshot
+NEXT: Mapping[MemberState, frozenset[MemberState]] = {
+    MemberState.JOINING: _OUT | {MemberState.JOINED, MemberState.LEAVING},
+    MemberState.JOINED: _HERE | {MemberState.FINISHING, MemberState.LEAVING},
+    MemberState.FINISHING: _HERE | {MemberState.FINISHED},
+    MemberState.FINISHED: _HERE,
+    MemberState.LEAVING: _HERE,
+    MemberState.RETURNING: _OUT,
+    MemberState.LEFT: frozenset({MemberState.LOST}),  # its removal is refused, which is said of whoever went
+    MemberState.LOST: frozenset(),
+}
+
+
 @dataclass(slots=True, kw_only=True)
 class Member:
     """One incarnation of one worker.
 
     Attributes:
+        state: changed by `become`.
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
         steps: that it has taken, as it says when it goes.
-        taken: table -> steps whose pushes have left, as its heartbeats say.
-        enters: by table, the first step that a late one may enter at.
+        taken: table -> steps whose pushes have left, as its heartbeats say. Not handed on: they say it again.
+        enters: by table, the first step that a late one may enter at. Not handed on: who was about to enter
+            does so at once.
     """
 
     worker: int
@@ -67,6 +65,11 @@ class Member:
     steps: int = 0
     taken: Mapping[int, int] = field(default_factory=dict)
     enters: Mapping[int, int] = field(default_factory=dict)
+
+    def become(self, state: MemberState) -> None:
+        """Goes on to a state that can follow, or stays."""
+        assert state is self.state or state in NEXT[self.state], (self.state, state)
+        self.state = state
 
     @property
     def holder(self) -> str:
@@ -95,125 +98,22 @@ class Member:
         """Whether the job waits for it."""
         return self.present and self.state is not MemberState.FINISHED and not self.reader
 
+    def dump(self) -> dict[str, Any]:
+        """For JSON; see the attributes for what is left out."""
+        return {
+            "state": self.state.value,
+            "worker": self.worker,
+            "incarnation": self.incarnation,
+            "host": self.host,
+            "pid": self.pid,
+            "reader": self.reader,
+            "num_tables": self.num_tables,
+            "late": self.late,
+            "lease_s": self.lease_s,
+            "steps": self.steps,
+        }
 
-@dataclass(slots=True)
-class TableRecord:
-    """How far a table is: its slices allocated, its weights loaded, its members told to begin."""
-
-    spec: TableSpec
-    opened: bool = False
-    loaded: bool = False
-    starting: bool = False
-    started: bool = False
-    asked: Member | None = None  # whose weights start it
-
-
-@dataclass(frozen=True, slots=True)
-class ToShards:
-    """An order that every shard carries out before the next one is sent."""
-
-    order: pb.Order
-
-
-@dataclass(frozen=True, slots=True)
-class ToMember:
-    """A message for one incarnation of one worker."""
-
-    worker: int
-    incarnation: int
-    reply: pb.MemberReply
-
-
-@dataclass(frozen=True, slots=True)
-class TwoRounds:
-    """An order, and a second one that is made of what all shards answer to it; nothing comes between.
-
-    Attributes:
-        first: every shard holds still what it concerns.
-        least: whether `second` gets the smallest figures of all shards, else the largest.
-        second: names the step that the change takes effect at, on every shard.
-    """
-
-    first: pb.Order
-    least: bool
-    second: Callable[[Mapping[int, int]], pb.Order]
-
-
-Action: TypeAlias = ToShards | ToMember | TwoRounds
-
-
-def named(words: Sequence[str]) -> str:
-    """A list for people: the first of them, and how many more there are."""
-    more = len(words) - MAX_NAMED
-    return ", ".join(words[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def tell(member: Member, **reply: object) -> ToMember:
-    """A message for a member: one field of `MemberReply`, by name."""
-    return ToMember(member.worker, member.incarnation, pb.MemberReply(**reply))  # type: ignore[arg-type]
-
-
-def refusal(member: Member, error: PsError) -> ToMember:
-    """An error for a member."""
-    return tell(member, refused=refused_to_proto(error))
-
-
-def removal(job: str, member: Member) -> ToShards:
-    """The order that takes a member out of the gates."""
-    order = pb.RemoveMember(job=job, worker=member.worker, incarnation=member.incarnation)
-    return ToShards(pb.Order(remove=order))
-
-
-def eviction(job: str, member: Member, epoch: int) -> TwoRounds:
-    """Takes a worker that has not left out of the gates; of its pushes those that are everywhere count."""
-    place = {"job": job, "worker": member.worker, "incarnation": member.incarnation}
-
-    def verdict(limits: Mapping[int, int]) -> pb.Order:
-        return pb.Order(evict=pb.EvictMember(**place, limits=limits, epoch=epoch))  # type: ignore[arg-type]
-
-    return TwoRounds(pb.Order(fence=pb.RemoveMember(**place)), True, verdict)  # type: ignore[arg-type]
-
-
-def entrance(job: str, member: Member, table: int) -> TwoRounds:
-    """Brings a worker into the gates of a table, at the first step that has closed nowhere, or later."""
-    least = member.enters.get(table, 0)
-    place = {"job": job, "table": table, "worker": member.worker, "incarnation": member.incarnation}
-
-    def named(first: Mapping[int, int]) -> pb.Order:
-        return pb.Order(enter=pb.EnterTable(**place, step=max(first.get(table, 0), least)))  # type: ignore[arg-type]
-
-    return TwoRounds(pb.Order(prepare=pb.EnterTable(**place)), False, named)  # type: ignore[arg-type]
-
-
-def notices(present: Iterable[Member], leaver: Member, reason: str, what: str = "left: ") -> list[ToMember]:
-    """Tells the others why a worker goes, in one line; nothing where there is no reason."""
-    text = " ".join("".join(sign if sign.isprintable() else " " for sign in reason).split())
-    if not text:
-        return []
-    notice = pb.Notice(text=f"{leaver.holder} {what}{text[:MAX_REASON]}")
-    return [tell(member, notice=notice) for member in present if member is not leaver]
-
-
-def check_job(job: spec_pb2.Job, wanted: spec_pb2.Job) -> None:
-    """Refuses a worker that wants another job than the one of that name.
-
-    Raises:
-        JobMismatch: naming what differs.
-    """
-    for what, expected, got in (
-        ("consistency", job.consistency, wanted.consistency),
-        ("number of workers", size_of(job), size_of(wanted)),
-        ("nonfinite", job.nonfinite, wanted.nonfinite),
-    ):
-        if expected != got:
-            raise JobMismatch(
-                f"{what} of job {job.name}: the job has {expected}, this worker wants {got}",
-                what=what,
-                expected=str(expected),
-                got=str(got),
-            )
-
-
-def size_of(job: spec_pb2.Job) -> str:
-    """As people write it: `4`, or `2:8`."""
-    return f"{job.min_workers}:{job.num_workers}" if job.min_workers else f"{job.num_workers}"
+    @classmethod
+    def load(cls, facts: Mapping[str, Any]) -> Member:
+        """What was dumped."""
+        return cls(**{**facts, "state": MemberState(facts["state"])})

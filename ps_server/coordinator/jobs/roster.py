@@ -1,8 +1,10 @@
-"""Who is in a job: numbers, incarnations, and who of them trains, has finished or only reads. Pure."""
+"""The members of a job: numbers, incarnations, and who of them trains, has finished or only reads. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_wire.errors import JobFull, JobUnknown, WorkerNumberTaken
@@ -62,7 +64,15 @@ class Roster:
         return wanted
 
     def add(
-        self, number: int, *, host: str, pid: int, reader: bool, late: bool = False, lease_s: float = 0.0
+        self,
+        number: int,
+        *,
+        host: str,
+        pid: int,
+        reader: bool,
+        late: bool = False,
+        lease_s: float = 0.0,
+        state: MemberState = MemberState.JOINING,
     ) -> Member:
         """A new incarnation under a number that is free."""
         before = self.members.get(number)
@@ -71,12 +81,13 @@ class Roster:
             incarnation=max(before.incarnation if before is not None else 0, self.floor) + 1,
             host=host,
             pid=pid,
+            state=state,
             reader=reader,
             late=late,
             lease_s=lease_s,
         )
         if before is not None and before.present:
-            before.state = MemberState.LOST
+            before.become(MemberState.LOST)
         self.members.pop(number, None)  # so that the order is that of arrival
         self.members[number] = member
         return member
@@ -124,3 +135,12 @@ class Roster:
     def first_finished(self) -> Member | None:
         """The lowest of them: it is asked for the last state."""
         return min(self.finished(), key=lambda member: member.worker, default=None)
+
+    def dump(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {"floor": self.floor, "members": [member.dump() for member in self.members.values()]}
+
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was dumped."""
+        self.floor = facts["floor"]
+        self.members = {known["worker"]: Member.load(known) for known in facts["members"]}

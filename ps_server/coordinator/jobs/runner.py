@@ -13,11 +13,12 @@ from contextlib import suppress
 
 from ps_server.coordinator.fleet.fleet import ORDER_LIMIT_S, RESTART_LIMIT_S, Fleet
 from ps_server.coordinator.jobs.action_queue import ActionQueue
+from ps_server.coordinator.jobs.actions import Action, ToMember
 from ps_server.coordinator.jobs.event_log import Events
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.leases import Leases
 from ps_server.coordinator.jobs.mailbox import Mailbox
-from ps_server.coordinator.jobs.member import Action, Member, MemberState, ToMember
+from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.events import Event
 from ps_server.log import logger
@@ -96,12 +97,12 @@ class JobRunner:
 
     def roll_back(self, saved: SavedJob, *, floor: int) -> None:
         """The shards have the snapshot's part of the job: it goes on, with what follows for its members."""
-        actions = self.job.roll_back(saved, floor=floor)
+        actions, phase = self.job.roll_back(saved, floor=floor), self.job.phase
         self.events.say(Event.RESTORE, snapshot=saved.snapshot, step=saved.step)
         now_s = time.monotonic()
         for member in self.job.roster.returning():  # each has a full term
             self.leases.grant(member.worker, member.incarnation, member.lease_s, now_s)
-            self.events.record(Event.ROLL_BACK, member, epoch=self.job.epoch, detail=saved.snapshot)
+            self.events.record(Event.ROLL_BACK, member, epoch=phase.membership_epoch, detail=saved.snapshot)
         self.thaw(actions)
 
     def thaw(self, actions: Sequence[Action]) -> None:
@@ -152,13 +153,13 @@ class JobRunner:
     def give_up(self, unheard: Sequence[Member]) -> None:
         """Those who have not come back since servers did: nobody has them in a gate, so they go together."""
         for member in unheard:
-            self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+            self.events.record(Event.EVICT, member, epoch=self.job.phase.membership_epoch + 1)
         self.do(self.job.give_up(unheard))
 
     def evict(self, member: Member) -> None:
         """A member's lease is over: the others go on without it."""
         why = f"was evicted: silent for longer than its lease of {member.lease_s:g} s; we go on"
-        self.events.record(Event.EVICT, member, epoch=self.job.epoch + 1)
+        self.events.record(Event.EVICT, member, epoch=self.job.phase.membership_epoch + 1)
         self.do(self.job.lost(member, why))
 
     def do(self, actions: Sequence[Action]) -> None:
@@ -183,7 +184,7 @@ class JobRunner:
 
     def say_epochs(self) -> None:
         """Says what became of the samples of epochs that have come to their end."""
-        for use in self.job.shares.over():
+        for use in self.job.epochs.over():
             self.events.record_epoch(use)
 
     def close(self, member: Member) -> None:

@@ -1,18 +1,56 @@
-"""The tables of a job on the coordinator: which there are, and what the next one waits for. Pure."""
+"""The tables of a job as the coordinator knows them, and what the next one waits for. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from ps_server.coordinator.jobs.member import Member, TableRecord
+from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.roster import Roster
 from ps_wire.errors import ConfigurationRefused
+from ps_wire.frames.messages import table_from_proto, table_to_proto
 from ps_wire.spec.table import MAX_TABLES, TableSpec, check_same
+from ps_wire.v1 import spec_pb2
+
+
+@dataclass(slots=True)
+class TableRecord:
+    """How far a table is: its slices allocated, its weights loaded, its members told to begin.
+
+    Attributes:
+        asked: whose weights start it.
+    """
+
+    spec: TableSpec
+    opened: bool = False
+    loaded: bool = False
+    starting: bool = False
+    started: bool = False
+    asked: Member | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "spec": table_to_proto(self.spec).SerializeToString().hex(),
+            "asked": None if self.asked is None else self.asked.worker,
+            "opened": self.opened,
+            "loaded": self.loaded,
+            "starting": self.starting,
+            "started": self.started,
+        }
+
+    @classmethod
+    def load(cls, facts: Mapping[str, Any], members: Mapping[int, Member]) -> TableRecord:
+        """What was dumped, of these members."""
+        spec = table_from_proto(spec_pb2.Table.FromString(bytes.fromhex(facts["spec"])))
+        asked = None if facts["asked"] is None else members.get(facts["asked"])
+        return cls(**{**facts, "spec": spec, "asked": asked})
 
 
 @dataclass(slots=True)
 class JobTables:
-    """Tables by number. Not thread-safe."""
+    """The tables by number. Not thread-safe."""
 
     job: str
     records: list[TableRecord] = field(default_factory=list)
@@ -77,3 +115,11 @@ class JobTables:
         """All workers are gone: what has started stays, and is made again otherwise."""
         while self.records and not self.records[-1].started:
             self.records.pop()
+
+    def dump(self) -> list[dict[str, Any]]:
+        """All of them, for JSON."""
+        return [record.dump() for record in self.records]
+
+    def load(self, facts: Iterable[Mapping[str, Any]], members: Mapping[int, Member]) -> None:
+        """Goes on with what was dumped, of these members."""
+        self.records = [TableRecord.load(record, members) for record in facts]

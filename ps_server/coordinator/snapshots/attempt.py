@@ -22,9 +22,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ps_server.agreement.cut_points import clocks_of_snapshot, first_steps
-from ps_server.agreement.gate import gate_of
 from ps_server.coordinator.fleet.fleet import Fleet
-from ps_server.coordinator.jobs.member import JobState, Member, MemberState, tell
+from ps_server.coordinator.jobs.actions import tell
+from ps_server.coordinator.jobs.member import Member, MemberState
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.state_store import CAPTURED, MAX_SAVED_BYTES, StateStore
 from ps_server.log import logger
@@ -33,7 +34,6 @@ from ps_wire.snapshot.json_fields import MAX_SAMPLES
 from ps_wire.snapshot.manifest import FINAL_FILE, FileRecord, Manifest, SavedWorker, worker_file
 from ps_wire.snapshot.saved_epoch import SavedEpoch
 from ps_wire.snapshot.store import SnapshotStore
-from ps_wire.spec import consistency
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 
@@ -172,7 +172,7 @@ class SnapshotAttempt:
                 newest = {
                     worker: max(steps[worker] for steps in self._steps.values()) for worker in self._members
                 }  # now: of who goes while shards still write it is known no more
-                self._shares = tuple(self._job.shares.capture(newest))
+                self._shares = tuple(self._job.epochs.capture(newest))
                 if not self._members:
                     raise CutAborted(f"job {self._job.name}: all workers finished during the cut")
                 while saved := await self._look():
@@ -220,11 +220,10 @@ class SnapshotAttempt:
         return all(len(self._ready[worker]) >= job.num_tables for worker in self._members)
 
     async def _arm(self) -> None:
-        gate = gate_of(consistency.parse(self._job.consistency))
         self._specs = tuple(self._job.specs)
         for table in range(len(self._specs)):
             asked = {worker: self._ready[worker][table] for worker in self._members}
-            self._steps[table] = clocks_of_snapshot(gate, asked)
+            self._steps[table] = clocks_of_snapshot(self._job.gate, asked)
         save = self._order()
         for table, clocks in self._steps.items():
             save.tables.add(table=table, clocks=clocks)
@@ -257,7 +256,7 @@ class SnapshotAttempt:
         ended = self._ended
         if not workers and not ended:  # what workers had is gone with them, and where they were
             raise SnapshotFailed(f"job {self._job.name}: all workers were evicted before it was written")
-        if ended and self._job.has_final_state:
+        if ended and self._job.phase.has_final_state:
             blob = self._states.get(self._job.name, "final")
             records.append(
                 await asyncio.to_thread(self._store.write, self._job.name, self._name, FINAL_FILE, [blob])
@@ -286,14 +285,16 @@ class SnapshotAttempt:
         ended: bool,
     ) -> Manifest:
         job = self._job
-        gate = gate_of(consistency.parse(job.consistency))
         over = (MemberState.FINISHING, MemberState.FINISHED)
         finished = {it.worker: it.steps for it in job.roster.members.values() if it.state in over}
-        clocks = {table: first_steps(gate, steps, workers, finished) for table, steps in self._steps.items()}
+        clocks = {
+            table: first_steps(job.gate, steps, workers, finished) for table, steps in self._steps.items()
+        }
         newest = {worker: max(steps[worker] for steps in clocks.values()) for worker in workers}
         if ended:
+            newest_clocks = job.starts.first_steps.newest
             clocks = {
-                table: dict.fromkeys(job.roster.members, job.clocks.get(table, 0)) for table in self._steps
+                table: dict.fromkeys(job.roster.members, newest_clocks.get(table, 0)) for table in self._steps
             }
         return Manifest(
             number=int(self._name.partition("-")[0]),
@@ -312,7 +313,7 @@ class SnapshotAttempt:
                 )
                 for worker in workers
             },
-            shares=tuple(job.shares.capture(newest)) if self._shares is None else self._shares,
+            shares=tuple(job.epochs.capture(newest)) if self._shares is None else self._shares,
             ended=ended,
             counters={table: _merged([counts[str(table)] for counts in counters]) for table in self._steps},
         )

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 
 from ps_server.coordinator.fleet.fleet import Fleet
-from ps_server.coordinator.jobs.member import JobState, Member
+from ps_server.coordinator.jobs.member import Member
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.snapshots.attempt import SnapshotAttempt
 from ps_server.coordinator.snapshots.policy import SnapshotPolicy

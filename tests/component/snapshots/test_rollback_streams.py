@@ -161,7 +161,7 @@ def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_lo
     durable.evict(job, 1)
     room = durable.coordinator._rooms[job]
     assert not threading.Event().wait(0.3)  # several of the limits above
-    assert room.job._broken is None
+    assert room.job.phase.broken is None
     link_of(other).presence.membership.abandon()
     durable.start_again(1)
     until(lambda: room.events.counts["rollback"], "the job goes back")

@@ -1,14 +1,18 @@
 """What README and docs say is so: links, files, options, tables, and code that runs."""
 
 import ast
+import importlib.util
+import inspect
 import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
 
+import ps_worker
 from ps_lab import cli as lab
 from ps_lab.cluster.cluster import Cluster
 from ps_server import cli as server
@@ -83,49 +87,44 @@ def test_commands_have_the_options_that_are_used(where, words):
             assert all(f'"{word}"' in source for word in theirs[1:] if word.startswith("--")), where
 
 
+@pytest.fixture(scope="module", name="reference")
+def _reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "generate_reference", ROOT / "docs" / "generate_reference.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_of_the_commands_has_not_drifted(reference):
+    """Generated again, it is the committed one."""
+    assert reference.generate() == reference.PAGE.read_text(), "run `make api`"
+
+
 @pytest.mark.parametrize("program", ["ps-server", "ps-worker"])
-def test_the_readme_has_every_option(program):
-    """Names, variables and defaults in the README's tables are those of the commands."""
-    rows = {
-        re.sub(r"[` ].*", "", row[0].strip("`")): row for row in table("README.md", f"`{program}`") if row[0]
-    }
-    known = {name: value for name, value in options(program).items() if name != "--help"}
-    assert rows.keys() == known.keys()
-    for name, row in rows.items():
-        assert row[1] == f"`{known[name].envvar}`", name
-        if row[2].startswith("`"):
-            assert row[2] == f"`{known[name].default}`", name
+def test_every_option_of_a_process_has_a_variable_and_a_row(program):
+    """So that a container needs no arguments; `-m` says what SCRIPT is, and is no setting."""
+    rows = {re.sub(r"[` ].*", "", row[0].strip("`")): row for row in table("docs/reference.md", "option")}
+    for name, parameter in options(program).items():
+        if name != "--help":
+            assert parameter.envvar, name
+            assert f"`{parameter.envvar}`" in (ROOT / "docs" / "reference.md").read_text(), name
+            assert name in rows, name
 
 
-@pytest.mark.parametrize("command", ["bench roundtrip", "bench step"])
-def test_the_readme_has_every_option_of_a_bench(command):
-    """Names and defaults in the README's tables are those of the commands."""
-    rows = {
-        re.sub(r"[` ,].*", "", row[0].strip("`")): row for row in table("README.md", f"`ps-lab {command}`")
-    }
-    known = {
-        name: value
-        for name, value in options("ps-lab", command).items()
-        if name != "--help" and name not in value.secondary_opts
-    }
-    assert rows.keys() == known.keys()
-    for name, row in rows.items():
-        if row[1].startswith("`"):
-            default = known[name].default
-            assert row[1].strip("`") == str(known[name].show_default if default is None else default), name
+def test_the_settings_without_an_option_are_those_of_connect():
+    """Variables that only the environment and `connect` have."""
+    known = {f"PS_{name.upper()}" for name in inspect.signature(ps_worker.connect).parameters}
+    rows = [row[0].strip("`") for row in table("docs/reference.md", "variable")]
+    taken = {parameter.envvar for parameter in options("ps-worker").values()}
+    assert set(rows) <= known - taken
+    assert {name for name in known - taken if name.endswith("_LIMIT")} <= set(rows)
 
 
-def test_the_readme_names_the_settings_without_an_option():
-    """Variables that only the environment and `connect` have, with their defaults in seconds."""
-    from ps_worker import settings  # noqa: PLC0415
-
-    rows = {row[1].strip("`"): row[2].strip("`") for row in table("README.md", "`ps-worker`") if not row[0]}
-    assert rows == {
-        "PS_CONNECT_LIMIT": f"{settings.CONNECT_LIMIT_S:g}",
-        "PS_START_LIMIT": f"{settings.START_LIMIT_S:g}",
-        "PS_RETRY_LIMIT": f"{settings.RETRY_LIMIT_S:g}",
-        "PS_WAIT": f"{settings.WAIT_S:g}",
-    }
+def test_the_readme_is_two_screens():
+    """What is longer has a page of its own."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
 
 
 def test_every_law_has_a_test_that_is_named():

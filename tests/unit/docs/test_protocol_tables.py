@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from ps_server.coordinator import member_streams, readers, recovery, state_store
-from ps_server.coordinator.jobs import member
+from ps_server.coordinator.jobs import actions
 from ps_server.coordinator.jobs import runner as room
 from ps_server.rpc import auth as gatekeeper
 from ps_server.rpc import greeting
@@ -101,9 +101,9 @@ def test_the_error_table_is_the_tree():
     }
 
 
-def test_the_readme_has_every_exit_code():
+def test_the_reference_has_every_exit_code():
     """Those of the error tree, of a finished run, of SIGTERM and of Ctrl-C."""
-    said = {int(row[0]) for row in rows_of("README.md", "code", "meaning")}
+    said = {int(row[0]) for row in rows_of("docs/reference.md", "code", "meaning")}
     assert said == {cls.exit_code for cls in errors.STATUS} | {0, 75, 130}
 
 
@@ -166,7 +166,7 @@ def test_the_readme_has_every_exit_code():
         ("what workers had beside tables, per snapshot", [state_store.MAX_SAVED_BYTES >> 30]),
         ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
         ("metrics of a worker", [member_streams.MAX_METRICS, 64]),
-        ("reason in a notice", [member.MAX_REASON]),
+        ("reason in a notice", [actions.MAX_REASON]),
         (
             "texts of a heartbeat: what is waited for, why no better carrier",
             [member_streams.MAX_REASON],

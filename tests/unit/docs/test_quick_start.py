@@ -59,16 +59,18 @@ def _terminals() -> Iterator[Terminals]:
     terminals.close()
 
 
-def quick_start(program: str, heading: str = "## Quick start by hand") -> list[list[str]]:
-    """The commands of that program in a section of the README, with ports that are free here."""
+def quick_start(
+    program: str, page_name: str = "README.md", heading: str = "## Five terminals"
+) -> list[list[str]]:
+    """The commands of that program in a section of a page, with ports that are free here."""
     ports = dict(zip(("50051", "50052"), map(str, PORTS), strict=True))
-    lines = (ROOT / "README.md").read_text().splitlines()
+    lines = [*(ROOT / page_name).read_text().splitlines(), "## "]
     first = lines.index(heading) + 1
     last = next(number for number, line in enumerate(lines, 1) if number > first and line.startswith("## "))
     found = []
     for where, words in commands():
         page, _, number = where.partition(":")
-        if page == "README.md" and first < int(number) < last and words[0] == program:
+        if page == page_name and first < int(number) < last and words[0] == program:
             line = shlex.join(words)
             for said, free in ports.items():
                 line = line.replace(said, free)
@@ -85,7 +87,7 @@ def test_five_terminals_status_and_ctrl_c_in_each(terminals):
     servers = [terminals.type(words) for words in quick_start("ps-server")]
     (worker_words,) = quick_start("ps-worker")
     workers = [terminals.type(worker_words) for _ in range(3)]
-    status_words = quick_start("ps-lab")[0]
+    status_words = next(words for words in quick_start("ps-lab") if words[1] == "status")
     deadline_s = time.monotonic() + LIMIT_S
     while " running " not in (shown := terminals.type(status_words).communicate(timeout=LIMIT_S)[0]):
         assert time.monotonic() < deadline_s, shown
@@ -101,14 +103,14 @@ def test_five_terminals_status_and_ctrl_c_in_each(terminals):
 
 @pytest.mark.timeout(900)  # nine processes, one after the other: 187 s at a load of 20 on two cores
 def test_a_snapshot_is_taken_looked_at_gone_on_from_exported_and_restored(terminals, tmp_path):
-    """The README's section on snapshots, with the folder and the file elsewhere."""
+    """The page on snapshots, with the folder and the file elsewhere."""
     pytest.importorskip("sklearn")
-    section = "## Snapshots, and servers that fail"
+    section = ("docs/snapshots.md", "## A snapshot, by hand")
     folder, model = str(tmp_path / "snapshots"), str(tmp_path / "model.safetensors")
     elsewhere = {"snapshots": folder, "model.safetensors": model}
 
     def typed(program: str) -> list[list[str]]:
-        return [[elsewhere.get(word, word) for word in words] for words in quick_start(program, section)]
+        return [[elsewhere.get(word, word) for word in words] for words in quick_start(program, *section)]
 
     def said(words: list[str]) -> str:
         process = terminals.type(words)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ps_server.coordinator.jobs.actions import Action, ToMember, TwoRounds
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.member import Action, Member, ToMember, TwoRounds
+from ps_server.coordinator.jobs.member import Member
 from ps_server.shard.orders import execute_order
 from ps_server.shard.shard import Shard
 from ps_wire.errors import PsError
@@ -72,7 +73,7 @@ class Desk:
     ) -> Member:
         member, actions = self.job.join(
             spec_pb2.Job(
-                consistency=consistency or self.job.consistency,
+                consistency=consistency or str(self.job.consistency),
                 num_workers=num_workers or self.job.num_workers,
                 nonfinite=nonfinite or self.job.nonfinite,
                 min_workers=self.job.min_workers,
@@ -90,7 +91,7 @@ class Desk:
         self.do(self.job.make_table(member, table(number, **options)))
 
     def upload(self, member: Member, number: int = 0) -> None:
-        self.do(self.job.uploaded(member, number))
+        self.do(self.job.starts.uploaded(member, number))
 
     def upload_final(self, member: Member) -> None:
         self.do(self.job.uploaded_final(member))

@@ -8,13 +8,12 @@ import time
 
 import pytest
 
-from ps_server.coordinator import hand_off
 from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.job_life import JobLife
-from ps_server.coordinator.jobs.member import JobState, Member, TableRecord
+from ps_server.coordinator.jobs.member import Member
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.coordinator.member_streams import MemberStreams
@@ -226,25 +225,10 @@ def test_who_does_not_come_back_leaves_its_share_to_the_others():
     roll_back(desk, to)
     again = come_back(desk, zero)
     asks = (0, 0, 0, again.incarnation, desk.job.sharing())
-    ours = desk.job.shares.ask(*asks, mark=PieceMark(step=2))
+    ours = desk.job.epochs.ask(*asks, mark=PieceMark(step=2))
     desk.lose(one)
-    theirs = desk.job.shares.ask(*asks, begins=False, mark=PieceMark(step=5, batches=3, samples=12))
+    theirs = desk.job.epochs.ask(*asks, begins=False, mark=PieceMark(step=5, batches=3, samples=12))
     assert [(it.place, it.first) for it in (ours, theirs)] == [(0, 2), (1, 2)]
-
-
-@pytest.mark.parametrize(
-    ("cls", "handed_on"),
-    [
-        (JobLife, {*hand_off.PLAIN, *hand_off.PAIRS}),
-        (Member, set(hand_off.MEMBER)),
-        (TableRecord, set(hand_off.TABLE)),
-    ],
-)
-def test_a_coordinator_hands_on_every_field(cls, handed_on):
-    """Or says which it leaves out: whoever adds one is asked."""
-    names = {field.name for field in dataclasses.fields(cls)}
-    assert names == handed_on | hand_off.LEFT_OUT[cls]
-    assert not handed_on & hand_off.LEFT_OUT[cls]
 
 
 async def test_thousands_who_never_come_back_go_together():
@@ -266,7 +250,7 @@ async def test_thousands_who_never_come_back_go_together():
     await room.settle()
     assert room.job.state is JobState.SUSPENDED
     assert ordered == ["start_table"]
-    left = room.job.shares.capture({})[0].left
+    left = room.job.epochs.capture({})[0].left
     assert [place for place, _ in left] == list(range(many))
 
 

@@ -79,7 +79,7 @@ def test_what_one_used_stays_used_where_its_lease_ends_before_shards_have_remove
     """And where its next process comes before that, too."""
     desk = Desk(2)
     _, one = desk.start()
-    shares = desk.job.shares = begun()
+    shares = desk.job.epochs = begun()
     desk.held, one.steps = True, 4  # the shards are away
     goes(desk, one)
     desk.lose(one)
@@ -387,7 +387,7 @@ def test_what_a_worker_that_finishes_has_not_used_stays_unused():
     """It wants no more, and nobody else is given it."""
     desk = Desk(2)
     members = desk.start()
-    shares = desk.job.shares
+    shares = desk.job.epochs
     for member in members:
         shares.ask(0, 0, member.worker, 1, desk.job.sharing(), mark=at(0, 0))
         shares.mark(0, member.worker, 1, at(1, 1))
@@ -400,7 +400,7 @@ def test_what_a_worker_leaves_over_is_what_the_shards_had_not_committed():
     """An evicted one's by the verdict's limits, one's that leaves by its own word."""
     desk = Desk(3)
     members = desk.start()
-    shares = desk.job.shares
+    shares = desk.job.epochs
     for member in members:
         shares.ask(0, 0, member.worker, 1, desk.job.sharing(), mark=at(0, 0))
         shares.mark(0, member.worker, 1, at(1, 1))

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from ps_server.coordinator.jobs.action_queue import ActionQueue
+from ps_server.coordinator.jobs.actions import ToMember, ToShards, eviction, tell
 from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.member import (
-    JobState,
-    Member,
-    MemberState,
-    ToMember,
-    ToShards,
-    eviction,
-    tell,
-)
+from ps_server.coordinator.jobs.member import Member, MemberState
+from ps_server.coordinator.jobs.phase import JobState
 from ps_wire.errors import ServerNotReady
 from ps_wire.v1 import coordinator_pb2 as pb
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.coordinator.jobs.member import JobState, MemberState
+from ps_server.coordinator.jobs.member import MemberState
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.shard.shard import Shard
 from ps_wire.errors import (
     ConfigurationRefused,
@@ -305,7 +306,7 @@ def test_each_eviction_is_of_an_epoch_of_its_own():
     members = desk.start()
     epochs = []
     for member in members[:2]:
-        before = desk.job.epoch
+        before = desk.job.phase.membership_epoch
         desk.lose(member)
         evicted = desk.orders[-1].evict
         assert evicted.worker == member.worker
@@ -323,7 +324,7 @@ def test_a_lost_state_is_told_and_the_job_begins_from_nothing():
     """`drop` gives up tables, clocks and who had finished: a later job of this name is a new one."""
     desk = Desk(2, shards=[Shard(index=0, num_shards=1, memory_limit_bytes=None)])
     zero, one = desk.start()
-    desk.job.clocks = {0: 5}
+    desk.job.starts.first_steps.saw({0: 5})
     desk.finish(zero)
     desk.do([*desk.job.tell_all(JobUnknown("shard 1 was started again")), *desk.job.drop()])
     assert isinstance(desk.error(zero), JobUnknown)
@@ -342,7 +343,7 @@ def test_an_order_that_outlives_its_job_changes_nothing(kind):
     if kind == "start_table":
         desk.make(zero)
     desk.held = True
-    desk.do(desk.job.make_table(zero, table()) if kind == "open_table" else desk.job.uploaded(zero, 0))
+    desk.do(desk.job.make_table(zero, table()) if kind == "open_table" else desk.job.starts.uploaded(zero, 0))
     desk.do([*desk.job.tell_all(JobUnknown("gone")), *desk.job.drop()])
     desk.held = False
     desk.settle()

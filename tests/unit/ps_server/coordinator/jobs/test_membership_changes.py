@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.coordinator.jobs.member import JobState, TwoRounds
+from ps_server.coordinator.jobs.actions import TwoRounds
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.shard.shard import Shard
 from ps_wire.errors import Evicted, JobFull
 from tests.unit.ps_server.desk import Desk
@@ -128,11 +129,11 @@ def test_a_silent_worker_is_evicted_in_two_rounds_and_the_others_go_on():
     shards = [Shard(index=index, num_shards=2, memory_limit_bytes=None) for index in range(2)]
     desk = Desk(3, shards=shards)
     zero, one, two = desk.start()
-    epoch = desk.job.epoch
+    epoch = desk.job.phase.membership_epoch
     desk.lose(one)
     assert [order.WhichOneof("kind") for order in desk.orders[-2:]] == ["fence", "evict"]
     assert dict(desk.orders[-1].evict.limits) == {0: 0}
-    assert desk.job.epoch > epoch
+    assert desk.job.phase.membership_epoch > epoch
     assert isinstance(desk.error(one), Evicted)
     for member in (zero, two):
         assert "refused" not in desk.kinds(member)

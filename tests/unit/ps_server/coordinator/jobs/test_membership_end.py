@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.coordinator.jobs.member import JobState, MemberState
+from ps_server.coordinator.jobs.member import MemberState
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.shard.shard import Shard
 from ps_wire.errors import ConfigurationRefused, ServerNotReady, TableMismatch
 from tests.unit.ps_server.desk import Desk, table
@@ -292,7 +293,7 @@ def test_nobody_joins_those_whose_table_failed(kind):
         again = desk.join(1)
         desk.make(again)
     desk.held = True
-    desk.do(desk.job.make_table(zero, table()) if kind == "open_table" else desk.job.uploaded(zero, 0))
+    desk.do(desk.job.make_table(zero, table()) if kind == "open_table" else desk.job.starts.uploaded(zero, 0))
     desk.carry_out(ServerNotReady("shard 1 is gone"))
     if kind == "start_table":
         desk.lose(again)
@@ -326,10 +327,10 @@ def test_a_worker_that_vanishes_while_the_first_table_starts_is_not_waited_for()
 def test_a_job_that_is_stopped_ends_after_the_newest_epoch_though_another_began_an_older_one_since():
     desk = Desk(2)
     first, second = desk.start()
-    assert desk.job.begin_epoch(2)
-    assert desk.job.begin_epoch(1)
+    assert desk.job.loops.begin(2)
+    assert desk.job.loops.begin(1)
     (told,) = desk.job.stop(second, "enough")
     assert (told.worker, told.incarnation) == (first.worker, first.incarnation)
-    assert desk.job.last_epoch == 2
-    assert desk.job.begin_epoch(2)
-    assert not desk.job.begin_epoch(3)
+    assert desk.job.loops.last == 2
+    assert desk.job.loops.begin(2)
+    assert not desk.job.loops.begin(3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps_server.coordinator.jobs.member import JobState, Member, MemberState
+from ps_server.coordinator.jobs.member import Member, MemberState
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.shard.shard import Shard
 from ps_wire.errors import PsError, ServerNotReady
 from tests.unit.ps_server.desk import LAST_WORDS, Desk

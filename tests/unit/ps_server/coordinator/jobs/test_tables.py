@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ps_server.coordinator.jobs.member import Member, MemberState, TableRecord
+from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.roster import Roster
-from ps_server.coordinator.jobs.tables import JobTables
+from ps_server.coordinator.jobs.tables import JobTables, TableRecord
 from tests.unit.ps_server.desk import table
 
 

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from ps_server.coordinator.jobs.member import Member, TwoRounds, entrance, eviction
+from ps_server.coordinator.jobs.actions import TwoRounds, entrance, eviction
+from ps_server.coordinator.jobs.member import Member
 from ps_server.shard.orders import execute_order
 from ps_server.shard.partition.machine import Complete, Ledger, StepMachine
 from ps_server.shard.shard import Shard

@@ -1,0 +1,50 @@
+"""The loops of a job's workers over epochs, and the one after which all of them end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Loops:
+    """How far workers are in their loops. Not thread-safe.
+
+    Attributes:
+        newest: epoch that one of them has begun.
+        last: epoch after which they end; None: nobody has stopped the job.
+        stopped: who has, and why, for people.
+    """
+
+    newest: int = -1
+    last: int | None = None
+    stopped: str = ""
+
+    def begin(self, epoch: int) -> bool:
+        """A worker is about to begin this epoch; whether it is to."""
+        if self.last is not None and epoch > self.last:
+            return False
+        self.newest = max(self.newest, epoch)
+        return True
+
+    def stop(self, who: str, reason: str) -> bool:
+        """All end after the newest epoch that one of them has begun; whether that was not decided before."""
+        if self.last is not None:
+            return False
+        self.last = max(self.newest, 0)
+        self.stopped = f"{who} has stopped the job after epoch {self.last}: {reason}"
+        return True
+
+    def clear(self) -> None:
+        """The job is as it was at its start, or at a snapshot: no epoch has begun since."""
+        self.newest, self.last, self.stopped = -1, None, ""
+
+    def dump(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {"last_epoch": self.last, "stopped": self.stopped, "_newest_epoch": self.newest}
+
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was dumped; a release before did not know loops."""
+        self.newest, self.last = facts.get("_newest_epoch", -1), facts.get("last_epoch")
+        self.stopped = facts.get("stopped", "")

@@ -1,0 +1,65 @@
+"""An optimizer bound to the weights of a partition: what the ways to take a step work on.
+
+Legend: E = elements of the partition, C = cuts of it: pieces of parameters that count steps of their own.
+
+It must not know which way is taken, nor who asks for weights. Not thread-safe: its cell has a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer
+from ps_server.shard.optimizer.splitter import Splitter
+from ps_server.shard.optimizer.versioned_weights import VersionedWeights
+from ps_wire.spec.plan import Piece
+
+MakeOptimizer: TypeAlias = Callable[[Sequence[torch.Tensor]], PieceOptimizer]  # over C views of the weights
+
+
+class BoundOptimizer:
+    """See the module's docstring.
+
+    Attributes:
+        weights: that it changes, shape (E,) each version.
+        optimizer: over C views of the newest version.
+    """
+
+    def __init__(
+        self,
+        weights: VersionedWeights,
+        pieces: Sequence[Piece],
+        cuts: Sequence[Piece],
+        make_optimizer: MakeOptimizer,
+    ) -> None:
+        """Makes an optimizer without state.
+
+        Args:
+            weights: owned by somebody else, too, who reads them.
+            pieces: of parameters, one each.
+            cuts: these pieces, or parts of them.
+            make_optimizer: makes one for C pieces.
+        """
+        self.weights = weights
+        self._split = Splitter(cuts, weights.now.numel())
+        place = {piece.parameter: index for index, piece in enumerate(pieces)}
+        self._whose = None if cuts == pieces else [place[cut.parameter] for cut in cuts]
+        self.optimizer = make_optimizer(self._split(weights.now))
+
+    def views(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """The C cuts of values of shape (E,)."""
+        return self._split(values)
+
+    def given(self, average: torch.Tensor, flags: Sequence[bool]) -> list[torch.Tensor | None]:
+        """The C gradients, None where nobody has one; `flags` has one for each piece."""
+        if self._whose is not None:
+            flags = [flags[piece] for piece in self._whose]
+        cuts = zip(self._split(average), flags, strict=True)
+        return [values if there else None for values, there in cuts]
+
+    def rebind(self) -> None:
+        """The optimizer goes on where the weights are now."""
+        self.optimizer.rebind(self._split(self.weights.now))

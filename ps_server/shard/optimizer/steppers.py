@@ -1,0 +1,157 @@
+"""Ways to take one optimizer step on a partition, in the order in which they are tried.
+
+Each makes, to the bit, the weights and states that torch's optimizer in place makes. Whether a way fits
+hyper-parameters is looked at once for a param-group, as long as it stays the same. What fits may still pass a
+step on, such as one in which a piece has no gradient. The last one fits always and takes every step.
+
+Legend: E = elements of the partition, P = parameter pieces in it.
+
+It must not know steps, workers or frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from ps_server.shard.optimizer.adam import Adam, across
+from ps_server.shard.optimizer.bound_optimizer import BoundOptimizer
+from ps_wire.process import kernels, trace
+from ps_wire.spec.table import Group
+
+Fit = TypeVar("Fit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepper(Generic[Fit]):
+    """One way to take a step.
+
+    Attributes:
+        name: for people.
+        fits: what of these hyper-parameters the way needs; None: it is not for them.
+        run: takes the step, with what fits, the mean gradient of shape (E,), or None where it has been used
+            already, and P flags: which pieces have a gradient. False: nothing is done.
+    """
+
+    name: str
+    fits: Callable[[BoundOptimizer, Group], Fit | None]
+    run: Callable[[BoundOptimizer, Fit, torch.Tensor | None, Sequence[bool]], bool]
+
+
+def plain_rate(bound: BoundOptimizer, group: Group) -> float | None:
+    """The learning rate where a step is `piece - rate * gradient` and no more."""
+    optimizer, values = bound.optimizer, dict(group)
+    if optimizer.name != "SGD" or not optimizer.on_weights:
+        return None
+    rate = values["lr"]
+    if not isinstance(rate, float) or any(
+        values.get(key) for key in ("momentum", "weight_decay", "nesterov", "maximize")
+    ):
+        return None
+    wide = all(piece.dtype in (torch.float32, torch.float64) for piece in optimizer.pieces)
+    return rate if wide else None
+
+
+def _one_pass_rate(bound: BoundOptimizer, group: Group) -> float | None:
+    """Only where weights have another half to be written to: the mean of gradients is not kept."""
+    return None if bound.weights.other is None else plain_rate(bound, group)
+
+
+def step_ahead(bound: BoundOptimizer, rate: float, gradients: Sequence[torch.Tensor]) -> bool:
+    """Writes what a plain step with the mean of gradients comes to into the other half, in one pass over all.
+
+    Args:
+        bound: whose weights are to have that version next.
+        rate: as `ONE_PASS` fits.
+        gradients: of shape (E,) each, in rank order, a value in each piece.
+
+    Returns:
+        Whether all of it is finite, and the step only has to be turned to; else it is to be taken otherwise.
+    """
+    weights = bound.weights
+    if weights.other is None or kernels.KERNELS is None or not kernels.fit([*gradients, weights.other]):
+        return False
+    with trace.span("mean and step"):
+        weights.ahead = kernels.KERNELS.mean_step(gradients, weights.now, rate, weights.other)
+    return weights.ahead
+
+
+def _turn(bound: BoundOptimizer, _rate: float, _average: torch.Tensor | None, _flags: Sequence[bool]) -> bool:
+    if not bound.weights.ahead:
+        return False
+    bound.weights.next()
+    return True
+
+
+def _plain(bound: BoundOptimizer, rate: float, average: torch.Tensor | None, flags: Sequence[bool]) -> bool:
+    assert average is not None
+    if not all(flags):
+        return False
+    weights = bound.weights
+    before = weights.now
+    torch.add(before, average, alpha=-rate, out=weights.next())
+    if weights.other is None and weights.now is not before:
+        bound.rebind()
+    return True
+
+
+def _crossing(bound: BoundOptimizer, group: Group) -> tuple[Adam, Group] | None:
+    optimizer = bound.optimizer
+    if bound.weights.other is None or not optimizer.on_weights:
+        return None
+    adam = across(optimizer.name, group, optimizer.pieces)
+    return None if adam is None else (adam, group)
+
+
+def _across(
+    bound: BoundOptimizer, fit: tuple[Adam, Group], average: torch.Tensor | None, flags: Sequence[bool]
+) -> bool:
+    """Pieces without a state get their first from torch."""
+    assert average is not None
+    adam, group = fit
+    weights, optimizer = bound.weights, bound.optimizer
+    before = bound.views(weights.now)
+    weights.next()
+    bound.rebind()
+    gradients = bound.given(average, flags)
+    left = adam.step_pieces(optimizer.states(), gradients, before, optimizer.pieces)
+    if any(gradient is not None for gradient in left):
+        optimizer.step(left, group)
+    return True
+
+
+def _always(_bound: BoundOptimizer, group: Group) -> Group:
+    return group
+
+
+def _in_place(
+    bound: BoundOptimizer, group: Group, average: torch.Tensor | None, flags: Sequence[bool]
+) -> bool:
+    assert average is not None
+    weights = bound.weights
+    if weights.other is None:
+        moved = weights.make_writable()
+    else:
+        weights.carry()
+        moved = True
+    if moved:
+        bound.rebind()
+    bound.optimizer.step(bound.given(average, flags), group)
+    return True
+
+
+ONE_PASS = Stepper(name="mean and step in one pass", fits=_one_pass_rate, run=_turn)
+PLAIN = Stepper(name="plain SGD out of place", fits=plain_rate, run=_plain)
+ACROSS = Stepper(name="Adam from one half into the other", fits=_crossing, run=_across)
+IN_PLACE = Stepper(name="torch in place", fits=_always, run=_in_place)
+
+STEPPERS: tuple[Stepper[Any], ...] = (ONE_PASS, PLAIN, ACROSS, IN_PLACE)
+
+
+def fitting(bound: BoundOptimizer, group: Group) -> list[tuple[Stepper[Any], Any]]:
+    """The ways that fit these hyper-parameters, each with what it needs of them."""
+    found = [(stepper, stepper.fits(bound, group)) for stepper in STEPPERS]
+    return [(stepper, fit) for stepper, fit in found if fit is not None]
