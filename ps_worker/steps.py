@@ -65,16 +65,6 @@ class Steps:
             on_rollback: see `connect`.
         """
         self.inside = OneThread()
-        self.data = ScriptData(settings.consistency, self)
-        self.link = JobLink(settings, self)
-        self.together = Together(
-            self.link.collect,
-            alone=self.has_no_others,
-            step=lambda: self.step,
-            incarnation=lambda: self.link.incarnation,
-            returns=lambda: self.data.returns,
-        )
-        self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
         self.optimizers: list[WrappedOptimizer] = []
         self.tables: list[Table] = []
         self.metrics: Mapping[str, float] = {}
@@ -90,6 +80,16 @@ class Steps:
         self._at_epoch = False
         self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
         self._untrained_said = False
+        self.data = ScriptData(settings.consistency, self)
+        self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
+        self.link = JobLink(settings, self)
+        self.together = Together(
+            self.link.collect,
+            alone=self.has_no_others,
+            step=lambda: self.step,
+            incarnation=lambda: self.link.incarnation,
+            returns=lambda: self.data.returns,
+        )
         self.link.side.own.add("@worker", self.data)
 
     def join(self) -> None:

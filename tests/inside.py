@@ -8,6 +8,7 @@ from typing import Any
 import ps_worker as ps
 from ps_worker.job.job_link import JobLink
 from ps_worker.optimizer.arrival import Arrival
+from ps_worker.optimizer.sender import Sender
 from ps_worker.optimizer.step_cycle import StepCycle
 from ps_worker.optimizer.table_gradients import TableGradients
 from ps_worker.steps import Steps
@@ -23,6 +24,12 @@ def link_of(worker: ps.Worker) -> JobLink:
     return steps_of(worker).link
 
 
+def sender_of(optimizer: Any) -> Sender:
+    """What sends its gradients."""
+    found: Sender = optimizer._sender
+    return found
+
+
 def cycle_of(optimizer: Any) -> StepCycle:
     """Where in a step it is."""
     found: StepCycle = optimizer._cycle
@@ -36,8 +43,7 @@ def arrival_of(optimizer: Any) -> Arrival:
 
 def tables_of(optimizer: Any) -> Sequence[TableGradients]:
     """The gradients of its tables."""
-    found: Sequence[TableGradients] = optimizer._sender.tables
-    return found
+    return sender_of(optimizer).tables
 
 
 def exchange_of(optimizer: Any) -> Any:

@@ -20,6 +20,7 @@ from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs import member as members
 from ps_server.coordinator.jobs.collectives import Part
 from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.member_streams import MemberStreams, worker_status
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
@@ -55,10 +56,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         rooms: Mapping[str, JobRunner],
         states: StateStore,
         *,
+        live: LiveExtras,
         member_streams: MemberStreams,
         readers: Readers,
         recovery: Recovery,
-        takings: SnapshotScheduler,
+        scheduler: SnapshotScheduler,
         drops: Drops,
         on_fenced: Callable[[Fenced], None],
     ) -> None:
@@ -69,7 +71,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._member_streams = member_streams
         self._readers = readers
         self._recovery = recovery
-        self._takings = takings
+        self._scheduler = scheduler
+        self._live = live
         self._drops = drops
         self._on_fenced = on_fenced
 
@@ -104,11 +107,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
         register = first.register
         try:
             await self._shards.check_held(register)
-            outbox = self._shards.register(register)
+            outbox, lost = self._shards.register(register)
         except PsError as error:
             if isinstance(error, Fenced) and error.facts.get("coordinator"):
                 self._on_fenced(error)
             raise
+        if lost:
+            self._recovery.lost(register.shard)
         await context.send_initial_metadata(())  # tells the shard that it is registered
         reading = watched.task(
             f"reading what shard {register.shard} says",
@@ -177,7 +182,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             yield pb.StateChunk(data=part)
 
     async def _position(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
-        room, live = self._rooms[key.job], self._readers.live
+        room, live = self._rooms[key.job], self._live
         joiner = room.job.roster.member(key.worker, key.incarnation)
         noted = live.noted(room, joiner) if key.name == "noted" else await live.for_joiner(room, joiner)
         yield pb.StateChunk(clocks=noted.clocks)
@@ -296,7 +301,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.SnapshotProgress]:
         """Takes a snapshot; the last word says where it is."""
         gatekeeper.check_job(request.job)
-        async for progress in self._takings.take(request.job):
+        async for progress in self._scheduler.take(request.job):
             yield progress
 
     async def NameSnapshot(
@@ -304,7 +309,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> pb.SnapshotProgress:
         """A name that no snapshot of the job has."""
         gatekeeper.check_job(request.job)
-        return pb.SnapshotProgress(snapshot=await self._takings.new_name(check_job_name(request.job)))
+        return pb.SnapshotProgress(snapshot=await self._scheduler.new_name(check_job_name(request.job)))
 
     async def Restore(
         self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext

@@ -67,7 +67,7 @@ class RemoteStateOptimizer(torch.optim.Optimizer):
         for name in FORWARDED:
             setattr(inner, name, getattr(self, name))
         inner.step = _refuse_step  # type: ignore[method-assign]
-        inner.__getstate__ = _refuse_copy  # type: ignore[method-assign]
+        inner.__getstate__ = refuse_copy  # type: ignore[method-assign]
 
     def _note_step(self) -> None:
         """A step is taken: a scheduler that was made before `wrap` asks the inner optimizer for that."""
@@ -79,7 +79,7 @@ class RemoteStateOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: always.
         """
-        _refuse_copy()
+        refuse_copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Called by torch's `load_state_dict`: param-groups of an older torch get what they lack."""
@@ -141,7 +141,12 @@ def _refuse_step(*_: Any, **__: Any) -> NoReturn:
 _refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers then ask `_opt_called`
 
 
-def _refuse_copy() -> NoReturn:
+def refuse_copy() -> NoReturn:
+    """Refuses copies and pickles of a wrapped optimizer, and of what refers to one.
+
+    Raises:
+        UsageError: always.
+    """
     raise UsageError(
         "a wrapped optimizer cannot be copied or pickled: its state is on servers, keep its state_dict(). "
         "A model whose step() was interrupted refers to it: call worker.synchronize() before saving the model"

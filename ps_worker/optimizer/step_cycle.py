@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ps_wire.errors import Evicted
 from ps_worker.optimizer.arrival import Arrival
+from ps_worker.optimizer.remote_state import refuse_copy
 from ps_worker.optimizer.sender import Sender
 from ps_worker.process import stopping
 from ps_worker.step_host import StepHost
@@ -69,6 +70,10 @@ class StepCycle:
         self._sender = sender
         self._host = host
         self._resume: torch.utils.hooks.RemovableHandle | None = None  # settles before the next forward
+
+    def __getstate__(self) -> NoReturn:
+        """Refuses copies: a model whose step was interrupted refers to this."""
+        refuse_copy()
 
     # -- a step ----------------------------------------------------------------------------------------
 

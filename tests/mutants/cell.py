@@ -9,6 +9,7 @@ SCREENING = "ps_server/shard/partition/screening.py"
 VALUES = "ps_server/shard/optimizer/partition_tensors.py"
 WEIGHTS = "ps_server/shard/optimizer/versioned_weights.py"
 AVERAGE = "ps_server/shard/optimizer/mean.py"
+STEPPERS = "ps_server/shard/optimizer/steppers.py"
 OPTIMIZERS = "ps_server/shard/optimizer/piece_optimizer.py"
 ADAM = "ps_server/shard/optimizer/adam.py"
 KERNELS = "ps_wire/process/kernels.c"
@@ -124,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         name="optimizers: sgd with weight decay is taken for plain",
-        file=OPTIMIZERS,
+        file=STEPPERS,
         text='for key in ("momentum", "weight_decay", "nesterov", "maximize")',
         fault='for key in ("momentum", "nesterov", "maximize")',
         tests=(
@@ -146,8 +147,8 @@ MUTANTS = (
     Mutant(
         name="optimizers: a state is handed out, not copied",
         file=OPTIMIZERS,
-        text="{key: value.detach().clone() for key, value in self._torch.state.get(piece, {}).items()}",
-        fault="{key: value.detach() for key, value in self._torch.state.get(piece, {}).items()}",
+        text="{key: value.detach().clone() for key, value in state.items()}",
+        fault="{key: value.detach() for key, value in state.items()}",
         tests=(
             "tests/unit/ps_server/shard/optimizer/test_piece_optimizer.py::test_a_state_that_was_taken_stays_as_it_was_while_steps_follow",
         ),
@@ -198,17 +199,52 @@ MUTANTS = (
     ),
     Mutant(
         name="cell: a version in which nothing is applied stays in the half before",
-        file=VALUES,
-        text="            before = self.now\n            self._weights.next().copy_(before)\n",
+        file=WEIGHTS,
+        text="            before = self.now\n            self.next().copy_(before)\n",
         fault="            pass\n",
         tests=("tests/contracts/test_mapped_halves.py",),
     ),
     Mutant(
         name="cell: the optimizer steps memory that the weights have left",
-        file=VALUES,
-        text="        if self._weights.make_writable():\n            self._rebind()\n",
-        fault="        self._weights.make_writable()\n",
+        file=STEPPERS,
+        text="        moved = weights.make_writable()\n",
+        fault="        moved = weights.make_writable() and False\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
+    ),
+    Mutant(
+        name="steppers: a plain step goes over pieces without a gradient",
+        file=STEPPERS,
+        text="    if not all(flags):\n        return False\n",
+        fault="",
+        tests=("tests/unit/ps_server/shard/optimizer/test_plain_step.py",),
+    ),
+    Mutant(
+        name="steppers: what fits is not looked at again when hyper-parameters change",
+        file=VALUES,
+        text="        if group is not self._group:\n",
+        fault="        if self._group is None:\n",
+        tests=("tests/unit/ps_server/shard/optimizer/test_plain_step.py",),
+    ),
+    Mutant(
+        name="steppers: what fits is not looked at again when weights lie in two halves",
+        file=VALUES,
+        text="            self._use(self._bound, self.cuts)\n            self._bound.rebind()\n",
+        fault="            self._bound.rebind()\n",
+        tests=("tests/unit/ps_server/shard/optimizer/test_plain_step.py",),
+    ),
+    Mutant(
+        name="steppers: a step is turned to that was not made",
+        file=STEPPERS,
+        text="    if not bound.weights.ahead:\n        return False\n",
+        fault="",
+        tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py",),
+    ),
+    Mutant(
+        name="steppers: a way past the device is taken",
+        file=STEPPERS,
+        text='    if optimizer.name != "SGD" or not optimizer.on_weights:\n',
+        fault='    if optimizer.name != "SGD":\n',
+        tests=("tests/unit/ps_server/shard/optimizer/test_device_optimizer.py",),
     ),
     Mutant(
         name="cell: rounded weights are those of the version before",
@@ -227,8 +263,8 @@ MUTANTS = (
     Mutant(
         name="cell: loaded weights keep the optimizer's state",
         file=VALUES,
-        text="        if self._optimizer is not None and self.optimizer_bytes():\n",
-        fault="        if self._optimizer is None:\n",
+        text="        if self.optimizer_bytes():\n",
+        fault="        if self._bound is None:\n",
         tests=(f"{TABLE}::test_weights_that_are_loaded_have_no_history",),
     ),
     Mutant(

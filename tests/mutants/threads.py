@@ -133,9 +133,9 @@ MUTANTS = (
     ),
     Mutant(
         name="one job that cannot be looked at keeps the leases of others",
-        file="ps_server/coordinator/member_streams.py",
+        file="ps_server/coordinator/lease_watch.py",
         text="except Exception as error:  # noqa: BLE001 - the leases of other jobs end all the same\n",
-        fault="except PsError as error:\n",
+        fault="except KeyError as error:\n",
         tests=(f"{TASKS}::test_leases_and_periodic_snapshots_go_on_after_a_bug",),
     ),
     Mutant(

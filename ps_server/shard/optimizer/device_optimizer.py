@@ -40,7 +40,9 @@ def optimizer_on(device: torch.device) -> Callable[..., PieceOptimizer]:
 
 
 class DeviceOptimizer(PieceOptimizer):
-    """See the module's docstring. P pieces as a `PieceOptimizer` has them, on the host."""
+    """An optimizer whose P pieces are copies on a device of those that it is given, on the host."""
+
+    on_weights = False
 
     def __init__(
         self, name: str, group: Group, pieces: Sequence[torch.Tensor], *, device: torch.device
@@ -54,19 +56,11 @@ class DeviceOptimizer(PieceOptimizer):
     def step(self, gradients: Sequence[torch.Tensor | None], group: Group) -> None:
         """See `PieceOptimizer.step`; gradients are on the host."""
         there = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        hosts, pieces = [self._hosts[place] for place in there], [self._pieces[place] for place in there]
+        hosts, pieces = [self._hosts[place] for place in there], [self.pieces[place] for place in there]
         torch._foreach_copy_(pieces, hosts)
         taken = [None if gradient is None else gradient.to(self._device) for gradient in gradients]
         super().step(taken, group)
         torch._foreach_copy_(hosts, pieces)
-
-    def plain(self, group: Group) -> bool:  # noqa: ARG002 - the base's
-        """Never: `step_plain` works on the host."""
-        return False
-
-    def crosses(self, group: Group) -> bool:  # noqa: ARG002 - the base's
-        """Never: nor does `step_across`."""
-        return False
 
     def rebind(self, pieces: Sequence[torch.Tensor]) -> None:
         """See `PieceOptimizer.rebind`."""
@@ -78,5 +72,5 @@ class DeviceOptimizer(PieceOptimizer):
 
     def _own(self, key: str, value: torch.Tensor) -> torch.Tensor:
         own = super()._own(key, value)
-        entry = known(self._name)
+        entry = known(self.name)
         return own.to(self._device) if entry.fused or key not in entry.scalars else own

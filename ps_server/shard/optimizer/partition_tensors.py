@@ -7,48 +7,43 @@ It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 
-from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
-from ps_server.shard.optimizer.splitter import Splitter
+from ps_server.shard.optimizer import steppers
+from ps_server.shard.optimizer.bound_optimizer import BoundOptimizer, MakeOptimizer
+from ps_server.shard.optimizer.piece_optimizer import State
+from ps_server.shard.optimizer.steppers import Stepper
 from ps_server.shard.optimizer.versioned_weights import VersionedWeights
-from ps_wire.errors import PsError
 from ps_wire.frames.buffer import bytes_of
 from ps_wire.frames.carrier import Message
-from ps_wire.process import kernels, trace
+from ps_wire.process import trace
 from ps_wire.spec import codec as codecs
 from ps_wire.spec.plan import Piece
 from ps_wire.spec.table import Group
 
 
 class PartitionTensors:
-    """See the module's docstring.
+    """The weights of a partition, with what replies need of them, and the optimizer that changes them.
 
     Attributes:
         cuts: pieces that the optimizer works on: P, or more where parts of one have counted different steps.
         zeros: shape (E,), for who has no gradient.
         doubled: the weights lie in two halves that workers map; each version takes the other one.
-        ahead: the other half holds what the next `apply` makes.
     """
 
-    def __init__(
-        self,
-        weights: torch.Tensor,
-        pieces: Sequence[Piece],
-        optimizer: Callable[[Sequence[torch.Tensor]], PieceOptimizer],
-    ) -> None:
-        """Takes `weights`, shape (E,), over; `optimizer` makes one for P pieces."""
+    def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], make_optimizer: MakeOptimizer) -> None:
+        """Takes `weights`, shape (E,), over; `make_optimizer` makes one for P pieces."""
         self._weights = VersionedWeights(weights)
         self._pieces = self.cuts = tuple(pieces)
-        self._whose: list[int] | None = None  # piece of each cut; None: they are the pieces
-        self._split = Splitter(pieces, weights.numel())
-        self._make_optimizer = optimizer
-        self._optimizer = optimizer(self._split(weights)) if pieces else None
+        self._make_optimizer = make_optimizer
+        self._bound = self._bind(self._pieces) if pieces else None
+        self._group: Group | None = None  # whose ways these are
+        self._fitting: list[tuple[Stepper[Any], Any]] = []
         self.zeros = torch.zeros(1, dtype=weights.dtype).expand(weights.numel())
         self.doubled = False
-        self.ahead = False
         self._payloads: dict[int, memoryview] = {}  # of halves, by where they lie
         self._rounded: dict[int, tuple[int, memoryview]] = {}  # by codec: of which version
         self._kept: dict[int, torch.Tensor] = {}  # weights of older versions, which nobody writes
@@ -57,6 +52,11 @@ class PartitionTensors:
     def now(self) -> torch.Tensor:
         """The weights, shape (E,); only read."""
         return self._weights.now
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the other half holds what the next `apply` makes."""
+        return self._weights.ahead
 
     @property
     def payload(self) -> memoryview:
@@ -110,17 +110,19 @@ class PartitionTensors:
 
     def load(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state."""
-        self._make_writable()
-        if self._optimizer is not None and self.optimizer_bytes():
-            self._set_cuts(self._pieces)
-            self._optimizer = self._make_optimizer(self._split(self._weights.now))
+        if self._weights.make_writable() and self._bound is not None:
+            self._bound.rebind()
+        if self.optimizer_bytes():
+            self._use(self._bind(self._pieces), self._pieces)
         self.now.copy_(values)
 
     def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
         """See `VersionedWeights.double`."""
         self._weights.double(halves, version, loaded=loaded)
         self.doubled = True
-        self._rebind()
+        if self._bound is not None:
+            self._use(self._bound, self.cuts)
+            self._bound.rebind()
 
     def step_ahead(self, gradients: Sequence[torch.Tensor], group: Group) -> bool:
         """Writes what a step with the mean of these comes to into the other half, where one pass can do that.
@@ -132,112 +134,69 @@ class PartitionTensors:
         Returns:
             Whether all of it is finite, and the next `apply` of these only has to turn to it.
         """
-        other, optimizer = self._weights.other, self._optimizer
-        if other is None or optimizer is None or not optimizer.plain(group):
+        if self._bound is None:
             return False
-        if kernels.KERNELS is None or not kernels.fit([*gradients, other]):
-            return False
-        with trace.span("mean and step"):
-            self.ahead = kernels.KERNELS.mean_step(gradients, self.now, optimizer.rate(group), other)
-        return self.ahead
+        stepper, rate = self._ways(self._bound, group)[0]
+        return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, gradients)
 
     @trace.traced("optimizer")
     def apply(self, average: torch.Tensor | None, present: Iterable[bool], group: Group) -> None:
-        """One optimizer step.
+        """One optimizer step, by the first way that takes it.
 
         Args:
             average: shape (E,); None where `step_ahead` did it.
             present: P flags; pieces without a gradient are skipped.
             group: hyper-parameters.
         """
-        if self.ahead:
-            self.ahead = False
-            self._weights.next()
-            return
-        assert average is not None
-        if self._optimizer is None:
+        bound = self._bound
+        if bound is None:
             self.carry()
             return
         flags = list(present)
-        if self._weights.other is not None and self._optimizer.crosses(group):
-            pieces = self._split(self.now)
-            self._weights.next()
-            self._rebind()
-            self._optimizer.step_across(pieces, self._given(average, flags), group)
-            return
-        if all(flags) and self._optimizer.plain(group):
-            before = self.now
-            self._optimizer.step_plain(before, average, group, out=self._weights.next())
-            if self._weights.other is None and self.now is not before:
-                self._rebind()
-            return
-        if self._weights.other is None:
-            self._make_writable()
-        else:
-            self.carry()
-            self._rebind()
-        self._optimizer.step(self._given(average, flags), group)
+        for stepper, fit in self._ways(bound, group):
+            if stepper.run(bound, fit, average, flags):
+                return
 
-    def _given(self, average: torch.Tensor, flags: list[bool]) -> list[torch.Tensor | None]:
-        """The gradients of `cuts`, None where nobody has one."""
-        if self._whose is not None:
-            flags = [flags[piece] for piece in self._whose]
-        pieces = zip(self._split(average), flags, strict=True)
-        return [values if there else None for values, there in pieces]
+    def _ways(self, bound: BoundOptimizer, group: Group) -> list[tuple[Stepper[Any], Any]]:
+        """What fits; looked at again only where the hyper-parameters are others."""
+        if group is not self._group:
+            self._fitting, self._group = steppers.fitting(bound, group), group
+        return self._fitting
 
-    @trace.traced("carry weights")
     def carry(self) -> None:
         """The next version is like this one."""
-        self.ahead = False
-        if self._weights.other is not None:
-            before = self.now
-            self._weights.next().copy_(before)
+        self._weights.carry()
 
-    def _make_writable(self) -> None:
-        """Before the weights change in place: leaves memory that replies are still sent from."""
-        if self._weights.make_writable():
-            self._rebind()
+    def _bind(self, cuts: Sequence[Piece]) -> BoundOptimizer:
+        return BoundOptimizer(self._weights, self._pieces, cuts, self._make_optimizer)
 
-    def _rebind(self) -> None:
-        """The optimizer goes on where the weights are now."""
-        if self._optimizer is not None:
-            self._optimizer.rebind(self._split(self.now))
+    def _use(self, bound: BoundOptimizer, cuts: tuple[Piece, ...]) -> None:
+        """Steps go on with this optimizer; what fits is looked at again."""
+        self._bound, self.cuts, self._group = bound, cuts, None
 
     # -- the optimizer's state -------------------------------------------------------------------------
 
     def export_state(self) -> list[State]:
         """The states of `cuts`, copied: see `PieceOptimizer.export_state`."""
-        return self._optimizer.export_state() if self._optimizer is not None else []
+        return self._bound.optimizer.export_state() if self._bound is not None else []
 
     def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
         """Sets the states of `cuts`, by default the P pieces. Raises what `PieceOptimizer.import_state` does.
 
         A cut is at a multiple of 16 elements from its parameter's start.
         """
-        if self._optimizer is None:
+        if self._bound is None:
             return
-        before, optimizer = self.cuts, self._optimizer
-        self._set_cuts(self._pieces if cuts is None else tuple(cuts))
-        if self.cuts != before:
-            optimizer = self._make_optimizer(self._split(self._weights.now))
-        try:
-            optimizer.import_state(states)
-        except PsError:
-            self._set_cuts(before)
-            raise
-        self._optimizer = optimizer
-
-    def _set_cuts(self, cuts: tuple[Piece, ...]) -> None:
-        place = {piece.parameter: place for place, piece in enumerate(self._pieces)}
-        self.cuts = cuts
-        self._whose = None if cuts == self._pieces else [place[cut.parameter] for cut in cuts]
-        self._split = Splitter(cuts, self._weights.now.numel())
+        wanted = self._pieces if cuts is None else tuple(cuts)
+        bound = self._bound if wanted == self.cuts else self._bind(wanted)
+        bound.optimizer.import_state(states)
+        self._use(bound, wanted)
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """What the optimizer's state of a piece may hold."""
-        return self._optimizer.state_names if self._optimizer is not None else ()
+        return self._bound.optimizer.state_names if self._bound is not None else ()
 
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state."""
-        return self._optimizer.state_bytes() if self._optimizer is not None else 0
+        return self._bound.optimizer.state_bytes() if self._bound is not None else 0

@@ -17,11 +17,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ps_server.shard.optimizer.adam import Adam, across
 from ps_wire.errors import OptimizerUnsupported, PayloadMismatch
 from ps_wire.spec.table import Group, OptimizerSpec, Value
 
-Pieces: TypeAlias = Sequence[torch.Tensor]
 Gradients: TypeAlias = Sequence[torch.Tensor | None]
 State: TypeAlias = Mapping[str, torch.Tensor]  # of one piece or parameter, by torch's names
 WithGradient: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # a piece and its gradient
@@ -138,8 +136,13 @@ class PieceOptimizer:
     Legend: P = pieces of the partition; each is a 1-D view of the partition's weights.
 
     Attributes:
+        name: of the optimizer, in `KNOWN`.
+        pieces: P of them.
         state_names: all that the state of a piece may hold, in torch's order.
+        on_weights: the pieces are views of the partition's weights, so that others may step them, too.
     """
+
+    on_weights = True
 
     def __init__(self, name: str, group: Group, pieces: Sequence[torch.Tensor]) -> None:
         """Makes the optimizer; its state grows with the first step, as in torch.
@@ -147,15 +150,11 @@ class PieceOptimizer:
         Raises:
             OptimizerUnsupported: see `check`.
         """
-        self._pieces = list(pieces)
-        self._name = name
+        self.pieces = list(pieces)
+        self.name = name
         self._start = self._group = group
-        self._looked_at: Group | None = None  # by `plain`
-        self._is_plain = False
-        self._crossed: Group | None = None  # looked at by `crosses`
-        self._adam: Adam | None = None
         self.state_names = known(name).scalars + known(name).tensors(dict(group))
-        self._torch = _make(known(name), name, self._pieces, group)
+        self._torch = _make(known(name), name, self.pieces, group)
 
     def step(self, gradients: Gradients, group: Group) -> None:
         """One step with these hyper-parameters.
@@ -168,7 +167,7 @@ class PieceOptimizer:
             for own in self._torch.param_groups:
                 own.update(group)
             self._group = group
-        pairs = zip(self._pieces, gradients, strict=True)
+        pairs = zip(self.pieces, gradients, strict=True)
         there = [(piece, gradient) for piece, gradient in pairs if gradient is not None]
         for batch in self._batches(there):
             for piece, gradient in batch:
@@ -179,7 +178,7 @@ class PieceOptimizer:
 
     def _batches(self, there: list[WithGradient]) -> list[list[WithGradient]]:
         """What one step of torch takes: its fused SGD cannot have momentum for some of its pieces only."""
-        if self._name != "SGD":
+        if self.name != "SGD":
             return [there]
         state = self._torch.state
         old = [item for item in there if state.get(item[0])]
@@ -187,55 +186,13 @@ class PieceOptimizer:
             return [there]
         return [old, [item for item in there if not state.get(item[0])]]
 
-    def plain(self, group: Group) -> bool:
-        """Whether a step is `piece - lr * gradient` and no more, for which `step_plain` is the same."""
-        if group is not self._looked_at:
-            values = dict(group)
-            self._is_plain = (
-                self._name == "SGD"
-                and isinstance(values["lr"], float)
-                and not any(values.get(key) for key in ("momentum", "weight_decay", "nesterov", "maximize"))
-                and all(piece.dtype in (torch.float32, torch.float64) for piece in self._pieces)
-            )
-            self._looked_at = group
-        return self._is_plain
-
-    def crosses(self, group: Group) -> bool:
-        """Whether `step_across` can do a step with these hyper-parameters."""
-        if group is not self._crossed:
-            self._crossed, self._adam = group, across(self._name, group, self._pieces)
-        return self._adam is not None
-
-    def step_across(self, before: Pieces, gradients: Gradients, group: Group) -> None:
-        """What `step` does where `crosses` holds, from the P pieces `before` into the own ones."""
-        assert self._adam is not None
-        states = [self._torch.state.get(piece, {}) for piece in self._pieces]
-        left = self._adam.step_pieces(states, gradients, before, self._pieces)
-        if any(gradient is not None for gradient in left):
-            self.step(left, group)
-
-    @staticmethod
-    def step_plain(weights: torch.Tensor, gradient: torch.Tensor, group: Group, *, out: torch.Tensor) -> None:
-        """One plain step of SGD, to the bit what `step` does, from one memory into another.
-
-        Args:
-            weights: shape (E,): the whole partition.
-            gradient: shape (E,).
-            group: hyper-parameters for which `plain` holds.
-            out: shape (E,).
-        """
-        torch.add(weights, gradient, alpha=-PieceOptimizer.rate(group), out=out)
-
-    @staticmethod
-    def rate(group: Group) -> float:
-        """The learning rate of hyper-parameters for which `plain` holds."""
-        rate = dict(group)["lr"]
-        assert isinstance(rate, float)
-        return rate
+    def states(self) -> list[Mapping[str, torch.Tensor]]:
+        """P states where they lie, as torch has them; empty where a piece never had a gradient."""
+        return [self._torch.state.get(piece, {}) for piece in self.pieces]
 
     def rebind(self, pieces: Sequence[torch.Tensor]) -> None:
         """Goes on with P other pieces of memory that hold the same weights; state and gradients stay."""
-        for own, piece in zip(self._pieces, pieces, strict=True):
+        for own, piece in zip(self.pieces, pieces, strict=True):
             own.data = piece
 
     def export_state(self) -> list[State]:
@@ -243,10 +200,7 @@ class PieceOptimizer:
 
         A piece that never had a gradient has an empty one.
         """
-        return [
-            {key: value.detach().clone() for key, value in self._torch.state.get(piece, {}).items()}
-            for piece in self._pieces
-        ]
+        return [{key: value.detach().clone() for key, value in state.items()} for state in self.states()]
 
     def import_state(self, states: Sequence[State]) -> None:
         """Sets P states, copied, in place of all that was there; the next step goes on from them.
@@ -258,23 +212,23 @@ class PieceOptimizer:
             PayloadMismatch: one is not a state that this optimizer can have; nothing was changed.
         """
         made: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
-        for place, (piece, state) in enumerate(zip(self._pieces, states, strict=True)):
+        for place, (piece, state) in enumerate(zip(self.pieces, states, strict=True)):
             self._check_state(place, state)
             if state:
                 made[piece] = {key: self._own(key, state[key]) for key in self.state_names if key in state}
         self._torch.state = made  # in one go: figures are read without the cell's lock
 
     def _check_state(self, place: int, state: State) -> None:
-        entry = known(self._name)
+        entry = known(self.name)
         needed = entry.scalars + entry.tensors({})
         missing = [key for key in needed if key not in state]
         unknown = [key for key in state if key not in self.state_names]
         if unknown or (missing and (state or entry.cls is torch.optim.Adagrad)):
             raise PayloadMismatch(
-                f"the state of {self._name} has {', '.join(self.state_names) or 'nothing'} with "
+                f"the state of {self.name} has {', '.join(self.state_names) or 'nothing'} with "
                 f"{dict(self._start)}, got {', '.join(state) or 'nothing'} for piece {place}"
             )
-        piece = self._pieces[place]
+        piece = self.pieces[place]
         for key, value in state.items():
             if key in entry.scalars:
                 fits = value.dim() == 0 and value.dtype in (torch.float32, torch.float64)
@@ -287,7 +241,7 @@ class PieceOptimizer:
                 )
 
     def _own(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        counts = key == "step" and known(self._name).fused  # fused kernels read it as float32
+        counts = key == "step" and known(self.name).fused  # fused kernels read it as float32
         return value.detach().to(torch.float32, copy=True) if counts else value.detach().clone()
 
     def state_bytes(self) -> int:

@@ -21,6 +21,7 @@ import weakref
 import torch
 
 from ps_wire.frames.carrier import Message
+from ps_wire.process import trace
 
 
 class VersionedWeights:
@@ -29,12 +30,14 @@ class VersionedWeights:
     Attributes:
         now: the weights, shape (E,).
         other: the half that the next version is to be written into, shape (E,); None: `now` is changed.
+        ahead: the other half holds that version already.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
         """Takes `values`, shape (E,), over."""
         self.now = values
         self.other: torch.Tensor | None = None
+        self.ahead = False
         self._replies: list[weakref.ref[Message]] = []  # who holds one also refers to it
         self._left: list[tuple[torch.Tensor, list[Message]]] = []  # memory, and who still holds it
 
@@ -55,10 +58,18 @@ class VersionedWeights:
         """
         if self.other is not None:
             self.now, self.other = self.other, self.now
+            self.ahead = False
         elif held := self._take_held():
             before, self.now = self.now, self._unread()
             self._left.append((before, held))
         return self.now
+
+    @trace.traced("carry weights")
+    def carry(self) -> None:
+        """The next version is like this one."""
+        if self.other is not None:
+            before = self.now
+            self.next().copy_(before)
 
     def sent(self, reply: Message) -> None:
         """A reply whose payload is `now` has been made, and will be given to outlets before the next one."""

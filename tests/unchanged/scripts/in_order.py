@@ -78,7 +78,13 @@ def run(
 
     def join(rank: int) -> ps.Worker:
         return ps.connect(
-            servers=servers, job=job, consistency=consistency, num_workers=WORKERS, worker=rank, carrier="tcp"
+            servers=servers,
+            job=job,
+            consistency=consistency,
+            num_workers=WORKERS,
+            worker=rank,
+            carrier="tcp",
+            lease=300.0,  # beside any load
         )
 
     def table(worker: ps.Worker) -> ps.Table:

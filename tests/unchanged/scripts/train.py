@@ -18,6 +18,7 @@ from models import MODELS, OPTIMIZERS, loss_of
 import ps_worker as ps
 
 SIZES = ps.BucketOptions(bucket_bytes=1 << 14, first_bucket_bytes=1 << 12, partition_bytes=1 << 12)
+PATIENCE = {"lease": 300.0, "retry_limit": 300.0}  # beside any load, and while servers are replaced
 
 
 def train(row: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def train(row: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(7)
     model = MODELS[row["model"]]()
     keys = ("servers", "job", "consistency", "num_workers", "worker", "carrier")
-    with ps.connect(**{key: row[key] for key in keys}) as worker:
+    with ps.connect(**{key: row[key] for key in keys}, **PATIENCE) as worker:
         optimizer = worker.wrap(OPTIMIZERS[row["optimizer"]](model.parameters()), model, buckets=SIZES)
         for step in range(row["steps"]):
             if step == row.get("pause_at"):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from ps_server.shard.optimizer import steppers
+from ps_server.shard.optimizer.bound_optimizer import BoundOptimizer
 from ps_server.shard.optimizer.device_optimizer import DeviceOptimizer, device_of, optimizer_on
 from ps_server.shard.optimizer.piece_optimizer import KNOWN, PieceOptimizer
+from ps_server.shard.optimizer.versioned_weights import VersionedWeights
 from ps_wire.errors import PsError, UsageError
+from ps_wire.spec.plan import Piece
 from ps_wire.spec.table import Group
 
 HOST = torch.device("cpu")  # copies to it are copies, too, so that this runs without an accelerator
@@ -66,9 +72,21 @@ def test_state_leaves_and_comes_as_on_the_host():
     assert all(map(torch.equal, mine, expected))
 
 
-def test_plain_sgd_runs_on_the_device_too():
-    assert PieceOptimizer("SGD", (("lr", 0.1),), pieces()).plain((("lr", 0.1),))
-    assert not DeviceOptimizer("SGD", (("lr", 0.1),), pieces(), device=HOST).plain((("lr", 0.1),))
+def test_no_way_past_the_device_is_taken():
+    """What would step the weights on the host does not fit, in one memory or two."""
+    group: Group = (("betas", (0.9, 0.999)), ("eps", 1e-8), ("lr", 0.1), ("weight_decay", 0.0))
+    piece = Piece(parameter=0, offset=0, parameter_offset=0, numel=16)
+    for name, own in (("SGD", group[2:3]), ("Adam", group)):
+        for make in (PieceOptimizer, partial(DeviceOptimizer, device=HOST)):
+            made = BoundOptimizer(
+                VersionedWeights(torch.zeros(16)), [piece], [piece], partial(make, name, own)
+            )
+            made.weights.double((torch.zeros(16), torch.zeros(16)), 0, loaded=True)
+            ways = [stepper for stepper, _ in steppers.fitting(made, own)]
+            if make is not PieceOptimizer:
+                assert ways == [steppers.IN_PLACE]
+            elif name == "SGD":
+                assert ways == [steppers.ONE_PASS, steppers.PLAIN, steppers.IN_PLACE]
 
 
 def test_on_the_host_nothing_is_copied():

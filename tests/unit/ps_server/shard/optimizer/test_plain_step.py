@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
+from ps_server.shard.optimizer import steppers
+from ps_server.shard.optimizer.bound_optimizer import BoundOptimizer
+from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer
+from ps_server.shard.optimizer.versioned_weights import VersionedWeights
+from ps_wire.process import kernels
+from ps_wire.spec.plan import Piece
 
 PLAIN = (
     ("dampening", 0),
@@ -21,6 +30,17 @@ def with_value(name: str, value: object) -> tuple[tuple[str, object], ...]:
     return tuple((key, value if key == name else old) for key, old in PLAIN)
 
 
+def bound(weights: torch.Tensor, name: str = "SGD", group: Any = PLAIN) -> BoundOptimizer:
+    """One piece, which is all of the weights."""
+    piece = Piece(parameter=0, offset=0, parameter_offset=0, numel=weights.numel())
+    return BoundOptimizer(VersionedWeights(weights), [piece], [piece], partial(PieceOptimizer, name, group))
+
+
+def plain(name: str, group: Any, dtype: torch.dtype = torch.float32) -> bool:
+    made = bound(torch.zeros(4, dtype=dtype), name, group)
+    return steppers.PLAIN in [stepper for stepper, _ in steppers.fitting(made, group)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_out_of_place_is_in_place_to_the_bit(dtype: torch.dtype):
     """Whatever the tail: kernels treat the last elements of a vector differently."""
@@ -28,30 +48,62 @@ def test_out_of_place_is_in_place_to_the_bit(dtype: torch.dtype):
     for numel in [*range(1, 70), 1001, 4097, 65_537]:
         weights = torch.randn(numel, dtype=dtype, generator=generator)
         gradient = torch.randn(numel, dtype=dtype, generator=generator)
-        inside, out = weights.clone(), torch.empty_like(weights)
-        optimizer = PieceOptimizer("SGD", PLAIN, [inside])
-        assert optimizer.plain(PLAIN)
-        optimizer.step_plain(weights, gradient, PLAIN, out=out)
-        optimizer.step([gradient], PLAIN)
-        assert torch.equal(out, inside), numel
+        inside, outside = bound(weights.clone()), bound(weights.clone())
+        (way, rate), (last, group) = steppers.fitting(outside, PLAIN)
+        assert (way, last) == (steppers.PLAIN, steppers.IN_PLACE)
+        assert way.run(outside, rate, gradient, [True])
+        assert last.run(inside, group, gradient, [True])
+        assert torch.equal(outside.weights.now, inside.weights.now), numel
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("momentum", 0.9), ("weight_decay", 1e-4), ("maximize", True)], ids=str
+    ("name", "value"), [("momentum", 0.9), ("weight_decay", 1e-4), ("maximize", True), ("lr", 1)], ids=str
 )
 def test_what_does_more_than_that_is_not_plain(name: str, value: object):
-    group = with_value(name, value)
-    optimizer = PieceOptimizer("SGD", group, [torch.zeros(4)])
-    assert not optimizer.plain(group)
+    assert plain("SGD", PLAIN)
+    assert not plain("SGD", with_value(name, value))
 
 
 def test_other_optimizers_and_dtypes_are_not_plain():
-    group = (("lr", 0.1),)
-    assert not PieceOptimizer("Adagrad", group, [torch.zeros(4)]).plain(group)
-    assert not PieceOptimizer("SGD", PLAIN, [torch.zeros(4, dtype=torch.bfloat16)]).plain(PLAIN)
+    assert not plain("Adagrad", (("lr", 0.1),))
+    assert not plain("SGD", PLAIN, torch.bfloat16)
 
 
 def test_a_group_that_changes_is_looked_at_again():
-    optimizer = PieceOptimizer("SGD", with_value("momentum", 0.9), [torch.zeros(4)])
-    assert not optimizer.plain(with_value("momentum", 0.9))
-    assert optimizer.plain(PLAIN)
+    """With momentum torch has a state from then on; a plain step after it leaves that alone."""
+    momentum = with_value("momentum", 0.9)
+    piece = Piece(parameter=0, offset=0, parameter_offset=0, numel=4)
+    values = PartitionTensors(torch.zeros(4), [piece], partial(PieceOptimizer, "SGD", momentum))
+    values.apply(torch.ones(4), [True], PLAIN)
+    assert values.optimizer_bytes() == 0
+    values.apply(torch.ones(4), [True], momentum)
+    assert values.optimizer_bytes() == 16
+    values.apply(torch.ones(4), [True], PLAIN)
+    assert torch.equal(values.now, torch.full((4,), -0.37 * 3))
+
+
+def test_a_piece_without_a_gradient_is_left_to_torch():
+    made = bound(torch.ones(4))
+    assert not steppers.PLAIN.run(made, 0.37, torch.ones(4), [False])
+    assert steppers.IN_PLACE.run(made, PLAIN, torch.ones(4), [False])
+    assert torch.equal(made.weights.now, torch.ones(4))
+
+
+def test_the_last_way_takes_everything():
+    """So a step is never dropped."""
+    for name, group in (("SGD", PLAIN), ("Adagrad", (("lr", 0.1),))):
+        ways = steppers.fitting(bound(torch.zeros(4), name, group), group)
+        assert ways[-1] == (steppers.IN_PLACE, group)
+    assert steppers.STEPPERS[-1] is steppers.IN_PLACE
+
+
+def test_weights_that_come_to_lie_in_two_halves_are_looked_at_again():
+    piece = Piece(parameter=0, offset=0, parameter_offset=0, numel=4)
+    values = PartitionTensors(torch.zeros(4), [piece], partial(PieceOptimizer, "SGD", PLAIN))
+    gradients = [torch.ones(4)]
+    assert not values.step_ahead(gradients, PLAIN)
+    values.double((torch.zeros(4), torch.zeros(4)), 0, loaded=True)
+    if kernels.KERNELS is not None:
+        assert values.step_ahead(gradients, PLAIN)
+        values.apply(None, [True], PLAIN)
+        assert torch.equal(values.now, torch.full((4,), -0.37))
