@@ -29,7 +29,7 @@ from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
-from ps_wire.frames.messages import epoch_use_to_proto, state_parts
+from ps_wire.frames.messages import epoch_use_to_proto, mark_from_proto, piece_to_proto, state_parts
 from ps_wire.process import watched
 from ps_wire.spec.address import check_job_name
 from ps_wire.text import one_line
@@ -225,22 +225,20 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 begins=request.begins,
                 first=request.first,
                 samples=request.samples,
-                mark=share_messages.mark_of(request.mark),
-                rest=share_messages.mark_of(request.rest),
+                mark=mark_from_proto(request.mark),
+                rest=mark_from_proto(request.rest),
             ),
         )
         room.say_epochs()
         if piece is None:
             return pb.ShareReply()
-        return pb.ShareReply(
-            piece=pb.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
-        )
+        return pb.ShareReply(piece=piece_to_proto(piece))
 
     async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
         """How far a worker has come in what it hands out."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         loader = share_messages.check_loader(request.loader)
-        room.job.epochs.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
+        room.job.epochs.mark(loader, member.worker, member.incarnation, mark_from_proto(request.mark))
         return pb.UseReply()
 
     async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:

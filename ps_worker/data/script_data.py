@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.spec.consistency import BSP, Consistency
+from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.data.loader import Loader
-from ps_worker.data.position import EpochPiece, Position, Positions
+from ps_worker.data.position import Position, Positions
 
 
 class DataListener(Protocol):

@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         name="dealt: the pace of a mark counts from the step after",
         file=DEALT,
-        text="            steps = clock - mark.step\n",
-        fault="            steps = max(clock - mark.step - 1, 0)\n",
+        text="            used = Used(*mark.at(clock))\n",
+        fault="            used = Used(*mark.at(max(clock - 1, mark.step)))\n",
         tests=(SHARING,),
     ),
     Mutant(

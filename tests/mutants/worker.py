@@ -442,8 +442,8 @@ MUTANTS = (
     Mutant(
         name="dealing: a step says how far it has come after a batch too many",
         file=DEALING,
-        text="        ahead = step - self._told.step\n",
-        fault="        ahead = step - self._told.step + 1\n",
+        text="        if self._told.at(step) != (",
+        fault="        if self._told.at(step + 1) != (",
         tests=("tests/component/data/test_dealt_epochs.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(

@@ -10,7 +10,6 @@ import pytest
 
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.epochs.epoch_book import EpochBook
-from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.phase import JobState
@@ -19,6 +18,7 @@ from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.coordinator.recovery import floor_of
 from ps_server.shard.shard import Shard
 from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
+from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_server.desk import Desk, table
 from tests.unit.ps_server.fleets import fleet_of
