@@ -26,7 +26,8 @@ from typing import Any
 def child(request: dict[str, Any], output: int) -> None:
     """Becomes the command; returns only by exception."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as while a process is loaded
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.dup2(output, 1)
     os.dup2(output, 2)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -41,7 +42,9 @@ def child(request: dict[str, Any], output: int) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
         for name in names.split(","):
             importlib.import_module(name).install()
-    importlib.import_module(f"{sys.argv[0].replace('-', '_')}.cli").main()
+    command = importlib.import_module(f"{sys.argv[0].replace('-', '_')}.cli")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    command.main()
 
 
 def run_child(request: dict[str, Any], output: int) -> None:
@@ -68,6 +71,7 @@ def watch(link: socket.socket) -> None:
     """Starts one child and reports its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     data, descriptors, _, _ = socket.recv_fds(link, 1 << 20, 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # what comes for the child is not ignored
     pid = os.fork()
     if pid == 0:
         link.close()
