@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ps_wire.errors import PsError, StartLimitExceeded
-from ps_wire.frames.service import Calls
 from ps_wire.spec.plan import Plan
 from ps_wire.v1 import shard_pb2 as pb
+from ps_wire.v1.shard_pb2_calls import ShardCalls
 from ps_worker.membership.membership import Membership
 from ps_worker.model.optimizer_state import Gathering, Scattering
 from ps_worker.settings import Settings
@@ -32,7 +32,7 @@ class OptimizerStateCalls:
         settings: Settings,
         membership: Callable[[], Membership],
         *,
-        calls_of: Callable[[int], Calls],
+        calls_of: Callable[[int], ShardCalls],
         say: Callable[[str], None],
     ) -> None:
         """Takes a way to reach each shard's service.
@@ -54,7 +54,7 @@ class OptimizerStateCalls:
         gathering = Gathering(plan)
         request = pb.DumpRequest(key=self._key(table))
 
-        def call(stub: Calls) -> None:
+        def call(stub: ShardCalls) -> None:
             for message in stub.Dump(request, timeout=STATE_LIMIT_S):
                 gathering.take(message)
 
@@ -71,7 +71,7 @@ class OptimizerStateCalls:
         key = self._key(table)
         for shard in range(plan.num_shards):
 
-            def call(stub: Calls, shard: int = shard) -> None:
+            def call(stub: ShardCalls, shard: int = shard) -> None:
                 stub.LoadState(scattering.messages(shard, key), timeout=STATE_LIMIT_S)
 
             self._call(shard, call)
@@ -102,7 +102,7 @@ class OptimizerStateCalls:
             job=self._settings.job, worker=joined.worker, incarnation=joined.incarnation, table=table
         )
 
-    def _call(self, shard: int, call: Callable[[Calls], None]) -> None:
+    def _call(self, shard: int, call: Callable[[ShardCalls], None]) -> None:
         broken_s: float | None = None
         while True:
             try:

@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         name="resume: what one who came has used is counted from step 0",
         file="ps_worker/data/epoch_dealer.py",
-        text="            self._step = self._clock()\n",
+        text="            self._step = self._steps.step\n",
         fault="            pass\n",
         tests=(f"{RESUME}::test_who_is_killed_again_while_it_takes_steps_again_loses_nothing",),
     ),
