@@ -48,6 +48,12 @@ START_LIMIT_S = 120.0  # until all is imported: 4 s; more than 40 s beside nine 
 _LENGTH = struct.Struct("!Q")
 _DESCRIPTORS = ("the watcher's link", "stdin", "output")  # that come with a request
 
+_ROOT = str(Path(__file__).resolve().parents[2])
+_PROGRAM = (
+    f"import sys; sys.path[0] = {_ROOT!r}; "
+    "from ps_lab.cluster.fork_server import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
 
 class ForkServer:
     """The command's end. Thread-safe; its process is started with the first child.
@@ -56,13 +62,13 @@ class ForkServer:
     that lives as long as it should (see `die_with_parent`).
     """
 
-    def __init__(self, run: str | None = None) -> None:
+    def __init__(self, program: str | None = None) -> None:
         """Starts nothing yet.
 
         Args:
-            run: the fork server's program, which gets two arguments as `main` does; default: `main`.
+            program: the fork server's, which gets two arguments as `main` does; default: `main`.
         """
-        self._run = _RUN if run is None else run
+        self._program = _PROGRAM if program is None else program
         self._lock = threading.Lock()  # guards all below; held while a request is written
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
@@ -90,8 +96,8 @@ class ForkServer:
             with_stdin: its stdin is a pipe; else it is empty.
 
         Raises:
-            OSError: arguments and environment are too large, the fork server ended, or it does not start within
-                `START_LIMIT_S`.
+            OSError: arguments and environment are too large, or the fork server ended, or does not start
+                within `START_LIMIT_S`.
         """
         argv = [Path(command[0]).name, *command[1:]]
         request = json.dumps(
@@ -143,7 +149,7 @@ class ForkServer:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", self._run, str(theirs.fileno()), str(os.getpid())],
+                    [sys.executable, "-c", self._program, str(theirs.fileno()), str(os.getpid())],
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -168,18 +174,23 @@ class Forked:
         self.stdout = stdout
         self.stdin = stdin
         self._link = link
+        self._code: int | None = None
 
     def wait(self) -> int:
-        """Waits for its end and lets go of its number; negative: the signal that ended it."""
-        with self._link:
-            try:
-                code = int(_line(self._link))
-            except (OSError, ValueError):
-                return -signal.SIGKILL  # its watcher is gone, and it with it
-            with contextlib.suppress(OSError):
-                self._link.shutdown(socket.SHUT_WR)
-                self._link.recv(1)  # it is reaped
-            return code
+        """Waits for its end and lets go of its number; negative: the signal that ended it.
+
+        Not from two threads at once.
+        """
+        if self._code is None:
+            with self._link:
+                try:
+                    self._code = int(_line(self._link))
+                except (OSError, ValueError):
+                    self._code = -signal.SIGKILL  # its watcher is gone, and it with it
+                with contextlib.suppress(OSError):
+                    self._link.shutdown(socket.SHUT_WR)
+                    self._link.recv(1)  # it is reaped
+        return self._code
 
 
 def _line(link: socket.socket) -> bytes:
@@ -197,36 +208,39 @@ shared = ForkServer()
 
 # -- the fork server's own process -------------------------------------------------------------------------
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-_RUN = (
-    f"import sys; sys.path[0] = {_ROOT!r}; "
-    "from ps_lab.cluster.fork_server import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
-
 
 def main(control_fd: int, parent: int) -> None:
     """Serves until the command has closed its end or has ended, then ends everything that it has started."""
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    preload(PRELOADED)
-    control = socket.socket(fileno=control_fd)
-    serve(control)
+    serve(socket.socket(fileno=control_fd), preload(PRELOADED))
 
 
-def preload(modules: Sequence[str]) -> None:
-    """Imports modules that children share; what is not installed is left out."""
+def preload(modules: Sequence[str]) -> int:
+    """Imports modules that children share.
+
+    With one thread for arithmetic: a pool of OpenMP that has been used is not there after a fork, and who
+    waits for it waits for ever.
+
+    Returns:
+        The threads that torch takes in a process that is not told.
+    """
+    torch = importlib.import_module("torch")
+    threads: int = torch.get_num_threads()
+    torch.set_num_threads(1)
     for name in modules:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+        importlib.import_module(name)
     gc.freeze()  # a collection in a child would copy all pages of torch's objects
+    return threads
 
 
-def serve(control: socket.socket, prepare: Callable[[], None] = lambda: None) -> None:
+def serve(control: socket.socket, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
     """Takes requests until the other end is closed.
 
     Args:
         control: each request is a length, with the descriptors of the watcher's link, of stdin and of the
             output; then a JSON object of that length: `argv`, `environment`, `cwd`.
+        threads: of torch in a child whose environment says nothing of them.
         prepare: called in each child before its command begins.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchers are reaped by the kernel
@@ -241,22 +255,24 @@ def serve(control: socket.socket, prepare: Callable[[], None] = lambda: None) ->
         me = os.getpid()
         if os.fork() == 0:
             control.close()
-            _die_with(me)
-            _watch(request, *descriptors, prepare)
+            die_with(me)
+            _watch(request, descriptors, threads, prepare)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _watch(
-    request: dict[str, Any], link_fd: int, stdin: int, output: int, prepare: Callable[[], None]
+    request: dict[str, Any], descriptors: Sequence[int], threads: int, prepare: Callable[[], None]
 ) -> Never:
     """Starts one child, reports its end, and reaps it when the other side has let go."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    link_fd, stdin, output = descriptors
     me = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.close(link_fd)
-        _run(request, stdin, output, me, prepare)
+        _become(request, stdin, output, me, threads)
+        _run_command(request["argv"][0], prepare)
     os.close(stdin)
     os.close(output)
     with contextlib.suppress(OSError):  # both sides say so: who is first is not known
@@ -276,15 +292,14 @@ def _watch(
     os._exit(0)
 
 
-def _run(request: dict[str, Any], stdin: int, output: int, parent: int, prepare: Callable[[], None]) -> Never:
+def _run_command(name: str, prepare: Callable[[], None]) -> Never:
     """The child: runs the command and ends as the interpreter would, with what is left for the exit."""
     import traceback  # noqa: PLC0415
 
     code = 0
     try:
-        _become(request, stdin, output, parent)
         prepare()
-        _entry_point(request["argv"][0])()
+        _entry_point(name)()
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             sys.stderr.write(f"{end.code}\n")
@@ -301,10 +316,10 @@ def _run(request: dict[str, Any], stdin: int, output: int, parent: int, prepare:
         os._exit(code & 0xFF)
 
 
-def _become(request: dict[str, Any], stdin: int, output: int, parent: int) -> None:
+def _become(request: dict[str, Any], stdin: int, output: int, parent: int, threads: int) -> None:
     """What an exec would have done: group, signals, descriptors, environment, and states that must differ."""
     os.setpgid(0, 0)
-    _die_with(parent)
+    die_with(parent)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -322,9 +337,9 @@ def _become(request: dict[str, Any], stdin: int, output: int, parent: int) -> No
     sys.path[0] = str(Path(sys.executable).parent)  # as of an installed command
     if "numpy" in sys.modules:  # `random` draws anew by itself
         sys.modules["numpy"].random.seed()
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdigit() and "torch" in sys.modules:  # OpenMP has read what the fork server had
-        sys.modules["torch"].set_num_threads(int(threads))
+    if "torch" in sys.modules:  # the fork server has one thread, see `preload`
+        told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        sys.modules["torch"].set_num_threads(int(told) if told.isdigit() and int(told) else threads)
 
 
 def _entry_point(command: str) -> Callable[[], object]:
@@ -333,7 +348,7 @@ def _entry_point(command: str) -> Callable[[], object]:
     return loaded
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """From now on this process ends with its parent, which may have ended before the kernel knew."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
