@@ -7,7 +7,7 @@ values = table.pull().result().values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -15,9 +15,11 @@ from typing import TypeVar, cast
 import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
+from ps_worker.data.batch_in_hand import BatchInHand
 from ps_worker.exchange.exchange import Exchange
-from ps_worker.process.one_thread import Answering, OneThread
+from ps_worker.process.one_thread import Answering
 from ps_worker.process.waiting import waits
+from ps_worker.step_host import StepHost
 
 Result = TypeVar("Result")
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
@@ -52,30 +54,28 @@ class Table:
 
     Attributes:
         number: of the table in its job.
-        behind: steps that the script takes again, and that the job has: nothing of them leaves.
     """
 
-    behind = 0
+    def __init__(self, exchange: Exchange, names: tuple[str, ...], step: int, host: StepHost) -> None:
+        """Takes a table that has started.
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        names: tuple[str, ...],
-        step: int,
-        before_step: Callable[[int], None],
-        at_step: Callable[[int], None],
-        rejoin: Callable[[], None],
-        announce: Callable[[], bool] = lambda: False,
-        inside: OneThread | None = None,
-    ) -> None:
-        self._taken = step
-        self._inside = inside or OneThread()
-        self._void = self._replays = False
-        self._before_step, self._at_step = before_step, at_step
-        self._rejoin_only, self._announce = rejoin, announce
+        Args:
+            exchange: of the table.
+            names: of its parameters, in order.
+            step: this worker's first.
+            host: the worker.
+        """
         self.number = exchange.number
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
+        self._taken = step
+        self._host = host
+        self._batch = BatchInHand()
+
+    @property
+    def behind(self) -> int:
+        """Steps that the script takes again, and that the job has: nothing of them leaves."""
+        return self._batch.behind
 
     @property
     def step(self) -> int:
@@ -131,8 +131,8 @@ class Table:
         self._exchange.begin(step)
         self._abstain(step)
         self._taken = step + 1
-        self.behind += again
-        self._at_step(self.step)
+        self._batch.sit_out(again=again)
+        self._host.after_step(self.step)
 
     def pull(self, out: Mapping[str, torch.Tensor] | None = None) -> Future[Pulled]:
         """Asks for the weights at this worker's clock.
@@ -148,7 +148,7 @@ class Table:
         """
         if out is not None:
             self._check(out)
-        with self._inside:
+        with self._host.inside:
             return self._pull(out)
 
     def _pull(self, out: Mapping[str, torch.Tensor] | None) -> Future[Pulled]:
@@ -163,33 +163,56 @@ class Table:
         return reply
 
     def _rejoin(self) -> None:
-        self._rejoin_only()
-        self._announce()
+        self._host.rejoin()
+        self._host.announce()
 
-    def reenter(self, step: int, *, void: bool) -> None:
+    # -- what a worker calls ---------------------------------------------------------------------------
+
+    @property
+    def clocks(self) -> dict[int, int]:
+        """As `WrappedOptimizer.clocks`."""
+        return {self.number: self.step}
+
+    @property
+    def taken(self) -> dict[int, int]:
+        """As `WrappedOptimizer.taken`."""
+        return self.clocks
+
+    def is_between_steps(self) -> bool:
+        """True: a push is a whole step."""
+        return True
+
+    def fall_behind(self, steps: int) -> None:
+        """As `WrappedOptimizer.fall_behind`."""
+        self._batch.fall_behind(steps)
+
+    def reenter(self, steps: Mapping[int, int], *, stepped: Collection[int] = ()) -> None:
         """The worker was evicted and has joined again: what it had pushed at its last step is void.
 
         Args:
-            step: its next one.
-            void: so is what it pushes next, of a round that it has begun on other tables.
+            steps: its next one, by table.
+            stepped: tables that the script has stepped in a round that it has begun; what it pushes next
+                here, of that round, is void.
         """
-        self._taken, self._void = step, void
-        self.behind, self._replays = 0, False
+        self._taken = steps[self.number]
+        self._batch.reenter(void=bool(stepped) and self.number not in stepped)
 
     def renew(self) -> None:
         """What is pushed from now on counts."""
-        self._void = self._replays = False
+        self._batch.renew()
 
     def replay(self) -> None:
         """A batch has come that was used already: a push of it that is behind is not made."""
-        self._void = self._replays = self.behind > 0
+        self._batch.replay()
+
+    # -- inside ----------------------------------------------------------------------------------------
 
     def _take_step(self, push: Callable[[int], None]) -> Future[None]:
         """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
-        with self._inside:
-            if not self._announce() and not self._void and self._opens():
+        with self._host.inside:
+            if not self._host.announce() and not self._batch.void and self._opens():
                 step = self.step
-                self._before_step(step + 1)
+                self._host.before_step(step + 1)
                 try:
                     self._exchange.begin(step)
                     push(step)
@@ -197,9 +220,8 @@ class Table:
                     self._rejoin()
                 else:
                     self._taken = step + 1
-                self._at_step(self.step)
-            self.behind -= self._replays
-            self._void = self._replays = False
+                self._host.after_step(self.step)
+            self._batch.end()
         reply = _Reply(lambda: self._again(lambda: None), lambda: None)
         self._exchange.when_acked(reply.end)
         return reply
@@ -215,7 +237,7 @@ class Table:
 
     def _again(self, call: Callable[[], Result]) -> Result:
         """What follows when the answer is that this worker was evicted: any thread may wait for it."""
-        with self._inside.turn:
+        with self._host.inside.turn:
             if self._exchange.evicted:
                 self._rejoin()
             return call()

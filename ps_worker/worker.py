@@ -1,48 +1,41 @@
-"""A worker: one member of one job, and everything that a script does through it."""
+"""A worker: one member of one job, and everything that a script does through it.
+
+The face alone: what a script asks is checked here, and done by `Steps`, `ScriptData` and `JobLink`.
+"""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from ps_wire.errors import RolledBack, UsageError
+from ps_wire.errors import UsageError
 from ps_wire.process.allocator import keep_large_blocks
 from ps_wire.spec.consistency import BSP
 from ps_wire.spec.table import BucketOptions
-from ps_wire.text import one_line
-from ps_worker.data.script_data import ScriptData
-from ps_worker.job.job_link import JobLink
-from ps_worker.membership.together import Together
+from ps_worker.data import torch_loader
+from ps_worker.data.loader import Loader
+from ps_worker.membership.together import LIMIT_S, Op, Value
 from ps_worker.metric import name_of, number_of
 from ps_worker.model import model_table
 from ps_worker.model.extras import ModelExtras
 from ps_worker.model.hyperparameters import OptimizerChoice, check_norm, spec_of
-from ps_worker.model.registered import GroupsInForce
-from ps_worker.optimizer.at_forward import AtForward
-from ps_worker.optimizer.remote_state import StartedTable, StateAccess
+from ps_worker.optimizer.started_table import StartedTable
 from ps_worker.optimizer.wrapped import WrappedOptimizer
-from ps_worker.process import console, stopping
+from ps_worker.process import stopping
 from ps_worker.process.exit_reason import reason_of
-from ps_worker.process.one_thread import OneThread
-from ps_worker.process.waiting import LongWaits
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
+from ps_worker.steps import Steps
 from ps_worker.table import Table
-from ps_worker.worker_data import WorkerData
-from ps_worker.worker_state import SETTLE_LIMIT_S, WorkerState
-
-logger = logging.getLogger("ps_worker")
 
 
-class Worker(WorkerData, WorkerState):
+class Worker:
     """Made by `connect`; a context manager that leaves the job when its block ends.
 
     The user's thread calls it; background threads receive frames and send heartbeats.
@@ -50,10 +43,7 @@ class Worker(WorkerData, WorkerState):
     Attributes:
         rank: this worker's number in the job, from 0.
         num_workers: that the job was made for.
-        ended: the job had already ended: loaders are empty and the final weights are loaded.
     """
-
-    _link: JobLink
 
     def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None = None) -> None:
         """Checks the servers and joins; `on_rollback`: see `connect`.
@@ -63,57 +53,28 @@ class Worker(WorkerData, WorkerState):
             ConfigurationRefused: the servers or the job refuse; the message says what differs.
         """
         keep_large_blocks(one_arena=False)
-        self._data = ScriptData(
-            settings.consistency,
-            begin_batch=self._begin_batch,
-            begin_epoch=self._begin_epoch,
-            behind=self._is_behind,
-            clock=lambda: self.step,
-        )
         self._settings = settings
-        self._on_rollback = on_rollback
-        self._optimizers: list[WrappedOptimizer] = []
-        self._tables: list[Table] = []
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
-        self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
-        self._metrics: dict[str, float] = {}
-        self._inside = OneThread()
-        self._leaving = False
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
-        self._finishing = False
-        self._finished = False
-        self._waits = LongWaits(self._counted, self._whom, self._say)
-        self._together = Together(
-            self._collect,
-            alone=self._has_no_others,
-            step=lambda: self.step,
-            incarnation=lambda: self._link.incarnation,
-            returns=lambda: self._data.returns,
-        )
-        self._link = JobLink(settings, progress=self._progress, say=self._say)
-        self._link.on_reentry = self._reentered
-        self._link.on_restored = self._restored
-        self._link.tell = self._announce
-        self._link.dropping = lambda: any(optimizer.dropping for optimizer in self._optimizers)
-        self._link.clocks = self._clocks
-        self._link.taken = self._taken_steps
-        self._link.sit_out = self._sit_out
-        self._link.own.add("@worker", self._data)
-        self._link.positions = self._positions
-        if not self._link.resumed:
-            self._together.begin()
-        self._link.loops = lambda: self._data.used
-        self._link.arrived = lambda: self._data.arrived
-        self._link.on_taken = self._take_up
+        self._steps = Steps(settings, on_rollback)
+        self._data, self._link = self._steps.data, self._steps.link
+        self._steps.join()
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
-        self.ended = self._link.ended
         atexit.register(self.leave)
-        stopping.workers.add(self)
-        if self._link.resumed:
-            self._say(f"job {settings.job} is under way: this worker goes on from its weights and steps")
+        stopping.workers.add(self._steps)
+
+    @property
+    def ended(self) -> bool:
+        """The job had already ended: loaders are empty and the final weights are loaded."""
+        return self._link.ended
+
+    @property
+    def step(self) -> int:
+        """Steps that this worker has taken, over its tables the largest."""
+        return self._steps.step
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -181,7 +142,7 @@ class Worker(WorkerData, WorkerState):
             )
             outside = None
             if not any(known is model and table < spec.number for table, known in self._models.items()):
-                outside = ModelExtras(model, parameters.values(), self._say)
+                outside = ModelExtras(model, parameters.values(), self._steps.say)
             states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
                 spec, parameters.values(), outside, states, strict=strict_hyperparameters, pulls=True
@@ -192,29 +153,19 @@ class Worker(WorkerData, WorkerState):
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
-        by_samples = self._data.sample_weight() if weight == "samples" else lambda: 1.0
         wrapped = WrappedOptimizer(
             optimizer,
             model=model,
             start_table=start_table,
-            access=StateAccess(dump=self._link.dump_state, share=self._link.share_state),
+            access=self._link,
+            host=self._steps,
             overlap=overlap,
             clip_grad_norm=clip_grad_norm,
             clipped_by_servers=mean,
             as_views=gradient_as_bucket_view,
-            weight=partial(self._weigh, len(self._optimizers), by_samples),
-            closed=self._closed,
-            log=self._say,
-            at_step=self._stepped,
-            rejoin=self._link.rejoin,
-            announce=self._announce,
-            waits=self._link.say_wait,
-            inside=self._inside,
+            weight=self._data.sample_weight() if weight == "samples" else lambda: 1.0,
         )
-        at_forward = AtForward(lambda: self._begin_forward(wrapped))
-        self._at_forwards.append(model.register_forward_pre_hook(at_forward.before))
-        self._link.registered.add(f"@optimizer {len(self._optimizers)}", GroupsInForce(wrapped))
-        self._optimizers.append(wrapped)
+        self._steps.add_optimizer(wrapped, model)
         return wrapped
 
     def table(
@@ -248,18 +199,36 @@ class Worker(WorkerData, WorkerState):
         )
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
-        made = Table(
-            exchange,
-            tuple(tensors),
-            step,
-            self._steps,
-            self._stepped,
-            self._link.rejoin,
-            self._announce,
-            self._inside,
-        )
-        self._tables.append(made)
+        made = Table(exchange, tuple(tensors), step, self._steps)
+        self._steps.tables.append(made)
         return made
+
+    def register_state(self, name: str, kept: Any) -> None:
+        """Keeps something with the job that each worker has for itself, such as a scheduler.
+
+        Whoever comes to a job that has begun gets it, when it registers it and again where its loop begins:
+        from the worker with the lowest number that trains, or, where all had gone, as it was then. So a
+        scheduler goes on where the job is. Random generators stay a worker's own. All workers should register
+        the same names. Buffers of wrapped models and `param_groups` go along without it.
+
+        Args:
+            name: of it, up to 200 characters.
+            kept: with `state_dict()` and `load_state_dict()`, or a `torch.Generator`, or a tensor, which is
+                written in place.
+
+        Raises:
+            UsageError: the name is taken or cannot travel, or what is kept is of no such kind.
+        """
+        if name.startswith("@"):
+            raise UsageError(f"register_state: {name!r}: names with @ are the library's own")
+        self._link.register(name, kept)
+
+    def synchronize(self) -> None:
+        """Waits until all weights that were asked for are here. Raises `PsError` where the job cannot go on.
+
+        To be called before the weights are read outside the model's forward: for an average, a checkpoint.
+        """
+        self._steps.synchronize()
 
     # -- figures ---------------------------------------------------------------------------------------
 
@@ -273,7 +242,7 @@ class Worker(WorkerData, WorkerState):
             UsageError: a value is not a number, or its name cannot travel.
         """
         for name, value in metrics.items():
-            self._metrics = {**self._metrics, name_of(name): number_of(name, value)}  # heartbeats read it
+            self._steps.log(name_of(name), number_of(name, value))
 
     def stats(self) -> Stats:
         """Figures so far; asks every shard for its part.
@@ -282,18 +251,196 @@ class Worker(WorkerData, WorkerState):
             UsageError: the worker has left.
             ServerUnreachable: a shard does not answer.
         """
-        if self._leaving:
-            raise UsageError(self._closed() or "")
+        if self._steps.leaving:
+            raise UsageError(self._steps.closed() or "")
         return gather(
             self._link.figures(),
             self._link.exchanges,
             self._link.epochs(),
             worker=self.rank,
             step=self.step,
-            abstained=sum(optimizer.abstained for optimizer in self._optimizers),
+            abstained=sum(optimizer.abstained for optimizer in self._steps.optimizers),
             samples=self._data.samples,
-            waited_s=self._waited_s,
+            waited_s=self._steps.waited_s,
         )
+
+    # -- data ------------------------------------------------------------------------------------------
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int = 1,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """This worker's share of a dataset; each iteration over it is one epoch.
+
+        An epoch is shared by the workers who are in the job when the first of them asks for a batch of it;
+        over these every sample comes once. What a worker has not used that leaves, or is evicted, in the
+        middle of an epoch, goes to whoever next comes to the end of its share; so an iteration may give more
+        batches than `len`. Used is a batch whose step is committed; see `Stats.epochs`. Who joins later has a
+        part of the next epoch, and before that what is left over. Who goes on from a state that is some steps
+        older than the job gets the batches of these steps once more, and what it makes of them is not pushed.
+        Under BSP several workers get equally many batches in their shares; those of a map-style dataset
+        differ in size by at most one, so 500 samples with `batch_size=64` are four batches of 63 and 62 for
+        each of two workers. One that has an epoch alone gets torch's batches. An iterable dataset is read
+        whole by every worker, and by every process of its DataLoader: it must give the same stream
+        everywhere, and is not to deal itself. If it has `set_epoch(epoch)`, that is called before each
+        epoch. Its batches are full but for the last (under BSP one may have `batch_size + 1`).
+
+        Never waits for another worker. All workers make their loaders in the same order. The first batch of
+        each compares seed, `shuffle`, length and, of torch's `Subset` and `TensorDataset`, what is in it with
+        the other workers', under BSP `batch_size` and `drop_last`, too: where they differ, `JobMismatch`
+        names both workers and both values. Give every worker the whole dataset, not a part of it.
+
+        Args:
+            dataset: with a length and an index (map-style), or a `torch.utils.data.IterableDataset`.
+            batch_size: per worker.
+            shuffle: another order each epoch, the same on all workers. Default: for map-style datasets;
+                an iterable one shuffles inside.
+            seed: of that order; must be the same on all workers.
+            drop_last: full batches only.
+            options: of `torch.utils.data.DataLoader`: `collate_fn`, `num_workers`, `pin_memory`...
+
+        Raises:
+            UsageError: the dataset has fewer samples than the job workers (of an iterable dataset without a
+                length this is known, and raised, when it ends), or an option makes no sense.
+            JobMismatch: when it is iterated; see above.
+        """
+        return self._make_loader(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            options=options,
+        )
+
+    def shard(self, loader: DataLoader[Any], *, seed: int | None = None) -> Loader:
+        """This worker's share of a loader that exists; see `loader` for what that is.
+
+        The dataset is shuffled if the loader shuffles. Everything else of it is kept: `batch_size` (now per
+        worker), `drop_last`, `collate_fn`, and the options for its processes.
+
+        Args:
+            loader: made by torch with `batch_size` and, if at all, `shuffle`.
+            seed: of the order, the same on all workers; default: of the loader's generator, else 0.
+
+        Raises:
+            UsageError: the loader has a sampler or batches of its own, or what `loader` raises.
+        """
+        return self._make_loader(**torch_loader.read(loader, seed=seed))
+
+    def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
+        """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
+
+        So a run that goes on at `start` sees the orders that an uninterrupted one would. In a job that has
+        begun, the loop begins at the job's epoch, whatever `start` is: the body for an earlier one does not
+        run. Where the job goes back to a snapshot, or others went on while this worker was evicted, the loop
+        goes to their epoch once its body is left, by `continue`, too. It ends early where `stop_job` was
+        called, and at once where the job has ended.
+
+        Args:
+            count: of the whole run.
+            start: the first one that is left to do.
+
+        Returns:
+            An iterator over `start`, ..., `count - 1`.
+
+        Raises:
+            UsageError: one is negative.
+        """
+        if count < 0 or start < 0:
+            raise UsageError(f"epochs({count}, start={start}): both must be >= 0")
+        return self._data.epochs(range(start, count))
+
+    def stop_job(self, reason: str) -> int:
+        """Ends the job for all workers, after the same epoch: the newest that one of them has begun.
+
+        The loops over `worker.epochs` of all end after it, and loaders hand out nothing of a later one; then
+        the scripts go on behind their loops, and finish. Who is behind trains to that epoch's end. Any
+        worker may call it, in the middle of an epoch, too, and several may: the first one counts.
+
+        Args:
+            reason: which all are told, in one line.
+
+        Returns:
+            The last epoch.
+
+        Raises:
+            UsageError: the worker has left or finished, or the job has ended.
+        """
+        if (closed := self._steps.closed()) is not None:
+            raise UsageError(closed)
+        reply = self._link.stop_job(reason)
+        self._steps.say(reply.why)
+        return int(reply.last)
+
+    # -- calls that all workers make -------------------------------------------------------------------
+
+    def all_reduce(
+        self, values: Mapping[str, Value] | Value, op: Op = "mean", *, limit_s: float = LIMIT_S
+    ) -> Any:
+        """Reduces numbers over all workers: metrics, and decisions that are the same on all.
+
+        All workers get the same bits: the coordinator computes in float64, in the order of workers' numbers.
+        All make the same calls of this kind, of `broadcast` and of `barrier` in the same order; it waits for
+        all who are in the job, under `ssp` and `asp`, too. Who leaves, finishes or is evicted is not waited
+        for, and its value does not count. Who takes steps again, as after a rollback or when it joins a job
+        under way, gets what the others got, as long as that is kept: the last 64 calls, and 16 of before the
+        first step. Its own values it gets alone, where the job has ended, and where it was sent back and has
+        not begun there yet.
+
+        Under `bsp` and `ssp` others may need steps of one that waits here: it abstains from those. Between
+        `backward()` and `step()` it cannot.
+
+        Args:
+            values: by name, or one: numbers and small tensors, 4096 numbers in all. The same names and shapes
+                on all workers.
+            op: "mean", "sum", "min" or "max". NaN of one worker is NaN for all.
+            limit_s: seconds to wait for the others.
+
+        Returns:
+            As `values`: floats for numbers, tensors for tensors (float64 where they are no floats).
+
+        Raises:
+            CallLimitExceeded: the others have not made the call in time; who was missing is named.
+            JobMismatch: another worker makes another call; raised on all of them.
+            RolledBack: the job went back, and the script has no loop of ours that goes back with it.
+            UsageError: what is given cannot be reduced, or the worker has finished or left.
+        """
+        with self._steps.inside:
+            self._steps.begin_call()
+            return self._steps.together.reduce(values, op, limit_s)
+
+    def broadcast(self, value: Any, src: int = 0, *, limit_s: float = LIMIT_S) -> Any:
+        """Gives all workers the value of one of them; see `all_reduce` for order, waiting and errors.
+
+        Args:
+            value: what JSON has, 32 KiB of it at most; that of the others does not matter.
+            src: the worker whose value all get.
+            limit_s: seconds to wait for the others.
+
+        Returns:
+            The value as JSON gives it back, on `src`, too: tuples are lists, keys are texts.
+
+        Raises:
+            JobUnknown: the worker `src` is not there.
+        """
+        if not 0 <= src < self._settings.num_workers:
+            raise UsageError(f"broadcast: src must be a worker from 0 to {self._settings.num_workers - 1}")
+        with self._steps.inside:
+            self._steps.begin_call()
+            return self._steps.together.broadcast(value, source=src, own=src == self.rank, limit_s=limit_s)
+
+    def barrier(self, *, limit_s: float = LIMIT_S) -> None:
+        """Returns when all workers have called it; see `all_reduce` for order, waiting and errors."""
+        with self._steps.inside:
+            self._steps.begin_call()
+            self._steps.together.barrier(limit_s)
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -307,26 +454,7 @@ class Worker(WorkerData, WorkerState):
             UsageError: the worker has left.
             PsError: the job cannot go on, or `WeightsChanged`: the script has written into a parameter.
         """
-        if self._finished:
-            return
-        if self._leaving:
-            raise UsageError(self._closed() or "")
-        for optimizer in self._optimizers:
-            optimizer.release(SETTLE_LIMIT_S)
-        if self.ended:
-            self._say(self._ended_text())
-        self._say_untrained()
-        stopping.step_ended()
-        self._finishing = True
-        try:
-            self._link.finish()
-        except RolledBack:
-            self._finishing = False  # there is more to train
-            self._renew()
-            raise
-        for optimizer in self._optimizers:
-            optimizer.refresh()
-        self._finished = True
+        self._steps.finish()
 
     def is_in(self, settings: Settings) -> bool:
         """Whether this is a member, or finished and not gone, of the job that `settings` name."""
@@ -340,17 +468,7 @@ class Worker(WorkerData, WorkerState):
         """
         if self._left or os.getpid() != self._pid:
             return
-        self._leaving = True
-        if not reason:
-            self._say_untrained()
-        with ExitStack() as last_first:  # whatever one of them raises, the others are called
-            last_first.callback(self._link.close, reason)
-            last_first.callback(self._settle_pushes)
-            for handle in self._at_forwards:
-                last_first.callback(handle.remove)
-            for optimizer in self._optimizers:
-                last_first.callback(optimizer.detach)
-                last_first.callback(self._let_go, optimizer)
+        self._steps.leave(reason)
         self._left = True
         atexit.unregister(self.leave)
         if self._link.written is not None and not reason:
@@ -369,19 +487,20 @@ class Worker(WorkerData, WorkerState):
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _make_loader(self, **given: Any) -> Loader:
+        return self._data.make_loader(
+            self._link, rank=self.rank, num_workers=self.num_workers, ended=self.ended, **given
+        )
+
     def _next_table(self, tensors: Mapping[str, torch.Tensor]) -> int:
         """The number of the next table, if none of these is in another one."""
-        closed = self._closed()
+        closed = self._steps.closed()
         if closed is not None and not self.ended:
             raise UsageError(closed)
-        number = sum(optimizer.num_tables for optimizer in self._optimizers) + len(self._tables)
+        steps = self._steps
+        number = sum(optimizer.num_tables for optimizer in steps.optimizers) + len(steps.tables)
         for name, tensor in tensors.items():
             _, other = self._table_of.get(id(tensor), (tensor, number))
             if other < number:
                 raise UsageError(f"{name!r} is in table {other} already: a parameter has one optimizer")
         return number
-
-    def _say(self, text: str) -> None:
-        console.show(logger)
-        rank = getattr(self, "rank", None)
-        logger.info("worker%s: %s", "" if rank is None else f" {rank}", one_line(text))

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ps_worker as ps
 from ps_worker.job.job_link import JobLink
 from ps_worker.optimizer.arrival import Arrival
+from ps_worker.optimizer.sender import Sender
+from ps_worker.optimizer.step_cycle import StepCycle
 from ps_worker.optimizer.table_gradients import TableGradients
+from ps_worker.steps import Steps
+
+
+def steps_of(worker: ps.Worker) -> Steps:
+    """Its steps, over all that takes some."""
+    return worker._steps
 
 
 def link_of(worker: ps.Worker) -> JobLink:
     """Its link to the job."""
-    return worker._link
+    return steps_of(worker).link
+
+
+def sender_of(optimizer: Any) -> Sender:
+    """What sends its gradients."""
+    found: Sender = optimizer._sender
+    return found
+
+
+def cycle_of(optimizer: Any) -> StepCycle:
+    """Where in a step it is."""
+    found: StepCycle = optimizer._cycle
+    return found
 
 
 def arrival_of(optimizer: Any) -> Arrival:
     """The weights that it waits for."""
-    found: Arrival = optimizer._arrival
-    return found
+    return cycle_of(optimizer).arrival
 
 
-def tables_of(optimizer: Any) -> list[TableGradients]:
+def tables_of(optimizer: Any) -> Sequence[TableGradients]:
     """The gradients of its tables."""
-    found: list[TableGradients] = optimizer._tables
-    return found
+    return sender_of(optimizer).tables
 
 
 def exchange_of(optimizer: Any) -> Any:

@@ -6,12 +6,13 @@ Shards send norms (clipping) and attendances (backup workers); the coordinator a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ps_server.agreement.attendance import Attendance, CatchUp, Choice, Choose, Late, TableAttendance
 from ps_server.agreement.clipping import Norm
 from ps_wire.v1 import coordinator_pb2 as pb
 
+Report: TypeAlias = Norm | TableAttendance
 UNANSWERED = frozenset({"choose", "catch_up"})  # orders; in their place among the others
 
 
@@ -21,6 +22,18 @@ class TableOpening(NamedTuple):
     job: str
     table: int
     opening: int
+
+
+def job_of(order: pb.Order) -> str:
+    """The job that an order is about: those of one job are carried out in the order in which they come.
+
+    Empty for one that this release does not know, which is only to be refused.
+    """
+    kind = order.WhichOneof("kind")
+    if kind is None:
+        return ""
+    job = getattr(order, kind).job
+    return job if isinstance(job, str) else str(job.name)
 
 
 def choice_to_proto(of: TableOpening, choice: Choice) -> pb.Order:

@@ -12,16 +12,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import torch
-
-from ps_server.agreement.refusals import too_many_jobs
 from ps_server.coordinator import hand_off
 from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
-from ps_server.coordinator.jobs.job import Job
-from ps_server.coordinator.jobs.runner import MAX_JOBS, JobRunner
+from ps_server.coordinator.jobs.dropped import DroppedNames
+from ps_server.coordinator.jobs.runners import JobRunners
 from ps_server.coordinator.jobs.saved_job import Snapshots
+from ps_server.coordinator.late_joins import LateJoins
+from ps_server.coordinator.lease_watch import LeaseWatch
+from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.member_streams import MemberStreams
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
@@ -31,10 +31,9 @@ from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
 from ps_server.events import Event
 from ps_server.log import logger
-from ps_wire.errors import Fenced, ServerNotReady
+from ps_wire.errors import Fenced
 from ps_wire.process import watched
 from ps_wire.snapshot.store import SnapshotStore
-from ps_wire.v1 import spec_pb2
 
 DRAIN_LIMIT_S = 10.0  # for orders to be answered
 LOOK_S = 1.0  # between two looks whether a newer coordinator was started
@@ -45,6 +44,7 @@ class Coordinator:
 
     Attributes:
         service: for gRPC.
+        runners: of all jobs, by name.
     """
 
     def __init__(
@@ -68,41 +68,53 @@ class Coordinator:
         self._on_fenced = on_fenced
         self._looking: asyncio.Task[None] | None = None
         self._shards = shards
-        self._rooms: dict[str, JobRunner] = {}
-        self._states = StateStore()
-        self._readers = Readers(shards, self._rooms, self._states)
-        self._takings = SnapshotScheduler(
+        self._states = states = StateStore()
+        dropped = DroppedNames()
+        self._runners = JobRunners(shards, states, dropped)
+        self.runners = runners = self._runners.by_name
+        live, self._late_joins = LiveExtras(states), LateJoins()
+        self._scheduler = SnapshotScheduler(shards, runners, states, store=store, policy=policy)
+        self._leases = LeaseWatch(runners, [live, self._scheduler])
+        self._recovery = Recovery(
             shards,
-            self._rooms,
-            self._states,
-            store=store,
-            policy=policy,
-            lock_of=self._readers.lock_of,
+            runners,
+            states,
+            self._runners.of,
+            snapshots,
+            scheduler=self._scheduler,
+            on_restored=self._leases.look,
         )
-        self._members = MemberStreams(shards, self._rooms, self._readers, self._takings, self._room)
-        self._recovery = Recovery(shards, self._rooms, self._states, self._room, snapshots)
-        self._recovery.takings = self._takings
-        self._members.recovery = self._recovery
-        self._readers.on_join = self._recovery.check
-        self._recovery.on_restored = self._members.look
-        shards.on_lost_state = self._recovery.lost
-        self._drops = self._members.drops = Drops(
+        readers = Readers(shards, runners, live, on_join=self._recovery.check)
+        self._drops = Drops(
             shards,
-            self._rooms,
-            self._states,
+            runners,
+            states,
+            dropped,
             store=store,
-            readers=self._readers,
+            readers=readers,
             recovery=self._recovery,
-            takings=self._takings,
+            scheduler=self._scheduler,
+        )
+        self._members = MemberStreams(
+            shards,
+            runners,
+            self._runners.of,
+            live=live,
+            late_joins=self._late_joins,
+            scheduler=self._scheduler,
+            leases=self._leases,
+            recovery=self._recovery,
+            drops=self._drops,
         )
         self.service = CoordinatorService(
             shards,
-            self._rooms,
-            self._states,
+            runners,
+            states,
+            live=live,
             member_streams=self._members,
-            readers=self._readers,
+            readers=readers,
             recovery=self._recovery,
-            takings=self._takings,
+            scheduler=self._scheduler,
             drops=self._drops,
             on_fenced=on_fenced,
         )
@@ -114,7 +126,7 @@ class Coordinator:
             look = partial(self._look, generations)
             self._looking = watched.endless_task("looking for a newer coordinator", look, log=logger)
             self._recovery.begin()
-        self._takings.begin()
+        self._scheduler.begin()
 
     async def _look(self, generations: Generations) -> None:
         while True:
@@ -143,62 +155,41 @@ class Coordinator:
             Whether it did, in time: else there is nothing to hand off.
         """
         self._members.close()
-        self._members.entrances.settle()
+        self._late_joins.settle()
         if not self._recovery.idle:
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_LIMIT_S):
                 await self._drops.settle()
-                for room in list(self._rooms.values()):  # one that settles may be forgotten
+                for room in list(self.runners.values()):  # one that settles may be forgotten
                     await room.settle()
-        idle = all(room.idle for room in self._rooms.values())
+        idle = all(room.idle for room in self.runners.values())
         if idle:
             await self._shards.drain()
         return idle
 
-    def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What a successor goes on with: see `coordinator_state`."""
-        facts, tensors = hand_off.capture(self._rooms, self._states)
-        return facts | {"shards": self._shards.capture()}, tensors
+    def capture(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What a successor goes on with: see `hand_off`."""
+        facts, blobs = hand_off.capture(self.runners, self._states)
+        return facts | {"shards": self._shards.capture()}, blobs
 
-    def take_over(self, facts: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def take_over(self, facts: dict[str, Any], blobs: Mapping[str, bytes]) -> None:
         """Goes on with what a predecessor has captured, before anybody comes."""
-        hand_off.restore(facts, tensors, room_of=self._room, states=self._states)
-        tables = [(room.job.spec, spec) for room in self._rooms.values() for spec in room.job.open_tables]
+        hand_off.restore(facts, blobs, room_of=self._runners.of, states=self._states)
+        tables = [(room.job.spec, spec) for room in self.runners.values() for spec in room.job.open_tables]
         self._shards.take_over(facts["shards"], tables)
-        for room in self._rooms.values():
+        for room in self.runners.values():
             room.events.say(Event.RESTORE, hand_off="yes")
-        self._members.look()
+        self._leases.look()
 
     def halt(self) -> None:
         """Does nothing any more; says nothing to anybody."""
         if self._looking is not None:
             self._looking.cancel()
         self._recovery.stop()
-        self._members.stop()
-        self._takings.stop()
-        for room in self._rooms.values():
+        self._late_joins.stop()
+        self._leases.stop()
+        self._scheduler.stop()
+        for room in self.runners.values():
             room.halt()
         self._shards.close()
-
-    # -- jobs ------------------------------------------------------------------------------------------
-
-    def _room(self, wanted: spec_pb2.Job) -> JobRunner:
-        name = wanted.name
-        job = Job(name, wanted.consistency, wanted.num_workers, wanted.nonfinite, wanted.min_workers)
-        room = self._rooms.get(name)
-        if room is None:
-            if len(self._rooms) >= MAX_JOBS:
-                raise too_many_jobs(MAX_JOBS)
-            job.roster.floor = self._drops.last_incarnation(name)
-            room = self._rooms[name] = JobRunner(job, self._shards, self._forget)
-        elif room.job.forgotten:
-            if not room.idle:  # the shards still carry out what ends the job that had this name
-                raise ServerNotReady(f"job {name} is being cleared away")
-            room.job = job
-        return room
-
-    def _forget(self, room: JobRunner) -> None:
-        if self._rooms.get(room.job.name) is room:
-            del self._rooms[room.job.name]
-            self._states.drop(room.job.name)

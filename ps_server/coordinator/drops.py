@@ -7,12 +7,12 @@ What was begun is brought to its end, whoever asked for it has gone or not. Used
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from ps_server.agreement.refusals import dropped
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.actions import named
+from ps_server.coordinator.jobs.dropped import DroppedNames
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
@@ -24,7 +24,6 @@ from ps_wire.process import watched
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 
-MAX_KEPT = 1024  # names of dropped jobs, so that those who come back hear why
 AGAIN_S = 0.2
 
 
@@ -57,11 +56,12 @@ class Drops:
         shards: Fleet,
         rooms: dict[str, JobRunner],
         states: StateStore,
+        names: DroppedNames,
         *,
         store: SnapshotStore | None,
         readers: Readers,
         recovery: Recovery,
-        takings: SnapshotScheduler,
+        scheduler: SnapshotScheduler,
     ) -> None:
         """Takes what knows of jobs; `store`: where snapshots are, None where none are taken."""
         self._shards = shards
@@ -70,9 +70,9 @@ class Drops:
         self._store = store
         self._readers = readers
         self._recovery = recovery
-        self._takings = takings
+        self._scheduler = scheduler
         self._under_way: dict[str, asyncio.Task[Dropped | PsError]] = {}
-        self._ends: OrderedDict[str, int] = OrderedDict()  # job -> the last incarnation that was in it
+        self._names = names
 
     def check(self, job: str) -> None:
         """Raises ServerNotReady while the job is being dropped: who comes then is to begin the next one."""
@@ -81,11 +81,7 @@ class Drops:
 
     def over(self, job: str, incarnation: int) -> JobDropped | None:
         """Why an incarnation is in no job: its job was dropped; None: it was not, as far as is known."""
-        return dropped(job) if 0 < incarnation <= self._ends.get(job, 0) else None
-
-    def last_incarnation(self, job: str) -> int:
-        """Of workers of jobs of this name that were dropped: the next one's are larger."""
-        return self._ends.get(job, 0)
+        return self._names.over(job, incarnation)
 
     async def settle(self) -> None:
         """Returns once none is under way."""
@@ -129,14 +125,14 @@ class Drops:
         return outcome
 
     async def _end(self, job: str, room: JobRunner | None) -> Dropped | PsError:
-        await self._takings.bar(job)
+        await self._scheduler.bar(job)
         try:
             return await self._drop(job, room)
         except PsError as error:
             logger.error("job %s: cannot be dropped: %s", job, error)
             return error
         finally:
-            self._takings.unbar(job)
+            self._scheduler.unbar(job)
 
     async def _drop(self, job: str, room: JobRunner | None) -> Dropped:
         snapshots = await asyncio.to_thread(self._mark, job)
@@ -146,14 +142,14 @@ class Drops:
             await room.freeze()  # the order that is under way comes to its end
             state, tables = room.job.state.value, room.job.num_tables
             workers = tuple(member.holder for member in room.job.roster.heard())
-            self._keep_end(job, room.job.roster.newest_incarnation)
+            self._names.note(job, room.job.roster.newest_incarnation)
             room.do(room.job.dismiss(error))
             del self._rooms[job]
         self._recovery.dismiss(job)
         readers = self._readers.dismiss(job, error)
         await self._order(pb.Order(drop_job=pb.DropJob(job=job)))
         self._states.drop(job)
-        self._takings.forget(job)
+        self._scheduler.forget(job)
         if room is not None:
             room.wake()  # whoever waits in it sees that it is gone
         logger.warning(
@@ -173,11 +169,6 @@ class Drops:
         if count:
             self._store.drop(job)
         return count
-
-    def _keep_end(self, job: str, incarnation: int) -> None:
-        self._ends[job] = max(incarnation, self._ends.pop(job, 0))
-        while len(self._ends) > MAX_KEPT:
-            self._ends.popitem(last=False)
 
     async def _order(self, order: pb.Order) -> None:
         """Until all shards have carried it out: what one keeps of it would be in the next job of the name."""

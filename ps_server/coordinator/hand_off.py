@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from ps_server.coordinator.jobs.mailbox import Mailbox
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.state_store import StateStore
@@ -20,31 +18,25 @@ from ps_wire.v1 import spec_pb2
 Facts = dict[str, Any]  # JSON
 
 
-def capture(rooms: Mapping[str, JobRunner], states: StateStore) -> tuple[Facts, dict[str, torch.Tensor]]:
-    """All of it, as facts and as bytes in tensors."""
-    tensors = {
-        f"{job}/{name}": torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else _EMPTY
-        for job, name, blob in states.all()
-    }
-    return {"rooms": [_room_facts(room) for room in rooms.values()]}, tensors
+def capture(rooms: Mapping[str, JobRunner], states: StateStore) -> tuple[Facts, dict[str, bytes]]:
+    """All of it, as facts and as bytes by name."""
+    blobs = {f"{job}/{name}": blob for job, name, blob in states.all()}
+    return {"rooms": [_room_facts(room) for room in rooms.values()]}, blobs
 
 
 def restore(
     facts: Facts,
-    tensors: Mapping[str, torch.Tensor],
+    blobs: Mapping[str, bytes],
     *,
     room_of: Callable[[spec_pb2.Job], JobRunner],
     states: StateStore,
 ) -> None:
     """Goes on where the coordinator before has stopped."""
-    for name, blob in tensors.items():
+    for name, blob in blobs.items():
         job, _, key = name.partition("/")
-        states.put(job, key, bytes(blob.numpy().tobytes()))
+        states.put(job, key, blob)
     for room_facts in facts["rooms"]:
         _restore_room(room_facts, room_of(spec_pb2.Job.FromString(bytes.fromhex(room_facts["spec"]))))
-
-
-_EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 def _room_facts(room: JobRunner) -> Facts:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
 import grpc.aio
 
@@ -20,7 +19,8 @@ from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.late_joins import LateJoins
-from ps_server.coordinator.readers import Readers
+from ps_server.coordinator.lease_watch import LeaseWatch
+from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.recovery import Recovery
 from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.events import Event
@@ -48,7 +48,6 @@ from ps_wire.v1 import spec_pb2
 MAX_METRICS = 64
 MAX_HOST, MAX_REASON = 255, 500  # characters
 JOIN_LIMIT_S = 10.0
-LOOK_S = 0.1  # between two looks at the leases
 
 
 class MemberStreams:
@@ -57,21 +56,26 @@ class MemberStreams:
     def __init__(
         self,
         shards: Fleet,
-        rooms: dict[str, JobRunner],
-        readers: Readers,
-        takings: SnapshotScheduler,
+        rooms: Mapping[str, JobRunner],
         room_of: Callable[[spec_pb2.Job], JobRunner],
+        *,
+        live: LiveExtras,
+        late_joins: LateJoins,
+        scheduler: SnapshotScheduler,
+        leases: LeaseWatch,
+        recovery: Recovery,
+        drops: Drops,
     ) -> None:
-        """Takes `room_of`, which gives the room of a job, a new one if need be."""
+        """Nobody has come yet; `room_of` gives the runner of a job, a new one if need be."""
         self._shards = shards
         self._rooms = rooms
-        self._readers = readers
-        self._takings = takings
         self._room_of = room_of
-        self._looking: asyncio.Task[None] | None = None
-        self.entrances = LateJoins()
-        self.recovery: Recovery | None = None
-        self.drops: Drops | None = None
+        self._live = live
+        self._late_joins = late_joins
+        self._scheduler = scheduler
+        self._leases = leases
+        self._recovery = recovery
+        self._drops = drops
         self._closed = False
 
     def close(self) -> None:
@@ -80,12 +84,6 @@ class MemberStreams:
         for room in self._rooms.values():
             for mailbox in room.mailboxes.values():
                 mailbox.end_stream()
-
-    def stop(self) -> None:
-        """Evicts nobody any more, and lets nobody in."""
-        self.entrances.stop()
-        if self._looking is not None:
-            self._looking.cancel()
 
     async def serve(self, messages: AsyncIterator[pb.MemberRequest]) -> AsyncGenerator[pb.MemberReply]:
         """One stream: the first message joins, or resumes; an error ends it with `refused`."""
@@ -160,17 +158,12 @@ class MemberStreams:
                 if not await self._gives_way(room, worker):
                     raise
         if not member.reader:
-            self._takings.joins(room.job.name)
+            self._scheduler.joins(room.job.name)
         mailbox = room.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
         room.events.record(event, member, epoch=room.job.phase.membership_epoch)
-        self.look()
+        self._leases.look()
         return room, member, mailbox, mailbox.attach()
-
-    def look(self) -> None:
-        """Looks at leases from now on, as long as there are jobs."""
-        if self._looking is None or self._looking.done():
-            self._looking = watched.endless_task("looking at leases", self._look, log=logger)
 
     async def _gives_way(self, room: JobRunner, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
@@ -194,7 +187,7 @@ class MemberStreams:
 
     def _resume(self, resume: pb.Resume) -> tuple[JobRunner, Member, Mailbox, Stream]:
         gatekeeper.check_job(resume.job)
-        if self.drops is not None and (gone := self.drops.over(resume.job, resume.incarnation)) is not None:
+        if (gone := self._drops.over(resume.job, resume.incarnation)) is not None:
             raise gone
         room = self._rooms.get(resume.job)
         if room is None:
@@ -229,10 +222,8 @@ class MemberStreams:
         return stream
 
     def _check_recovered(self, job: str) -> None:
-        if self.recovery is not None:
-            self.recovery.check(job)
-        if self.drops is not None:
-            self.drops.check(job)
+        self._recovery.check(job)
+        self._drops.check(job)
 
     # -- what workers say ------------------------------------------------------------------------------
 
@@ -253,7 +244,7 @@ class MemberStreams:
                 void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
                 if mailbox.takes(message) and not void:
                     if spec is not None:
-                        self.entrances.make_table(room, member, spec, message.make_table.table)
+                        self._late_joins.make_table(room, member, spec, message.make_table.table)
                     else:
                         self._take(message, room, member, mailbox)
         except PsError as error:
@@ -277,7 +268,7 @@ class MemberStreams:
                 room.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:
                 uploaded = message.uploaded
-                self._readers.uploaded(job.name, member, uploaded.step, begins=uploaded.begins)
+                self._live.uploaded(job.name, member, uploaded.step, begins=uploaded.begins)
             case "uploaded":
                 room.do(job.starts.uploaded(member, message.uploaded.table))
             case "cut_ready" | "cut_captured" | "holding" as kind:
@@ -287,7 +278,7 @@ class MemberStreams:
                 member.steps = message.finish.progress.step
                 room.do(job.finish(member))
                 room.events.record(Event.FINISH, member, epoch=job.phase.membership_epoch)
-                self._no_more(job.name, member)
+                self._leases.gone(job.name, member)
             case "leave":
                 room.progress[member.worker] = _bounded(message.leave.progress)
                 member.steps = message.leave.progress.step
@@ -295,44 +286,24 @@ class MemberStreams:
                 room.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 room.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
-                self._no_more(job.name, member)
+                self._leases.gone(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
     def _hold(self, kind: str, message: pb.MemberRequest, job: str, member: Member) -> None:
         """What a member says that is asked to wait between two steps."""
         if kind == "cut_ready":
-            self._takings.ready(job, member, message.cut_ready)
+            self._scheduler.ready(job, member, message.cut_ready)
         elif kind == "cut_captured":
-            self._takings.captured(job, member, message.cut_captured)
+            self._scheduler.captured(job, member, message.cut_captured)
         else:
-            self.entrances.holding(job, member, message.holding)
+            self._late_joins.holding(job, member, message.holding)
 
     def _gone(self, room: JobRunner, member: Member) -> None:
         """A member has heard its last word: if that was not its own wish, it is out at once."""
         if room.job.roster.members.get(member.worker) is member and member.present:
             room.do(room.job.lost(member))
-        self._no_more(room.job.name, member)
-
-    def _no_more(self, job: str, member: Member) -> None:
-        """A member takes no more steps."""
-        self._readers.gone(job, member)
-        self._takings.gone(job, member)
-
-    # -- leases ----------------------------------------------------------------------------------------
-
-    async def _look(self) -> None:
-        while self._rooms:
-            now_s, bug = time.monotonic(), None
-            for room in list(self._rooms.values()):
-                try:
-                    for member in room.evict_silent(now_s):
-                        self._no_more(room.job.name, member)
-                except Exception as error:  # noqa: BLE001 - the leases of other jobs end all the same
-                    bug = bug or error
-            if bug is not None:
-                raise bug
-            await asyncio.sleep(LOOK_S)
+        self._leases.gone(room.job.name, member)
 
 
 def worker_status(room: JobRunner, member: Member, now_s: float) -> pb.WorkerStatus:

@@ -12,19 +12,16 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from weakref import WeakKeyDictionary
 
 import grpc.aio
 
+from ps_server.agreement.cut_points import clocks_of_cut
 from ps_server.coordinator.fleet.fleet import Fleet
-from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
-from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
-from ps_server.shard.partition.cut import clocks_of_cut
 from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
 from ps_wire.frames.frame import FIRST_READER, check_protocol
 from ps_wire.frames.messages import refused_to_proto, state_parts, table_to_proto
@@ -42,26 +39,21 @@ LIVE_LIMIT_S = 10.0  # for a worker's next step
 class Readers:
     """See the module's docstring."""
 
-    def __init__(self, shards: Fleet, rooms: Mapping[str, JobRunner], states: StateStore) -> None:
+    def __init__(
+        self,
+        shards: Fleet,
+        rooms: Mapping[str, JobRunner],
+        live: LiveExtras,
+        *,
+        on_join: Callable[[str], None],
+    ) -> None:
+        """Nobody reads yet; `on_join` hears of a reader of a job that is not here, and may refuse it."""
         self._shards = shards
         self._rooms = rooms
-        self.live = LiveExtras(states)
+        self._live = live
+        self._on_join = on_join
         self._numbers = itertools.count(FIRST_READER)
         self._talking: dict[asyncio.Task[None], _Reader] = {}
-        self._cuts: WeakKeyDictionary[JobRunner, asyncio.Lock] = WeakKeyDictionary()
-        self.on_join: Callable[[str], None] = lambda _: None  # to a job that is not here
-
-    def lock_of(self, room: JobRunner) -> asyncio.Lock:
-        """What is held while a job is cut."""
-        return self._cuts.setdefault(room, asyncio.Lock())
-
-    def uploaded(self, job: str, member: Member, step: int, *, begins: bool) -> None:
-        """See `LiveExtras.uploaded`."""
-        self.live.uploaded(job, member, step, begins=begins)
-
-    def gone(self, job: str, member: Member) -> None:
-        """See `LiveExtras.gone`."""
-        self.live.gone(job, member)
 
     def dismiss(self, job: str, why: PsError) -> int:
         """The job is no more: its readers hear why, as their last word; returns how many there are."""
@@ -77,7 +69,7 @@ class Readers:
             yield pb.ReadReply(refused=refused_to_proto(error))
             return
         number = next(self._numbers)
-        reader = _Reader(self._shards, self._rooms, self.live, self._cuts, number, self.on_join)
+        reader = _Reader(self._shards, self._rooms, self._live, number, self._on_join)
         talking = watched.task(
             "serving a reader", reader.talk(messages), log=logger, failed=lambda _: reader.give_up()
         )
@@ -101,7 +93,6 @@ class _Reader:
         shards: Fleet,
         rooms: Mapping[str, JobRunner],
         live: LiveExtras,
-        cuts: WeakKeyDictionary[JobRunner, asyncio.Lock],
         number: int,
         on_join: Callable[[str], None],
     ) -> None:
@@ -109,7 +100,6 @@ class _Reader:
         self._shards = shards
         self._rooms = rooms
         self._live = live
-        self._cuts = cuts
         self._number = number
         self._on_join = on_join
         self._job = ""
@@ -217,10 +207,8 @@ class _Reader:
     async def _answer(self, request: pb.ReadRequest) -> None:
         match request.WhichOneof("kind"):
             case "table":
-                table = self._shards.own.table(self._job, request.table)
-                if not table.started:
-                    raise JobUnknown(f"table {request.table} of job {self._job} has not started: read later")
-                await self._reply(table=table_to_proto(table.spec))
+                spec = self._shards.own.started_spec(self._job, request.table)
+                await self._reply(table=table_to_proto(spec))
             case "cut":
                 cut = pb.Cut(job=self._job, table=request.cut, reader=self._number, number=request.number)
                 if not await self._cut(cut):
@@ -238,7 +226,7 @@ class _Reader:
         """One cut; whether every partition has been sent."""
         room = self._room(cut.job)
         cut.ended = room.job.state is JobState.ENDED  # before the cut: so it has all pushes
-        lock = self._cuts.setdefault(room, asyncio.Lock())
+        lock = room.cutting
         try:
             async with asyncio.timeout(CUT_LIMIT_S):
                 await lock.acquire()

@@ -62,9 +62,23 @@ class Recovery:
         states: StateStore,
         room_of: Callable[[spec_pb2.Job], JobRunner],
         snapshots: Snapshots | None = None,
+        *,
+        scheduler: SnapshotScheduler,
+        on_restored: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes `room_of`, which makes a room of a job; `snapshots`, or None where nothing is durable."""
+        """Nothing goes back yet.
+
+        Args:
+            shards: all of them.
+            rooms: of all jobs.
+            states: what workers keep outside tables.
+            room_of: makes a runner of a job.
+            snapshots: which jobs have some; None: nothing is durable.
+            scheduler: of what a job is that is about to go back it takes no snapshot.
+            on_restored: hears that a job has gone back: there are leases to look at.
+            clock: seconds of a monotonic clock.
+        """
         self._clock = clock
         self._restores = Allowance(RESTORES, RESTORES_WITHIN_S)
         self._shards = shards
@@ -72,10 +86,8 @@ class Recovery:
         self._states = states
         self._room_of = room_of
         self._snapshots = snapshots
-        self.on_restored: Callable[[], None] = lambda: None  # there are leases to look at
-        self.takings: SnapshotScheduler | None = (
-            None  # of what a job is that is about to go back none is taken
-        )
+        self._on_restored = on_restored
+        self._scheduler = scheduler
         self._went_to: dict[str, str] = {}  # job -> snapshot
         self._too_large: dict[str, MemoryLimitExceeded] = {}  # jobs whose snapshot did not fit; nobody knows
         self._lost: set[int] = set()
@@ -231,13 +243,11 @@ class Recovery:
 
     async def _recover(self, name: str) -> None:
         room = self._rooms.get(name)
-        if self.takings is not None:
-            self.takings.goes_back(name)
+        self._scheduler.goes_back(name)
         if room is not None:
             await room.freeze()
         await self._shards.wait_complete(None)
-        if self.takings is not None:
-            await self.takings.over(name)
+        await self._scheduler.over(name)
         self._pending.discard(name)  # all that was lost until here it goes back for now
         snapshots = self._saved(name)
         for _ in range(TRIES):
@@ -290,7 +300,7 @@ class Recovery:
             self._states.put(name, key, blob)
         self._went_to[name] = saved.snapshot
         room.roll_back(saved, floor=floor)
-        self.on_restored()
+        self._on_restored()
 
     async def _give_up(self, name: str, why: PsError | None = None) -> None:
         """Members of a job hear why it ends, by default that it is lost; shards forget it."""

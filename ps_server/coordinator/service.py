@@ -20,6 +20,7 @@ from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs import member as members
 from ps_server.coordinator.jobs.collectives import Part
 from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.member_streams import MemberStreams, worker_status
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
@@ -28,7 +29,7 @@ from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
-from ps_wire.frames.messages import epoch_use_to_proto, state_parts
+from ps_wire.frames.messages import epoch_use_to_proto, mark_from_proto, piece_to_proto, state_parts
 from ps_wire.process import watched
 from ps_wire.spec.address import check_job_name
 from ps_wire.text import one_line
@@ -55,10 +56,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         rooms: Mapping[str, JobRunner],
         states: StateStore,
         *,
+        live: LiveExtras,
         member_streams: MemberStreams,
         readers: Readers,
         recovery: Recovery,
-        takings: SnapshotScheduler,
+        scheduler: SnapshotScheduler,
         drops: Drops,
         on_fenced: Callable[[Fenced], None],
     ) -> None:
@@ -69,7 +71,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._member_streams = member_streams
         self._readers = readers
         self._recovery = recovery
-        self._takings = takings
+        self._scheduler = scheduler
+        self._live = live
         self._drops = drops
         self._on_fenced = on_fenced
 
@@ -104,11 +107,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
         register = first.register
         try:
             await self._shards.check_held(register)
-            outbox = self._shards.register(register)
+            outbox, lost = self._shards.register(register)
         except PsError as error:
             if isinstance(error, Fenced) and error.facts.get("coordinator"):
                 self._on_fenced(error)
             raise
+        if lost:
+            self._recovery.lost(register.shard)
         await context.send_initial_metadata(())  # tells the shard that it is registered
         reading = watched.task(
             f"reading what shard {register.shard} says",
@@ -177,7 +182,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             yield pb.StateChunk(data=part)
 
     async def _position(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
-        room, live = self._rooms[key.job], self._readers.live
+        room, live = self._rooms[key.job], self._live
         joiner = room.job.roster.member(key.worker, key.incarnation)
         noted = live.noted(room, joiner) if key.name == "noted" else await live.for_joiner(room, joiner)
         yield pb.StateChunk(clocks=noted.clocks)
@@ -220,22 +225,20 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 begins=request.begins,
                 first=request.first,
                 samples=request.samples,
-                mark=share_messages.mark_of(request.mark),
-                rest=share_messages.mark_of(request.rest),
+                mark=mark_from_proto(request.mark),
+                rest=mark_from_proto(request.rest),
             ),
         )
         room.say_epochs()
         if piece is None:
             return pb.ShareReply()
-        return pb.ShareReply(
-            piece=pb.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
-        )
+        return pb.ShareReply(piece=piece_to_proto(piece))
 
     async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
         """How far a worker has come in what it hands out."""
         room, member = self._member(request.job, request.worker, request.incarnation)
         loader = share_messages.check_loader(request.loader)
-        room.job.epochs.mark(loader, member.worker, member.incarnation, share_messages.mark_of(request.mark))
+        room.job.epochs.mark(loader, member.worker, member.incarnation, mark_from_proto(request.mark))
         return pb.UseReply()
 
     async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
@@ -296,7 +299,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.SnapshotProgress]:
         """Takes a snapshot; the last word says where it is."""
         gatekeeper.check_job(request.job)
-        async for progress in self._takings.take(request.job):
+        async for progress in self._scheduler.take(request.job):
             yield progress
 
     async def NameSnapshot(
@@ -304,7 +307,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> pb.SnapshotProgress:
         """A name that no snapshot of the job has."""
         gatekeeper.check_job(request.job)
-        return pb.SnapshotProgress(snapshot=await self._takings.new_name(check_job_name(request.job)))
+        return pb.SnapshotProgress(snapshot=await self._scheduler.new_name(check_job_name(request.job)))
 
     async def Restore(
         self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext

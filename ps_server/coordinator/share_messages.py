@@ -1,12 +1,10 @@
-"""Shares of epochs as messages: what workers say of them."""
+"""Bounds of what workers say of shares of epochs."""
 
 from __future__ import annotations
 
-from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_wire.errors import UsageError
 from ps_wire.snapshot.json_fields import MAX_COUNT
 from ps_wire.snapshot.saved_epoch import MAX_LOADERS
-from ps_wire.v1 import coordinator_pb2 as pb
 
 
 def check_loader(number: int) -> int:
@@ -21,14 +19,3 @@ def check_epoch(number: int) -> int:
     if number > MAX_COUNT:
         raise UsageError(f"epoch {number}: epochs are numbered from 0 to {MAX_COUNT}")
     return number
-
-
-def mark_of(mark: pb.Mark) -> PieceMark:
-    """How far a worker has come."""
-    return PieceMark(
-        step=mark.step,
-        batches=mark.batches,
-        samples=mark.samples,
-        pace_batches=mark.pace_batches,
-        pace_samples=mark.pace_samples,
-    )

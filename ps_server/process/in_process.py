@@ -17,7 +17,9 @@ from typing import Any, Self
 
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.fleet.fleet import Fleet
+from ps_server.coordinator.fleet.generations import Generations
 from ps_server.log import logger
+from ps_server.process.shard_zero import ShardZero
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import TOKEN_BYTES, Shard
 from ps_server.shard.transport.memory_stream import MemoryStream
@@ -45,7 +47,9 @@ class LocalService:
         service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)])
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
-        coordinator = Coordinator(Fleet(shard, ADDRESS, self._loop, pool=at_once))
+        generations = Generations(None)
+        own = ShardZero(shard, generations.own)
+        coordinator = Coordinator(Fleet(own, ADDRESS, self._loop, generations, at_once))
         self.coordinator = _Calls(coordinator.service, services[0]["Coordinator"], self._loop)
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard

@@ -28,6 +28,7 @@ from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
 from ps_server.log import logger
 from ps_server.process.closing_pool import ClosingPool
+from ps_server.process.shard_zero import ShardZero
 from ps_server.rpc.auth import Gatekeeper
 from ps_server.rpc.errors import ErrorInterceptor
 from ps_server.rpc.health import Health
@@ -38,6 +39,7 @@ from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import device_of
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import Shard
+from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.transport.grpc_stream import DataStreams
 from ps_server.shard.transport.socket_server import SocketServer
 from ps_wire.access.access import OPEN, Access
@@ -112,7 +114,8 @@ class Server:
         if options.snapshot_dir is not None:
             self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
             self._saved = SavedJobs(self._store)
-            self._saved.give(self._shard)
+            reader = SnapshotReader(self._store, shard=options.shard, num_shards=options.num_shards)
+            self._shard.open_part = reader.open
         self._inherited = Inherited(boot=secrets.token_bytes(16))
         self._coordinator: Coordinator | None = None
         self._follower: Follower | None = None
@@ -201,7 +204,8 @@ class Server:
         tensors: dict[str, torch.Tensor] = {}
         coordinator = self._inherited.coordinator
         if self._coordinator is not None:
-            more, tensors = self._coordinator.capture()
+            more, blobs = self._coordinator.capture()
+            tensors = {name: _tensor_of(blob) for name, blob in blobs.items()}
         if self._follower is not None:
             more = {"done": [it.SerializeToString().hex() for it in self._follower.done.values()]}
             coordinator = self._follower.coordinator
@@ -286,7 +290,8 @@ class Server:
         coordinator = self._make_coordinator(advertised, generations)
         if self._inherited.more:
             try:
-                coordinator.take_over(self._inherited.more, self._inherited.tensors)
+                blobs = {name: _bytes_of(it) for name, it in self._inherited.tensors.items()}
+                coordinator.take_over(self._inherited.more, blobs)
             except Exception:  # noqa: BLE001 - whatever it is: the file is used up
                 logger.exception(
                     "WHAT THE COORDINATOR BEFORE HAS HANDED OFF CANNOT BE USED: as if it had been killed, "
@@ -300,8 +305,9 @@ class Server:
         return coordinator
 
     def _make_coordinator(self, advertised: str, generations: Generations) -> Coordinator:
+        own = ShardZero(self._shard, generations.own)
         return Coordinator(
-            Fleet(self._shard, advertised, asyncio.get_running_loop(), generations),
+            Fleet(own, advertised, asyncio.get_running_loop(), generations),
             self._saved if self._options.durability is Durability.SNAPSHOT else None,
             store=self._store,
             policy=self._options.snapshots,
@@ -353,6 +359,15 @@ class Server:
         loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM, 0)
         loop.add_signal_handler(signal.SIGINT, stop, signal.SIGINT, 130)
         return stopped
+
+
+def _tensor_of(blob: bytes) -> torch.Tensor:
+    """Bytes of the coordinator's, as a hand-off file has them."""
+    return torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.numpy().tobytes())
 
 
 def _why(options: ServerOptions) -> str:

@@ -16,11 +16,11 @@ import grpc.aio
 
 from ps_server.agreement.attendance import TableAttendance
 from ps_server.agreement.clipping import Norm
-from ps_server.agreement.messages import UNANSWERED, attendance_to_proto, norm_to_proto
+from ps_server.agreement.messages import UNANSWERED, attendance_to_proto, job_of, norm_to_proto
+from ps_server.lanes import Lanes
 from ps_server.log import logger
 from ps_server.shard.hand_off import Inherited
-from ps_server.shard.lanes import Lanes
-from ps_server.shard.orders import execute_order, job_of
+from ps_server.shard.orders import execute_order
 from ps_server.shard.shard import Shard
 from ps_wire.access.access import OPEN, Access
 from ps_wire.access.channel import dial_async

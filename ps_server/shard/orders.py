@@ -49,18 +49,6 @@ def _kind_of(order: pb.Order) -> str:
     return str(kind)
 
 
-def job_of(order: pb.Order) -> str:
-    """The job that an order is about: those of one job are carried out in the order in which they come.
-
-    Empty for one that this release does not know, which is only to be refused.
-    """
-    kind = order.WhichOneof("kind")
-    if kind is None:
-        return ""
-    job = getattr(order, kind).job
-    return job if isinstance(job, str) else str(job.name)
-
-
 def _admit(shard: Shard, order: pb.AdmitMember, _number: int) -> Figures:
     shard.members.admit(
         job=order.job.name,

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ps_wire.errors import FrameMalformed, PsError, UsageError, facts_to_json, from_wire
 from ps_wire.spec.epoch_use import EpochUse
+from ps_wire.spec.epochs import EpochPiece, PieceMark
 from ps_wire.spec.table import (
     BucketOptions,
     Hyperparameters,
@@ -198,4 +199,36 @@ def epoch_use_from_proto(message: coordinator.EpochUse) -> EpochUse:
         used=message.used,
         handed_on=message.handed_on,
         over=message.over,
+    )
+
+
+def piece_to_proto(piece: EpochPiece) -> coordinator.Piece:
+    """A piece of an epoch as a message."""
+    return coordinator.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+
+
+def piece_from_proto(message: coordinator.Piece) -> EpochPiece:
+    """The piece in a message."""
+    return EpochPiece(epoch=message.epoch, place=message.place, count=message.count, first=message.first)
+
+
+def mark_to_proto(mark: PieceMark) -> coordinator.Mark:
+    """How far a worker has come, as a message."""
+    return coordinator.Mark(
+        step=mark.step,
+        batches=mark.batches,
+        samples=mark.samples,
+        pace_batches=mark.pace_batches,
+        pace_samples=mark.pace_samples,
+    )
+
+
+def mark_from_proto(message: coordinator.Mark) -> PieceMark:
+    """How far a worker has come, by a message."""
+    return PieceMark(
+        step=message.step,
+        batches=message.batches,
+        samples=message.samples,
+        pace_batches=message.pace_batches,
+        pace_samples=message.pace_samples,
     )

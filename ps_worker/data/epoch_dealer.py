@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from ps_wire.errors import PsError
+from ps_wire.frames.messages import mark_to_proto, piece_from_proto
+from ps_wire.spec.epochs import EpochPiece, PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.data.position import EpochPiece, Position
+from ps_worker.data.position import Position
 
 
 class PieceSource(Protocol):
@@ -75,8 +77,8 @@ class EpochDealer:
         self._requests = 0
         self._step = 0
         self._batches = self._of_samples = 0  # of the piece, handed out
-        self._told = pb.Mark()  # what the coordinator foretells by
-        self._used = pb.Mark()  # with the last step
+        self._told = PieceMark()  # what the coordinator foretells by
+        self._used = PieceMark()  # with the last step
 
     @property
     def void(self) -> bool:
@@ -117,6 +119,18 @@ class EpochDealer:
         if not kept and self._clock is not None:  # it has come into the job, or into another history of it
             self._step = self._clock()
         self._requests += 1
+        mark = PieceMark(
+            step=self._step,
+            batches=kept * self._used.batches,
+            samples=kept * self._used.samples,
+            pace_batches=self._told.pace_batches or 1,
+            pace_samples=self._told.pace_samples,
+        )
+        rest = PieceMark(
+            step=self._step + (self._batches > self._used.batches),
+            batches=kept * self._batches,
+            samples=kept * self._of_samples,
+        )
         request = pb.ShareRequest(
             request=self._requests,
             loader=self._loader,
@@ -125,33 +139,20 @@ class EpochDealer:
             first=first,
             samples=self._samples,
             data=self._data,
-            mark=pb.Mark(
-                step=self._step,
-                batches=kept * self._used.batches,
-                samples=kept * self._used.samples,
-                pace_batches=self._told.pace_batches or 1,
-                pace_samples=self._told.pace_samples,
-            ),
-            rest=pb.Mark(
-                step=self._step + (self._batches > self._used.batches),
-                batches=kept * self._batches,
-                samples=kept * self._of_samples,
-            ),
+            mark=mark_to_proto(mark),
+            rest=mark_to_proto(rest),
         )
         reply = self._deals.share(request)
         self._batches = self._of_samples = 0
         self._incarnation = self._deals.incarnation
-        self._used = pb.Mark(step=self._step)
-        self._told = pb.Mark(
-            step=self._step,
-            pace_batches=request.mark.pace_batches,
-            pace_samples=request.mark.pace_samples,
+        self._used = PieceMark(step=self._step)
+        self._told = PieceMark(
+            step=self._step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples
         )
         if not reply.HasField("piece"):
             self._incarnation = 0
             return None
-        piece = reply.piece
-        return EpochPiece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+        return piece_from_proto(reply.piece)
 
     def hand_out(self, samples: int) -> None:
         """The next batch goes to the script."""
@@ -164,20 +165,15 @@ class EpochDealer:
         if self.void or (self._used.step >= step and self._used.batches == self._batches):
             return
         self.trains = self.trains or self._batches > self._used.batches
-        now = pb.Mark(
+        now = PieceMark(
             step=step,
             batches=self._batches,
             samples=self._of_samples,
             pace_batches=self._batches - self._used.batches,
             pace_samples=self._of_samples - self._used.samples,
         )
-        ahead = step - self._told.step
-        foretold = (
-            self._told.batches + ahead * self._told.pace_batches,
-            self._told.samples + ahead * self._told.pace_samples,
-        )
         self._used = now
-        if foretold != (now.batches, now.samples):
+        if self._told.at(step) != (now.batches, now.samples):
             with suppress(PsError):  # then the push that follows says it
-                self._deals.use(pb.UseRequest(loader=self._loader, mark=now))
+                self._deals.use(pb.UseRequest(loader=self._loader, mark=mark_to_proto(now)))
             self._told = now

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.data import Sampler
 
-from ps_worker.data.position import EpochPiece
+from ps_wire.spec.epochs import EpochPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ps_wire.errors import UsageError
+from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.index_share import Share, ShareSampler
-from ps_worker.data.position import EpochPiece, Position
+from ps_worker.data.position import Position
 from ps_worker.data.stream_share import SizedCollate, StreamBatches, StreamShare, check_length
 
 LoaderState: TypeAlias = dict[str, int | bool | None]

@@ -1,7 +1,4 @@
-"""Where a loader is in its epochs, the piece of one that it hands out, where a script is: plain numbers.
-
-Legend: an epoch of a loader is dealt in `count` shares; a piece is one of them, from a batch of it on.
-"""
+"""Positions: where a loader is in its epochs, and where a script is in its data. Plain numbers."""
 
 from __future__ import annotations
 
@@ -13,25 +10,9 @@ from typing import Any
 import torch
 
 from ps_wire.errors import UsageError
+from ps_wire.spec.epochs import EpochPiece
 
 POSITIONS = "@positions"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochPiece:
-    """One share of one epoch, or the rest of it.
-
-    Attributes:
-        epoch: whose order it is; of what was left over by others, it may be an earlier one than the loop's.
-        place: of the share among those of the epoch.
-        count: shares of the epoch.
-        first: batches of the share that come before it.
-    """
-
-    epoch: int
-    place: int
-    count: int
-    first: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.spec.consistency import BSP, Consistency
+from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.data.loader import Loader
-from ps_worker.data.position import EpochPiece, Position, Positions
+from ps_worker.data.position import Position, Positions
+
+
+class DataListener(Protocol):
+    """The worker, which hears of batches and epochs on the thread that draws them."""
+
+    @property
+    def step(self) -> int:
+        """Steps that the worker has taken."""
+
+    def is_behind(self) -> bool:
+        """Whether the script replays steps: batches are handed out that were used already."""
+
+    def begin_batch(self) -> None:
+        """Called before a batch is read in this process, or handed out."""
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """Called when the script's loop is about to begin an epoch; whether it is to."""
 
 
 class ScriptData:
-    """See the module's docstring. What of it is registered with the job are the samples.
+    """The data of a script: its loaders, its loop over epochs. Registered with the job are the samples.
 
     Attributes:
         samples: that loaders have handed out.
@@ -26,30 +44,18 @@ class ScriptData:
         used: the script has a loader, or a loop over epochs.
     """
 
-    def __init__(
-        self,
-        consistency: Consistency,
-        *,
-        begin_batch: Callable[[], None],
-        begin_epoch: Callable[[int], bool] = lambda _: True,
-        behind: Callable[[], bool] = lambda: False,
-        clock: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, consistency: Consistency, listener: DataListener) -> None:
         """Has no loaders.
 
         Args:
             consistency: of the job.
-            begin_batch: called before a batch is read in this process, or handed out.
-            begin_epoch: called when the script's loop is about to begin an epoch; whether it is to.
-            behind: whether the script replays steps.
-            clock: steps that the worker has taken; default: as `take_step` says.
+            listener: the worker.
         """
         self.samples = 0
         self.batches = 0
         self.used = False
         self._even = isinstance(consistency, BSP)
-        self._begin_batch, self._begin_epoch, self._behind = begin_batch, begin_epoch, behind
-        self._clock = clock
+        self._listener = listener
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
         self._loaders: WeakSet[Loader] = WeakSet()
@@ -77,9 +83,9 @@ class ScriptData:
             deals,
             len(dataset) if isinstance(dataset, Sized) else 0,
             whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
-            behind=self._behind,
+            behind=self._listener.is_behind,
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
-            clock=self._clock,
+            clock=lambda: self._listener.step,
         )
         if self._num_loaders < len(self._taken):
             dealing.taken = self._taken[self._num_loaders]
@@ -89,8 +95,8 @@ class ScriptData:
             on_batch=partial(self._count_samples, dealing),
             current_epoch=lambda: self._epoch,
             dealer=dealing,
-            on_read=self._begin_batch,
-            on_replayed=self._begin_batch,
+            on_read=self._listener.begin_batch,
+            on_replayed=self._listener.begin_batch,
             on_moved=self._arrive,
         )
         if self._num_loaders < len(self._saved_positions):
@@ -192,7 +198,7 @@ class ScriptData:
                 if epoch >= numbers.stop:
                     return
                 self._epoch = epoch
-                if not self._begin_epoch(epoch):
+                if not self._listener.begin_epoch(epoch):
                     return
                 if self._back_to is None:  # else it was sent elsewhere while it asked
                     yield epoch
@@ -231,7 +237,7 @@ class ScriptData:
             self._back_to = None
 
     def _count_samples(self, loader: EpochDealer, samples: int) -> None:
-        self._begin_batch()
+        self._listener.begin_batch()
         self.samples += samples
         self.batches += 1
         loader.hand_out(samples)

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ps_wire.errors import UsageError
-from ps_worker.data.position import EpochPiece
+from ps_wire.spec.epochs import EpochPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

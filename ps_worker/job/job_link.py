@@ -51,7 +51,7 @@ class JobLink(Rejoiner):
     def __init__(
         self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
     ) -> None:
-        """Checks the servers, joins and connects. Raises what `connect` raises."""
+        """Has not joined."""
         super().__init__(settings, progress=progress, say=say)
         self._newest: tuple[TableSpec, Exchange] | None = None
         self._filled: set[int] = set()  # tables whose exchange has this worker's weights
@@ -62,8 +62,11 @@ class JobLink(Rejoiner):
             and AVAILABLE
             and settings.shares
         )
+
+    def open(self) -> None:
+        """Checks the servers, joins and connects. Raises what `connect` raises."""
         try:
-            check_servers(self._service, settings.connect_limit_s, say)
+            check_servers(self._service, self._settings.connect_limit_s, self._say)
             self._enter(None)
         except BaseException:
             self._service.close()

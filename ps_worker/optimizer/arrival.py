@@ -24,8 +24,8 @@ import torch
 from ps_wire.errors import Evicted, PsError, UsageError
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.optimizer.module_hooks import ModuleHooks, Parameters
-from ps_worker.optimizer.remote_state import StartedTable
 from ps_worker.optimizer.shown_weights import ShownWeights
+from ps_worker.optimizer.started_table import StartedTable
 
 WORTH_WAITING_BYTES = 8 << 10  # a parameter, on average: its hook takes as long as so much travels
 

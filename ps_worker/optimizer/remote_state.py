@@ -7,15 +7,14 @@ It must not know how a step goes.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import torch
 
 from ps_wire.errors import UsageError
-from ps_worker.exchange.exchange import Exchange
+from ps_worker.optimizer.started_table import StartedTable
 
 States: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -27,55 +26,52 @@ HOOKS = tuple(
 FORWARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
-@dataclass(slots=True, kw_only=True)
-class StartedTable:
-    """A table of a model's parameters that has started.
+class StateAccess(Protocol):
+    """The state of tables' optimizers on the servers, in torch's format, one dict per parameter."""
 
-    Attributes:
-        number: of the table.
-        exchange: with the job's weights.
-        parameters: by name, in the order of the table.
-        step: this worker's first.
-        loads: how many times its optimizer's state was set by `load_state_dict`.
-    """
+    def dump_state(self, table: int) -> States:
+        """The states of a table."""
 
-    number: int
-    exchange: Exchange
-    parameters: Mapping[str, torch.nn.Parameter]
-    step: int
-    loads: int = field(default=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateAccess:
-    """How the state of a table's optimizer is reached, in torch's format, one dict per parameter.
-
-    Attributes:
-        dump: table -> states.
-        share: table, how many times now, states; all workers call it, the lowest one's are set.
-    """
-
-    dump: Callable[[int], States]
-    share: Callable[[int, int, States], None]
+    def share_state(self, table: int, number: int, states: States) -> None:
+        """Called by all workers, the `number`-th time for this table: the lowest one's states are set."""
 
 
 class RemoteStateOptimizer(torch.optim.Optimizer):
-    """See the module's docstring. A subclass adds its tables to `_started`; its `state` is always empty."""
+    """An optimizer of torch's whose state is on the servers; here its `state` is empty between calls."""
 
-    _access: StateAccess
-    _started: list[StartedTable]
-    _inner: torch.optim.Optimizer
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        access: StateAccess,
+        tables: Callable[[], Iterable[StartedTable]],
+    ) -> None:
+        """Takes the param-groups of the optimizer that is wrapped, which stays as it is until `_take_over`.
 
-    def _take_over(self, inner: torch.optim.Optimizer) -> None:
-        """Makes calls of the optimizer that was wrapped calls of this one; its `step` is refused."""
+        Args:
+            inner: the script's own.
+            access: to the state of its tables.
+            tables: those that there are, when the state is asked for.
+        """
         self._inner = inner
+        self._access = access
+        self._state_tables = tables
+        self._loads: Counter[int] = Counter()  # by table, how many times its state was set
+        super().__init__(inner.param_groups, inner.defaults)
+
+    def _take_over(self) -> None:
+        """Makes calls of the optimizer that was wrapped calls of this one; its `step` is refused."""
+        inner = self._inner
         for name in HOOKS:
             setattr(self, name, getattr(inner, name))
         inner.param_groups = self.param_groups
         for name in FORWARDED:
             setattr(inner, name, getattr(self, name))
         inner.step = _refuse_step  # type: ignore[method-assign]
-        inner.__getstate__ = _refuse_copy  # type: ignore[method-assign]
+        inner.__getstate__ = refuse_copy  # type: ignore[method-assign]
+
+    def _note_step(self) -> None:
+        """A step is taken: a scheduler that was made before `wrap` asks the inner optimizer for that."""
+        self._inner._opt_called = True  # type: ignore[attr-defined]
 
     def __getstate__(self) -> NoReturn:
         """Refuses copies and pickles.
@@ -83,30 +79,22 @@ class RemoteStateOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: always.
         """
-        _refuse_copy()
+        refuse_copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Called by torch's `load_state_dict`: param-groups of an older torch get what they lack."""
         super().__setstate__(state)
         self._inner.__setstate__({"state": defaultdict(dict), "param_groups": self.param_groups})
 
-    def _between_steps(self, what: str) -> None:
-        """Refuses where gradients of a step have left."""
-        raise NotImplementedError(what)
-
     def state_dict(self) -> dict[str, Any]:
         """As torch has it; the state is read from the servers, on the CPU.
 
-        Under BSP it is that of one step. Under SSP and ASP every partition is read as it is by then.
-
         Raises:
-            GradientChanged: gradients of this step have already left.
             PsError: a server refuses, or cannot be reached.
         """
-        self._between_steps("state_dict()")
         try:
-            for started in self._started:
-                states = self._access.dump(started.number)
+            for started in self._state_tables():
+                states = self._access.dump_state(started.number)
                 for parameter, state in zip(started.parameters.values(), states, strict=True):
                     if state:
                         self.state[parameter] = dict(state)
@@ -117,14 +105,10 @@ class RemoteStateOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, on the servers. All workers call it; worker 0's state is set, the others wait for it.
 
-        Each worker takes the `param_groups` that it is given.
-
         Raises:
-            GradientChanged: gradients of this step have already left.
             StartLimitExceeded: worker 0 did not call it in time.
             UsageError: a state has not its parameter's shape.
         """
-        self._between_steps("load_state_dict()")
         prepared = state_dict
 
         def keep(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
@@ -144,10 +128,10 @@ class RemoteStateOptimizer(torch.optim.Optimizer):
             parameter: prepared["state"].get(number, {})
             for number, parameter in zip(numbers, own, strict=True)
         }
-        for started in self._started:
-            started.loads += 1
+        for started in self._state_tables():
+            self._loads[started.number] += 1
             mine = [states[parameter] for parameter in started.parameters.values()]
-            self._access.share(started.number, started.loads, mine)
+            self._access.share_state(started.number, self._loads[started.number], mine)
 
 
 def _refuse_step(*_: Any, **__: Any) -> NoReturn:
@@ -157,7 +141,12 @@ def _refuse_step(*_: Any, **__: Any) -> NoReturn:
 _refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers then ask `_opt_called`
 
 
-def _refuse_copy() -> NoReturn:
+def refuse_copy() -> NoReturn:
+    """Refuses copies and pickles of a wrapped optimizer, and of what refers to one.
+
+    Raises:
+        UsageError: always.
+    """
     raise UsageError(
         "a wrapped optimizer cannot be copied or pickled: its state is on servers, keep its state_dict(). "
         "A model whose step() was interrupted refers to it: call worker.synchronize() before saving the model"

@@ -6,12 +6,12 @@
 
 Overlap begins only if a watched step showed that nothing touches gradients after backward; every later step
 is checked again, and a change then is an error, since what has left is final. It must not know loss scales,
-closures or other tables; `wrapped` brings several tables of one optimizer together.
+closures or other tables; `sender` brings several tables of one optimizer together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
 
@@ -19,8 +19,8 @@ import torch
 
 from ps_wire.errors import Evicted, GradientChanged
 from ps_wire.spec.table import Hyperparameters
-from ps_worker.exchange.exchange import Exchange
 from ps_worker.optimizer.bucket_gradients import BucketGradients, Unscale
+from ps_worker.optimizer.started_table import StartedTable
 
 SAMPLE = 16  # gradients of which a row is compared in a step: 4 us each
 REMEDY = (
@@ -29,7 +29,7 @@ REMEDY = (
 
 
 class Mode(Enum):
-    """See the module's docstring."""
+    """How buckets leave; see the module's docstring."""
 
     WATCHING = "watching"
     OVERLAPPING = "overlapping"
@@ -37,9 +37,10 @@ class Mode(Enum):
 
 
 class TableGradients:
-    """See the module's docstring.
+    """The gradients of one table: its buckets, when they leave, and the checks of what has left.
 
     Attributes:
+        started: the table.
         exchange: of the table.
         step: this worker's clock on the table.
         mode: how buckets leave.
@@ -47,10 +48,8 @@ class TableGradients:
 
     def __init__(
         self,
-        exchange: Exchange,
-        parameters: Mapping[str, torch.nn.Parameter],
+        started: StartedTable,
         *,
-        step: int,
         mode: Mode,
         syncing: Callable[[], bool],
         hyperparameters: Callable[[], Hyperparameters],
@@ -62,9 +61,7 @@ class TableGradients:
         """Puts hooks on the parameters as `mode` asks.
 
         Args:
-            exchange: of the table.
-            parameters: by name, in the order of the table.
-            step: this worker's first.
+            started: the table.
             mode: to begin with.
             syncing: False where a backward pass only accumulates.
             hyperparameters: what the table's param-groups say now.
@@ -73,11 +70,11 @@ class TableGradients:
             sending: held while a hook sends, see `OneThread`.
             as_views: gradients lie in the memory that is pushed.
         """
-        self.exchange = exchange
-        self.step = step
-        self._next = step
+        self.started = started
+        self.exchange = exchange = started.exchange
+        self.step = self._next = started.step
         self.mode = mode
-        self._parameters = list(parameters.values())
+        self._parameters = list(started.parameters.values())
         self._syncing = syncing
         self._hyperparameters = hyperparameters
         self._weight = weight
@@ -86,7 +83,7 @@ class TableGradients:
         self._seen: Hyperparameters | None = None  # at the first hook of a watched step
         self._turn = 0
         self._leaving: list[BucketGradients] = []  # an accelerator copies them
-        names = list(parameters)
+        names = list(started.parameters)
         self._buckets = [
             BucketGradients(exchange, bucket, self._parameters, names, as_views=as_views)
             for bucket in exchange.plan.buckets

@@ -1,8 +1,9 @@
 """The optimizer that a script gets from `Worker.wrap`: gradients leave, weights arrive.
 
-It is what torch's schedulers, `GradScaler` and frameworks take for an optimizer, and owns the order of a step
-over its tables (one, and one more for each `add_param_group`). How gradients leave is `gradients`' affair,
-which weights the next forward waits for is `arrival`'s; `stages` knows where in a step it is.
+It is what torch's schedulers, `GradScaler` and frameworks take for an optimizer, and owns what a script may
+call: a step over its tables (one, and one more for each `add_param_group`). Its `Sender` knows how gradients
+leave, its `StepCycle` where in a step it is and which weights are waited for. It must not know sockets, or
+who is a member.
 
 A step here: hooks copy and push full buckets -> step(): checks, pushes the rest or abstains -> pull -> wait;
 with overlap modules wait instead, in the next forward, and for the rest its first push, or step()
@@ -19,27 +20,23 @@ from torch._compile import _disable_dynamo
 
 from ps_wire.errors import Evicted, UsageError
 from ps_wire.spec.table import Hyperparameters
+from ps_worker.data.batch_in_hand import BatchInHand
 from ps_worker.model.hyperparameters import check_sizes, read_groups, sizes_of
-from ps_worker.optimizer.arrival import Arrival
-from ps_worker.optimizer.remote_state import StartedTable, StateAccess
-from ps_worker.optimizer.step_cycle import ARRIVING, NO_STEP, SENDING, StepCycle
-from ps_worker.optimizer.table_gradients import Mode, TableGradients, changed_error
-from ps_worker.process import stopping
-from ps_worker.process.one_thread import OneThread
+from ps_worker.optimizer.remote_state import RemoteStateOptimizer, StateAccess
+from ps_worker.optimizer.sender import Sender, loss_scale
+from ps_worker.optimizer.started_table import StartedTable
+from ps_worker.optimizer.step_cycle import Stage, StepCycle
+from ps_worker.optimizer.table_gradients import Mode, changed_error
+from ps_worker.step_host import StepHost
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
 
 
-class WrappedOptimizer(StepCycle):
+class WrappedOptimizer(RemoteStateOptimizer):
     """Made by `Worker.wrap`. Its `param_groups` are the wrapped optimizer's own, so schedulers work on both.
 
-    Attributes:
-        step_number: steps taken, abstentions included.
-        abstained: steps of these in which this worker had nothing to push.
-        behind: steps that the script takes again, and that the job has: nothing of them leaves.
+    Its state is on the servers: `state` is empty, and `state_dict()` asks for it.
     """
-
-    behind = 0
 
     # GradScaler then always calls step(), with `grad_scale` and `found_inf` set: a worker that found an
     # overflow has to abstain, or the others of a BSP job would wait for it for ever.
@@ -52,18 +49,12 @@ class WrappedOptimizer(StepCycle):
         model: torch.nn.Module,
         start_table: Callable[[list[dict[str, Any]]], StartedTable],
         access: StateAccess,
+        host: StepHost,
         overlap: Literal["auto"] | bool,
         clip_grad_norm: float | None,
         clipped_by_servers: bool,
         as_views: bool,
         weight: Callable[[], float],
-        closed: Callable[[], str | None],
-        log: Callable[[str], None],
-        at_step: Callable[[int], None],
-        rejoin: Callable[[], None],
-        announce: Callable[[], bool] = lambda: False,
-        waits: Callable[[str], None] | None = None,
-        inside: OneThread | None = None,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -72,71 +63,77 @@ class WrappedOptimizer(StepCycle):
             model: the script's.
             start_table: makes and starts a table of these param-groups.
             access: to the optimizer's state on the servers.
+            host: the worker.
             overlap: as in `wrap`.
             clip_grad_norm: to clip gradients to.
             clipped_by_servers: they clip the mean; else this worker its own gradients, before they leave.
             as_views: gradients lie in the memory that is pushed.
             weight: of a step's pushes in a BSP mean; called once a step.
-            closed: why no step can be taken any more, or None.
-            log: says something to the person at the terminal.
-            at_step: called at the end of each step, with the number of steps taken.
-            rejoin: joins again after an eviction or a rollback; calls `reenter`.
-            announce: says that steps are undone, once after each rollback: True, or an error for the script.
-            waits: says, now and then, what is waited for; default: `log`.
-            inside: the worker's, whose calls one thread at a time is inside of.
         """
-        self._open = False
-        self._inside = inside or OneThread()
-        self._at_step, self._rejoin, self._announce = at_step, rejoin, announce
-        self._void = self._replays = False
-        super().__init__(inner.param_groups, inner.defaults)
+        self._open = False  # torch's constructor adds the param-groups
+        super().__init__(inner, access, tables=lambda: [table.started for table in self._sender.tables])
         self._open = True
-        self.abstained = 0
-        self._model, self._start_table, self._access = model, start_table, access
-        self._started = []
+        self._host = host
+        self._start_table = start_table
         self._one_norm = clip_grad_norm is not None
-        self._clip = None if clipped_by_servers else clip_grad_norm
-        self._as_views = as_views
-        self._mode = START[overlap] if self._clip is None else Mode.WAITING
-        self._weight = weight
-        self._step_weight: float | None = None
-        self._closed = closed
-        self._log = log
-        self._syncing = True
-        self._tables: list[TableGradients] = []
-        self._arrival = Arrival(model, report=waits or log, settle=self.settle)
-        self._sizes = sizes_of(self.param_groups)
-        self._stage = NO_STEP
-        self._resume: torch.utils.hooks.RemovableHandle | None = None
-        self._add_table(list(range(len(self.param_groups))))
-        self._take_over(inner)  # at last: one that was refused is as it was
+        self._batch = BatchInHand()
+        clip_norm = None if clipped_by_servers else clip_grad_norm
+        self._sender = Sender(
+            host,
+            self._batch,
+            mode=START[overlap] if clip_norm is None else Mode.WAITING,
+            clip_norm=clip_norm,
+            weight=weight,
+            divides="fused" in self.defaults,
+            as_views=as_views,
+        )
+        groups = list(range(len(self.param_groups)))
+        started = self._start(groups)
+        self._cycle = StepCycle(model, self._sender, host, step_number=started.step)
+        self._add(started, groups)
+        self._take_over()  # at last: one that was refused is as it was
 
     # -- what a script calls ---------------------------------------------------------------------------
 
     @property
+    def step_number(self) -> int:
+        """Steps taken, abstentions included."""
+        return self._cycle.step_number
+
+    @property
+    def abstained(self) -> int:
+        """Steps of these in which this worker had nothing to push."""
+        return self._sender.abstained
+
+    @property
+    def behind(self) -> int:
+        """Steps that the script takes again, and that the job has: nothing of them leaves."""
+        return self._batch.behind
+
+    @property
     def overlaps(self) -> bool:
         """Whether gradients leave while backward is still running."""
-        return self._mode is Mode.OVERLAPPING
+        return self._sender.overlaps
 
     @property
     def sends(self) -> bool:
         """Whether a part of a step has left, and a part has not."""
-        return self._stage == SENDING or any(table.left for table in self._tables)
+        return self._cycle.stage is Stage.SENDING or self._sender.left
 
     @property
     def dropping(self) -> bool:
         """Whether the batch in hand is dropped: the worker has joined again since it came."""
-        return self._void
+        return self._batch.void
 
     @property
     def num_tables(self) -> int:
         """That its parameters are in: one, and one for each group that was added."""
-        return len(self._tables)
+        return len(self._sender.tables)
 
     @property
     def waited_s(self) -> float:
         """Seconds in which training had nothing to do but wait for weights, in all."""
-        return self._arrival.waited_s
+        return self._cycle.arrival.waited_s
 
     @_disable_dynamo
     @torch.no_grad()
@@ -162,114 +159,65 @@ class WrappedOptimizer(StepCycle):
             UsageError: the worker has left, or the job had ended before it came.
             PsError: the job cannot go on; the message says why.
         """
-        if (closed := self._closed()) is not None:
+        if (closed := self._host.closed()) is not None:
             raise UsageError(closed)
         try:
-            with self._inside:
+            with self._host.inside:
                 return self._step(closure)
         except BaseException as error:
-            self._broken_off(error)
+            self._cycle.break_off(error)
             raise
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        self._inner._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before wrap
-        arriving = self._stage == ARRIVING
+        self._note_step()
+        arriving = self._cycle.stage is Stage.ARRIVING
         self.settle()
-        if self._announce():
+        if self._host.announce():
             return self._drop()
         if arriving:
-            self._check_read()
-        check_sizes(self._sizes, self.param_groups)
+            self._cycle.check_read()
+        check_sizes(self._sender.sizes, self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._void:
+        if self._batch.void:
             return self._drop(loss)
         try:
             self._take_step()
         except Evicted:
-            self._rejoin()
-            self._announce()
+            self._host.rejoin()
+            self._host.announce()
             return self._drop(loss)
-        self._at_step(self.step_number)
+        self._host.after_step(self.step_number)
         return loss
 
     def _drop(self, loss: Any = None) -> Any:
         """No step is taken: what was computed is of a batch that another incarnation was given."""
-        for table in self._tables:
-            table.forget_arrivals()
-        self.behind -= self._replays
-        self._void = self._replays = False
+        self._sender.forget_arrivals()
+        self._batch.end()
         return loss
 
     def _take_step(self) -> None:
-        for table in self._tables:
-            table.exchange.wait_acked(())  # raises what has come meanwhile
-        self._arrival.check()
-        scale, overflow = self._scaling()
-        self._decide(scaled=scale is not None or overflow is not None)
-        self._stage = SENDING
-        self._send(None if scale is None else self._unscale(scale), overflow=bool(overflow))
-        if any(table.seen for table in self._tables):
-            self._arrival.plan()
-        if self.overlaps and self._arrival.wanted and not self._as_views:  # which a script may write to
-            self._arrival.expect()
-            self._ask()
-            stopping.step_ended()  # its pushes have left: they count, whatever the others do
-            self._arrival.begin()
-            self._begin()
-            self._stage = ARRIVING
-        else:
-            self._ask()
-            stopping.step_ended()
-            self._await()
-            if self.overlaps:
-                self._arrival.watch()
-
-    @torch.no_grad()
-    def sit_out(self, *, again: bool) -> None:
-        """Takes a step with nothing to push, for the others; gradients that are there stay. Not in a step.
-
-        Args:
-            again: the script takes it again later, so that its schedules count it.
-
-        Raises:
-            Evicted: the worker has to join again.
-            PsError: the job cannot go on.
-        """
-        try:
-            for table in self._tables:
-                table.exchange.wait_acked(())
-            self._stage = SENDING
-            self.abstained += 1
-            for table in self._tables:
-                table.abstain()
-            self._ask()
-            stopping.step_ended()
-            self._await()
-        except BaseException as error:
-            self._broken_off(error)
-            raise
-        self.behind += again
-        self._at_step(self.step_number)
+        self._sender.check_acked()
+        self._cycle.arrival.check()
+        scale, overflow = loss_scale(self)
+        self._sender.decide(scaled=scale is not None or overflow is not None)
+        self._cycle.begin_sending()
+        self._sender.send(scale, overflow=bool(overflow))
+        self._cycle.go_on()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. Raises `GradientChanged` where gradients of this step have already left."""
-        if self._stage != ARRIVING:  # else none has, and weights may go on arriving
+        if self._cycle.stage is not Stage.ARRIVING:  # else none has, and weights may go on arriving
             self._between_steps("zero_grad()")
         super().zero_grad(set_to_none)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate; the first one outside sends the sum."""
-        before, self._syncing = self._syncing, False
-        try:
+        with self._sender.accumulating():
             yield
-        finally:
-            self._syncing = before
-            for table in self._tables:
-                table.forget_arrivals()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters in mid-run: they become a table of their own. All workers must do the same.
@@ -291,22 +239,101 @@ class WrappedOptimizer(StepCycle):
         self._between_steps("add_param_group()")
         super().add_param_group(param_group)
         try:
-            self._add_table([len(self.param_groups) - 1])
+            groups = [len(self.param_groups) - 1]
+            self._add(self._start(groups), groups)
         except BaseException:
             self.param_groups.pop()
             raise
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch has it; the state is read from the servers, on the CPU.
+
+        Under BSP it is that of one step. Under SSP and ASP every partition is read as it is by then.
+
+        Raises:
+            GradientChanged: gradients of this step have already left.
+            PsError: a server refuses, or cannot be reached.
+        """
+        self._between_steps("state_dict()")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch, on the servers. All workers call it; worker 0's state is set, the others wait for it.
+
+        Each worker takes the `param_groups` that it is given.
+
+        Raises:
+            GradientChanged: gradients of this step have already left.
+            StartLimitExceeded: worker 0 did not call it in time.
+            UsageError: a state has not its parameter's shape.
+        """
+        self._between_steps("load_state_dict()")
+        super().load_state_dict(state_dict)
+
     def _between_steps(self, what: str) -> None:
         self.settle()
-        if any(table.left for table in self._tables):
+        if self._sender.left:
             raise changed_error(f"{what} was called between backward and step()")
 
     # -- what a worker calls ---------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """Waits for weights; of a step that was interrupted, what has not left abstains."""
+        self._cycle.settle()
+
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """Gives up a step whose backward was interrupted, as by Ctrl-C in a notebook, and clears gradients.
+
+        What has already left counts, the rest abstains. Waits for the weights of the next step, or raises why
+        the job cannot go on.
+        """
+        self._cycle.abandon()
+        super().zero_grad()
+
+    def refresh(self) -> None:
+        """Makes autograd, other devices and smaller dtypes see that the weights are new."""
+        self._cycle.arrival.finish()
+
+    @torch.no_grad()
+    def sit_out(self, *, again: bool) -> None:
+        """Takes a step with nothing to push, for the others; gradients that are there stay. Not in a step.
+
+        Args:
+            again: the script takes it again later, so that its schedules count it.
+
+        Raises:
+            Evicted: the worker has to join again.
+            PsError: the job cannot go on.
+        """
+        try:
+            self._cycle.sit_out()
+        except BaseException as error:
+            self._cycle.break_off(error)
+            raise
+        self._batch.sit_out(again=again)
+        self._host.after_step(self.step_number)
+
     @property
     def clocks(self) -> dict[int, int]:
         """Table -> the step that is under way or comes next."""
-        return {started.number: table.step for started, table in zip(self._started, self._tables)}  # noqa: B905 - a table may be on its way
+        return {table.started.number: table.step for table in self._sender.tables}
+
+    @property
+    def taken(self) -> dict[int, int]:
+        """Table -> steps whose pushes have left; one that SIGTERM ends has taken a step that has no end."""
+        clocks = self.clocks
+        more = self.step_number - next(iter(clocks.values()), 0)
+        return {table: clock + max(more, 0) for table, clock in clocks.items()}
+
+    def is_between_steps(self) -> bool:
+        """Waits for weights; False where a part of a step has left, and a part has not."""
+        self.settle()
+        return not self.sends
+
+    def fall_behind(self, steps: int) -> None:
+        """The script goes on so many steps before the job: it takes them again."""
+        self._batch.fall_behind(steps)
 
     def reenter(self, steps: Mapping[int, int], *, stepped: Collection[int] = ()) -> None:
         """The worker has joined again, and the weights are those of its first step there, by table.
@@ -317,67 +344,42 @@ class WrappedOptimizer(StepCycle):
             steps: by table.
             stepped: tables that the script has stepped on this batch; its next `step()` is of another one.
         """
-        self.behind, self._replays = 0, False
-        self._void = self.sends or not self.clocks.keys() <= set(stepped)
-        for started, table in zip(self._started, self._tables, strict=True):
-            table.reenter(steps[started.number])
-        self.step_number = steps[self._started[0].number]
-        self._arrival.replace()
-        self._arrived(begin=True)
+        self._batch.reenter(void=self.sends or not self.clocks.keys() <= set(stepped))
+        self._cycle.reenter(steps)
 
     def renew(self) -> None:
         """What is computed from now on counts; what is there of a batch that is dropped is cleared."""
-        if self._void:
+        if self._batch.void:
             self.abandon()
-            self._void = self._replays = False
+            self._batch.renew()
 
     def replay(self) -> None:
         """A batch has come that was used already: a step of it that is behind sends nothing."""
-        self._void = self._replays = self.behind > 0
+        self._batch.replay()
 
     def release(self, limit_s: float) -> None:
         """Before the end: what has not left of a step under way abstains, and no gate waits for it."""
-        if self._stage == SENDING or (self._stage == NO_STEP and any(table.left for table in self._tables)):
-            for table in self._tables:
-                table.abstain()
-                table.exchange.wait_acked(limit_s=limit_s)
-        if self._stage == ARRIVING:
-            self._arrival.stay(limit_s)
-            self._stage = NO_STEP
+        self._cycle.release(limit_s)
 
     def detach(self) -> None:
         """Takes the hooks off; the model keeps its weights."""
-        self._arrival.take_off()
-        for table in self._tables:
-            table.detach()
-        if self._resume is not None:
-            self._resume.remove()
+        self._cycle.detach()
+        self._sender.detach()
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _add_table(self, groups: list[int]) -> None:
-        started = self._start_table([self.param_groups[index] for index in groups])
-        self._arrival.add(started)
-        table = TableGradients(
-            started.exchange,
-            started.parameters,
-            step=started.step,
-            mode=self._mode if self._closed() is None else Mode.WAITING,
-            syncing=lambda: self._syncing and not self._void,
+    def _start(self, groups: list[int]) -> StartedTable:
+        return self._start_table([self.param_groups[index] for index in groups])
+
+    def _add(self, started: StartedTable, groups: list[int]) -> None:
+        self._cycle.arrival.add(started)
+        self._sender.add(
+            started,
+            sizes=sizes_of(self.param_groups),
             hyperparameters=lambda: self._read(groups),
-            weight=self._weigh,
-            sending=self._inside.sending,
-            settle=self._before_push,
-            as_views=self._as_views,
-        )
-        if not self._tables:
-            self.step_number = started.step
-        self._started, self._tables, self._sizes = (  # together: no Ctrl-C comes between
-            [*self._started, started],
-            [*self._tables, table],
-            sizes_of(self.param_groups),
+            settle=self._cycle.before_push,
         )
 
     def _read(self, groups: list[int]) -> Hyperparameters:
-        check_sizes(self._sizes, self.param_groups)
+        check_sizes(self._sender.sizes, self.param_groups)
         return read_groups(self.defaults, [self.param_groups[index] for index in groups])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ps_worker as ps
-from tests.inside import link_of
+from tests.inside import cycle_of, link_of, sender_of
 from tests.until import LIMIT_S, until
 
 EPOCHS, SAMPLES, BATCH, WIDTH = 2, 96, 4, 96
@@ -139,8 +139,8 @@ class Script:
         for number, scheduler in enumerate(self._schedulers):
             worker.register_state(f"scheduler {number}", scheduler)
         for optimizer in self._optimizers[-1:]:
-            _around(optimizer, "_send", at, after="gradients sent")
-            _around(optimizer, "_ask", at, after="weights asked for")
+            _around(sender_of(optimizer), "send", at, after="gradients sent")
+            _around(cycle_of(optimizer), "_ask", at, after="weights asked for")
         self._loader = worker.loader(_Samples(at), batch_size=BATCH)
 
     def run(self) -> dict[str, Any]:

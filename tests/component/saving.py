@@ -14,7 +14,7 @@ def save(cluster: Cluster, folder: str, job: str, workers: dict[int, bytes]) -> 
     """Writes one; `workers` are those who train, with what each has beside its tables. Returns its name."""
     store = SnapshotStore(folder)
     name = store.new_name(job)
-    room = cluster.coordinator._rooms[job]
+    room = cluster.coordinator.runners[job]
     specs = room.job.specs
     files, clocks = [], {}
     for server in cluster.shards:

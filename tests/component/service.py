@@ -168,7 +168,7 @@ class Cluster:
         coordinator = self.coordinator
 
         async def evict() -> None:
-            room = coordinator._rooms[job]
+            room = coordinator.runners[job]
             room.evict(room.job.roster.members[worker])
 
         self._loop.start(evict()).result(LIMIT_S)

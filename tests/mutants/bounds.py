@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         name="follower: an order that is not known ends its stream",
-        file="ps_server/shard/orders.py",
+        file="ps_server/agreement/messages.py",
         text='    if kind is None:\n        return ""\n',
         fault="",
         tests=("tests/unit/ps_server/shard/test_follower.py",),

@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         name="dealt: the pace of a mark counts from the step after",
         file=DEALT,
-        text="            steps = clock - mark.step\n",
-        fault="            steps = max(clock - mark.step - 1, 0)\n",
+        text="            used = Used(*mark.at(clock))\n",
+        fault="            used = Used(*mark.at(max(clock - 1, mark.step)))\n",
         tests=(SHARING,),
     ),
     Mutant(
@@ -608,8 +608,8 @@ MUTANTS = (
     Mutant(
         name="coordinator: a job that is forgotten while it stops ends it without a hand-off",
         file="ps_server/coordinator/coordinator.py",
-        text="                for room in list(self._rooms.values()):",
-        fault="                for room in self._rooms.values():",
+        text="                for room in list(self.runners.values()):",
+        fault="                for room in self.runners.values():",
         tests=(
             "tests/component/members/test_hand_off.py::test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble",
         ),

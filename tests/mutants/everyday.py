@@ -74,14 +74,14 @@ MUTANTS = (
     ),
     Mutant(
         name="everyday: a script without wrap is told so only when it ends",
-        file="ps_worker/worker_state.py",
+        file="ps_worker/steps.py",
         text="            self._say_untrained(MANY_BATCHES)\n",
         fault="            pass\n",
         tests=(f"{UNTRAINED}::test_a_script_that_trains_beside_the_servers_is_told_so_once",),
     ),
     Mutant(
         name="everyday: a script that leaves without a step is told nothing",
-        file="ps_worker/worker.py",
+        file="ps_worker/steps.py",
         text="        if not reason:\n            self._say_untrained()\n",
         fault="",
         tests=(f"{UNTRAINED}::test_a_script_that_trains_beside_the_servers_is_told_so_once",),

@@ -46,8 +46,8 @@ MUTANTS = (
     ),
     Mutant(
         name="front: incarnations of the next job of a name are those of the one before",
-        file="ps_server/coordinator/coordinator.py",
-        text="            job.roster.floor = self._drops.last_incarnation(name)\n",
+        file="ps_server/coordinator/jobs/runners.py",
+        text="            job.roster.floor = self._dropped.last_incarnation(name)\n",
         fault="",
         tests=(f"{DROPPED}::test_the_next_job_of_the_name_knows_nobody_of_the_one_before",),
     ),

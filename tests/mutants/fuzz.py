@@ -5,11 +5,11 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         name="lanes: what comes after the end is kept, and nobody does it",
-        file="ps_server/shard/lanes.py",
+        file="ps_server/lanes.py",
         text="            if self._closed:\n",
         fault="            if False:\n",
         tests=(
-            "tests/unit/ps_server/shard/test_lanes.py::test_once_closed_what_comes_is_refused_again_and_again",
+            "tests/unit/ps_server/test_lanes.py::test_once_closed_what_comes_is_refused_again_and_again",
             "tests/integration/test_serving.py::test_a_server_ends_beside_readers_that_wait_for_a_worker",
         ),
     ),

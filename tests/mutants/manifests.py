@@ -66,8 +66,8 @@ MUTANTS = (
     ),
     Mutant(
         name="a table is opened before all of it is found",
-        file="ps_server/coordinator/snapshots/saved_jobs.py",
-        text="                readers[spec.number].check(Plan(spec, num_shards), shard)\n",
+        file="ps_server/shard/state/snapshot_reader.py",
+        text="                readers[spec.number].check(Plan(spec, self._num_shards), self._shard)\n",
         fault="                pass\n",
         tests=(f"{SECURITY}::test_a_table_takes_no_memory_before_all_of_it_is_found",),
     ),

@@ -11,7 +11,8 @@ END = "tests/unit/ps_server/coordinator/jobs/test_membership_end.py"
 STOP = "tests/component/members/test_stop_job.py"
 DATA = "ps_worker/data/script_data.py"
 REJOINING = "ps_worker/job/rejoiner.py"
-STATE = "ps_worker/worker_state.py"
+STATE = "ps_worker/steps.py"
+BATCH = "ps_worker/data/batch_in_hand.py"
 
 MUTANTS = (
     Mutant(
@@ -24,8 +25,8 @@ MUTANTS = (
     Mutant(
         name="resume: no step is taken again",
         file=STATE,
-        text="            owner.behind = behind.get(numbers[0], 0) if at.loaders else 0\n",
-        fault="            owner.behind = 0\n",
+        text="            owner.fall_behind(behind.get(next(iter(owner.clocks)), 0) if at.loaders else 0)\n",
+        fault="            owner.fall_behind(0)\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
@@ -37,14 +38,14 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: what is replayed is pushed",
-        file="ps_worker/optimizer/wrapped.py",
-        text="        self._void = self._replays = self.behind > 0\n",
+        file=BATCH,
+        text="        self.void = self._replays = self.behind > 0\n",
         fault="        self._replays = self.behind > 0\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(
         name="resume: a step that is replayed is not counted",
-        file="ps_worker/optimizer/wrapped.py",
+        file=BATCH,
         text="        self.behind -= self._replays\n",
         fault="        self.behind = 0\n",
         tests=(ALL_LEFT,),
@@ -87,15 +88,15 @@ MUTANTS = (
     Mutant(
         name="resume: a forward that is no step takes what is registered once more",
         file=STATE,
-        text="        if not self._data.has_loaders:\n",
+        text="        if not self.data.has_loaders:\n",
         fault="        if True:\n",
         tests=(RESUME,),
     ),
     Mutant(
         name="resume: a step whose pushes have left is not among those of who leaves",
-        file=STATE,
-        text="            more = optimizer.step_number - next(iter(clocks.values()), 0)\n",
-        fault="            more = 0\n",
+        file="ps_worker/optimizer/wrapped.py",
+        text="        more = self.step_number - next(iter(clocks.values()), 0)\n",
+        fault="        more = 0\n",
         tests=(f"{RESUME}::test_a_step_that_sigterm_ends_when_its_pushes_have_left_is_counted",),
     ),
     Mutant(

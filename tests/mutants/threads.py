@@ -89,9 +89,9 @@ MUTANTS = (
     ),
     Mutant(
         name="each table of a worker has its own thread",
-        file="ps_worker/worker.py",
-        text="            self._announce,\n            self._inside,\n",
-        fault="            self._announce,\n            OneThread(),\n",
+        file="ps_worker/table.py",
+        text="        with self._host.inside:\n            if not self._host.announce()",
+        fault="        with type(self._host.inside)():\n            if not self._host.announce()",
         tests=(f"{TABLE}::test_tables_of_one_worker_are_one",),
     ),
     Mutant(
@@ -133,9 +133,9 @@ MUTANTS = (
     ),
     Mutant(
         name="one job that cannot be looked at keeps the leases of others",
-        file="ps_server/coordinator/member_streams.py",
+        file="ps_server/coordinator/lease_watch.py",
         text="except Exception as error:  # noqa: BLE001 - the leases of other jobs end all the same\n",
-        fault="except PsError as error:\n",
+        fault="except KeyError as error:\n",
         tests=(f"{TASKS}::test_leases_and_periodic_snapshots_go_on_after_a_bug",),
     ),
     Mutant(

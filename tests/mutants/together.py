@@ -67,14 +67,14 @@ MUTANTS = (
     ),
     Mutant(
         name="together: a call in the middle of a step abstains from the rest of it",
-        file="ps_worker/worker_state.py",
-        text="                    if owner.sends:\n                        return False\n",
-        fault="",
+        file="ps_worker/steps.py",
+        text="                if not owner.is_between_steps():\n                    return False\n",
+        fault="                owner.is_between_steps()\n",
         tests=(f"{UNIT}::test_a_call_in_the_middle_of_a_step_takes_no_other_step",),
     ),
     Mutant(
         name="together: schedules do not count the steps that were sat out",
-        file="ps_worker/optimizer/wrapped.py",
+        file="ps_worker/data/batch_in_hand.py",
         text="        self.behind += again\n",
         fault="",
         tests=(f"{FAULTS}::test_one_joins_in_an_epoch_that_ends_with_a_call",),
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         name="together: who goes on from one that waits in a call does what lies behind the epoch's last batch again",
-        file="ps_worker/worker_state.py",
+        file="ps_worker/steps.py",
         text="        if at.epoch is not None and self._epoch_over:\n",
         fault="        if False:\n",
         tests=("tests/faults/test_together.py::test_one_joins_again_in_an_epoch_that_ends_with_a_call",),

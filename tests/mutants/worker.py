@@ -263,14 +263,14 @@ MUTANTS = (
     Mutant(
         name="step: the first push of a step does not wait for all weights (R1)",
         file=STAGES,
-        text="        if self._stage == ARRIVING:\n            self._await()\n            if self._arrival.late:",
-        fault="        if self._stage == ARRIVING:\n            if self._arrival.late:",
+        text="        if self.stage is Stage.ARRIVING:\n            self._await()\n            if self.arrival.late:",
+        fault="        if self.stage is Stage.ARRIVING:\n            if self.arrival.late:",
         tests=(MODULE_WAITS,),
     ),
     Mutant(
         name="step: what has not left of a step that was broken off is never sent",
         file=STAGES,
-        text="                for table in self._tables:\n                    table.abstain()\n                self._ask()\n",
+        text="                self._sender.abstain_rest()\n                self._ask()\n",
         fault="                self._ask()\n",
         tests=("tests/component/members/test_interrupted_step.py",),
     ),
@@ -284,8 +284,8 @@ MUTANTS = (
     Mutant(
         name="step: an overflow is pushed",
         file=SENDING,
-        text="        if overflow or not any(table.there or table.left for table in self._tables):\n",
-        fault="        if not any(table.there or table.left for table in self._tables):\n",
+        text="        if overflow or not any(table.there or table.left for table in self.tables):\n",
+        fault="        if not any(table.there or table.left for table in self.tables):\n",
         tests=("tests/component/training/test_mixed_precision.py",),
     ),
     Mutant(
@@ -443,8 +443,8 @@ MUTANTS = (
     Mutant(
         name="dealing: a step says how far it has come after a batch too many",
         file=DEALING,
-        text="        ahead = step - self._told.step\n",
-        fault="        ahead = step - self._told.step + 1\n",
+        text="        if self._told.at(step) != (",
+        fault="        if self._told.at(step + 1) != (",
         tests=("tests/component/data/test_dealt_epochs.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(

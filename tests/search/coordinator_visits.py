@@ -34,7 +34,9 @@ class CoordinatorVisit(MemberVisit):
 
     def _on_register(self, text: bytes) -> None:
         register = pb.Register.FromString(text)
-        outbox = self.shards.register(register)
+        outbox, lost = self.shards.register(register)
+        if lost:
+            self._lost_state()
         granted = cast(pb.Order, outbox.get_nowait()).granted
         self.outputs.append(("granted", granted.generation, granted.coordinator))
         if self.sent is None or self.sent[2][1] is not None:
@@ -47,7 +49,7 @@ class CoordinatorVisit(MemberVisit):
             self.sent = order, boot, (answers[0], pb.OrderDone(refused=gone).SerializeToString())
             self._answered()
 
-    def _lost_state(self, _: int) -> None:
+    def _lost_state(self) -> None:
         """As `Recovery.lost`."""
         if self.recovers == "loads":
             self.again = True
@@ -111,7 +113,7 @@ class CoordinatorVisit(MemberVisit):
         self.sent = order, boot, (text, answers[1]) if shard == 0 else (answers[0], text)
         restore = pb.Order.FromString(order)
         if shard == 0 and restore.WhichOneof("kind") == "restore":
-            self.shards.own.generation = restore.restore.generation
+            self.own.generation = restore.restore.generation
         self._answered()
 
     def _answered(self) -> None:

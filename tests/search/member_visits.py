@@ -12,18 +12,24 @@ from copy import deepcopy
 from typing import Any, cast
 
 from ps_server.coordinator import hand_off
+from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.following import FollowerStream
 from ps_server.coordinator.jobs.action_queue import ActionQueue
 from ps_server.coordinator.jobs.actions import Action, ToMember
+from ps_server.coordinator.jobs.dropped import DroppedNames
 from ps_server.coordinator.jobs.mailbox import LAST_WORDS
 from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.late_joins import LateJoins
+from ps_server.coordinator.lease_watch import LeaseWatch
+from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.member_streams import MemberStreams
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
 from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS
 from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.coordinator.state_store import StateStore
+from ps_server.process.shard_zero import ShardZero
 from ps_server.shard.shard import Shard
 from ps_wire.errors import Evicted, JobFull, ServerNotReady, WorkerNumberTaken
 from ps_wire.frames.messages import refused_from_proto, table_to_proto
@@ -50,8 +56,9 @@ class MemberVisit:
         generations = OnDisk(known, None if before is None else before.own)
         if before is None and last == 0:
             generations._last = 2
+        self.own = Shard(index=0, num_shards=NUM_SHARDS, memory_limit_bytes=None)
         self.shards = Fleet(
-            Shard(index=0, num_shards=NUM_SHARDS, memory_limit_bytes=None),
+            ShardZero(self.own, generations.own),
             "shard0:1",
             cast(asyncio.AbstractEventLoop, NoTimers()),
             generations,
@@ -64,20 +71,44 @@ class MemberVisit:
         self.states = StateStore()
         self.room: Desk | None = None
         self.agenda = ActionQueue()
-        self.recovery = Recovery(self.shards, self.rooms, self.states, self.room_of)
-        readers = Readers(self.shards, self.rooms, self.states)
-        takings = SnapshotScheduler(
-            self.shards, self.rooms, self.states, store=None, policy=NO_SNAPSHOTS, lock_of=readers.lock_of
+        live, self.late_joins = LiveExtras(self.states), LateJoins()
+        scheduler = SnapshotScheduler(self.shards, self.rooms, self.states, store=None, policy=NO_SNAPSHOTS)
+        self.recovery = Recovery(
+            self.shards,
+            self.rooms,
+            self.states,
+            self.room_of,
+            scheduler=scheduler,
+            on_restored=lambda: None,  # leases end when the search says so
         )
-        self.members = MemberStreams(self.shards, self.rooms, readers, takings, self.room_of)
-        self.members.recovery = self.recovery
-        self.shards.on_lost_state = self._lost_state
+        readers = Readers(self.shards, self.rooms, live, on_join=self.recovery.check)
+        drops = Drops(
+            self.shards,
+            self.rooms,
+            self.states,
+            DroppedNames(),
+            store=None,
+            readers=readers,
+            recovery=self.recovery,
+            scheduler=scheduler,
+        )
+        self.members = MemberStreams(
+            self.shards,
+            self.rooms,
+            self.room_of,
+            live=live,
+            late_joins=self.late_joins,
+            scheduler=scheduler,
+            leases=LeaseWatch(self.rooms, [live, scheduler]),
+            recovery=self.recovery,
+            drops=drops,
+        )
         if before is not None:
             self._go_on_from(before)
 
     def _go_on_from(self, before: CoordinatorNode) -> None:
         self.shards.standings.known.update(before.standings)
-        self.shards.own.generation = before.own_shard
+        self.own.generation = before.own_shard
         if before.complete:
             self.follows()
         self.recovers, self.again = before.recovers, before.again
@@ -174,7 +205,7 @@ class MemberVisit:
     def _on_make(self, worker: int, incarnation: int) -> None:
         assert self.room is not None
         member = self.room.job.roster.member(worker, incarnation)
-        self.members.entrances.make_table(self.room, member, SPEC, table_to_proto(SPEC))
+        self.late_joins.make_table(self.room, member, SPEC, table_to_proto(SPEC))
 
     def _on_uploaded(self, worker: int, incarnation: int) -> None:
         self._say(worker, incarnation, uploaded=pb.Uploaded(table=0))
@@ -227,9 +258,6 @@ class MemberVisit:
         """Shard 1 does."""
         self.shards._registered[1] = FollowerStream("shard1:1", "shard1:1", asyncio.Queue())
         self.shards._complete.set()
-
-    def _lost_state(self, shard: int) -> None:
-        raise NotImplementedError
 
 
 def _copied(action: Action) -> Action:

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ps_server.agreement.cut_points import clocks_of_cut
 from ps_server.agreement.gate import Gate, gate_of
 from ps_server.agreement.messages import UNANSWERED
-from ps_server.shard.partition.cut import clocks_of_cut
 from ps_wire.spec.consistency import Consistency
 from tests.search.nodes import NOBODY, ChooserNode, Input, Node, Nodes
 from tests.search.workers import (

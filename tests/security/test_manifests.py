@@ -26,7 +26,7 @@ import ps_worker as ps
 from ps_server.coordinator.allowance import Allowance
 from ps_server.coordinator.recovery import RESTORES, RESTORES_WITHIN_S
 from ps_server.coordinator.snapshots.durability import Durability
-from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
+from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.state.snapshot_writer import FACTS
 from ps_server.shard.state.snapshots import MAX_ARRIVING
 from ps_wire.access.access import OPEN
@@ -202,13 +202,14 @@ def test_thousands_of_mutated_manifests_are_refused_or_are_manifests(honest: Bro
 def part(honest: Brought, tmp_path: Any) -> Callable[[bytes], None]:
     """What reads a shard's part, all of it, where its file is this."""
     store, name = SnapshotStore(f"memory://{tmp_path.name}"), "00000001-aaaaaaaa"
-    jobs, body = SavedJobs(store), mutations.body_of(honest.manifest)
+    body = mutations.body_of(honest.manifest)
+    reader = SnapshotReader(store, shard=0, num_shards=1)
 
     def read(file: bytes) -> None:
         store.write(JOB, name, PIECE, [file])
         store.write(JOB, name, MANIFEST, [mutations.signed(mutations.described(body, PIECE, file))])
         tables = store.manifest(JOB, name).tables
-        with jobs.open_part(JOB, name, tables, shard=0, num_shards=1) as state_of:
+        with reader.open(JOB, name, tables) as state_of:
             for spec in tables:
                 state_of(Plan(spec, 1), spec)
 
@@ -433,7 +434,7 @@ def test_who_restores_mutated_snapshots_harms_no_other_job(
     assert not outcomes.keys() & {"INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED"}, outcomes
     assert torch.equal(ours, theirs)
     assert torch.equal(ours, beside.undisturbed(steps))
-    looking = service.coordinator._members._looking
+    looking = service.coordinator._leases._looking
     assert looking is None or not looking.done() or looking.exception() is None
     assert "bug" not in caplog.text
 

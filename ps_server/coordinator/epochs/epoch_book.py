@@ -14,24 +14,15 @@ from typing import Any, TypeAlias
 
 from ps_server.coordinator.epochs.agreed import Agreed
 from ps_server.coordinator.epochs.epoch import DealtEpoch
-from ps_server.coordinator.epochs.piece_usage import PieceMark, PieceUsage
+from ps_server.coordinator.epochs.piece_usage import PieceUsage
 from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES
 from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch
 from ps_wire.spec.epoch_use import EpochUse
+from ps_wire.spec.epochs import EpochPiece, PieceMark
 
 KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
 ANY = 0  # instead of an incarnation: whoever comes first under that number
 NOBODY = -1  # its share was handed out before a rollback, or is left over
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochPiece:
-    """What a worker hands out next: a share of an epoch without its first batches."""
-
-    epoch: int
-    place: int
-    count: int
-    first: int
 
 
 _Answer: TypeAlias = tuple[int, int, EpochPiece | None]  # to an incarnation's request

@@ -11,26 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ps_wire.spec.epochs import PieceMark
+
 KEPT_MARKS = 256  # of a piece; who goes has at most the last few of its steps uncommitted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceMark:
-    """How far a worker has come in its piece with its first `step` steps, and its pace from there.
-
-    Attributes:
-        step: of the worker, over its tables the largest.
-        batches: of the piece that went into them.
-        samples: of these batches.
-        pace_batches: that each step from then on takes.
-        pace_samples: of these.
-    """
-
-    step: int = 0
-    batches: int = 0
-    samples: int = 0
-    pace_batches: int = 0
-    pace_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +76,7 @@ class PieceUsage:
         for mark, later in zip(self.marks, [*self.marks[1:], None], strict=True):
             if mark.step > clock:
                 break
-            steps = clock - mark.step
-            used = Used(mark.batches + steps * mark.pace_batches, mark.samples + steps * mark.pace_samples)
+            used = Used(*mark.at(clock))
             if later is not None and used.batches > later.batches:
                 used = Used(later.batches, later.samples)
         return used

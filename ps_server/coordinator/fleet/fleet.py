@@ -1,11 +1,14 @@
-"""Orders of the coordinator, sent to all shards; what carries them out there is `execute_order`."""
+"""The shards as one: orders go to all of them, what they report is answered.
+
+It must not know how an order is carried out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -13,15 +16,15 @@ from typing import Any, TypeAlias
 
 from ps_server.agreement.attendance import TableAttendance
 from ps_server.agreement.clipping import Norm
+from ps_server.agreement.messages import Report, job_of
 from ps_server.coordinator.fleet.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
 from ps_server.coordinator.fleet.decisions import Decisions
 from ps_server.coordinator.fleet.following import Answered, FollowerStream
 from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.fleet.own_shard import OwnShard
 from ps_server.coordinator.fleet.registry import ShardRegistry
+from ps_server.lanes import Lanes
 from ps_server.log import logger
-from ps_server.shard.lanes import Lanes
-from ps_server.shard.orders import execute_order, job_of
-from ps_server.shard.shard import Shard
 from ps_wire.errors import Fenced, PsError, ServerNotReady, ShardMismatch
 from ps_wire.frames.frame import check_protocol
 from ps_wire.frames.messages import refused_from_proto, refused_to_proto, table_from_proto
@@ -47,10 +50,10 @@ class Fleet:
 
     def __init__(
         self,
-        own: Shard,
+        own: OwnShard,
         address: str,
         loop: asyncio.AbstractEventLoop,
-        generations: Generations | None = None,
+        generations: Generations,
         pool: Executor | None = None,
     ) -> None:
         """Takes shard 0, its generations, and the threads that carry its orders out (default: its own)."""
@@ -58,8 +61,7 @@ class Fleet:
         self._own = own
         self._address = address
         self._registered: dict[int, FollowerStream] = {}
-        self.standings = ShardRegistry(generations or Generations(None))
-        own.generation = self.standings.generations.own
+        self.standings = ShardRegistry(generations)
         self._complete = asyncio.Event()
         if self.num_shards == 1:
             self._complete.set()
@@ -69,14 +71,12 @@ class Fleet:
         self._loop = loop
         # Shard 0, too, carries a job's orders out in the order in which they are sent.
         self._lanes = Lanes(pool)
-        own.on_norm = self._report_own
-        own.on_attendance = self._attend_own
         self._drained = False
         self._closed = False
-        self.on_lost_state: Callable[[int], None] | None = None
+        own.report_to(self._take_own)
 
     @property
-    def own(self) -> Shard:
+    def own(self) -> OwnShard:
         """Shard 0, in this process."""
         return self._own
 
@@ -160,8 +160,10 @@ class Fleet:
                 f"the coordinator is shard 0/{self.num_shards}"
             )
 
-    def register(self, message: pb.Register) -> asyncio.Queue[pb.Order | None]:
+    def register(self, message: pb.Register) -> tuple[asyncio.Queue[pb.Order | None], bool]:
         """A shard starts to follow; returns where its orders come out, None at the end.
+
+        And whether its part of the jobs is lost: they have to go back.
 
         Raises:
             ProtocolMismatch: another version.
@@ -174,8 +176,6 @@ class Fleet:
         before = self._registered.pop(message.shard, None)
         if before is not None:
             before.give_up()
-        if lost and self.on_lost_state is not None:
-            self.on_lost_state(message.shard)
         holder = f"{one_line(message.host, MAX_HOST)}, pid {message.pid}"
         entry = FollowerStream(message.address, holder, asyncio.Queue())
         entry.outbox.put_nowait(pb.Order(granted=granted))
@@ -183,7 +183,7 @@ class Fleet:
         if len(self._registered) == self.num_shards - 1:
             self._complete.set()
         logger.info("shard %d registered at %s", message.shard, message.address)
-        return entry.outbox
+        return entry.outbox, lost
 
     def close(self) -> None:
         """Ends the streams of all followers."""
@@ -221,8 +221,8 @@ class Fleet:
         if future is not None and not future.done():
             future.set_result(done)
 
-    def _report_own(self, norm: Norm) -> None:
-        self._loop.call_soon_threadsafe(self.reported, self._own.index, norm)
+    def _take_own(self, report: Report) -> None:
+        self._loop.call_soon_threadsafe(self._take, self._own.index, report)
 
     def reported(self, shard: int, norm: Norm) -> None:
         """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
@@ -234,13 +234,10 @@ class Fleet:
         for index in shards:
             entry = self._registered.get(index)
             if index == self._own.index:
-                decided = self._loop.run_in_executor(None, execute_order, self._own, order)
+                decided = self._loop.run_in_executor(None, self._own.carry_out, order)
                 watched.outcome("the decision of a step", decided, log=logger)
             elif entry is not None:  # else it reports again when it is back
                 entry.outbox.put_nowait(order)
-
-    def _attend_own(self, report: TableAttendance) -> None:
-        self._loop.call_soon_threadsafe(self.attended, self._own.index, report)
 
     def attended(self, shard: int, report: TableAttendance) -> None:
         """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
@@ -257,7 +254,7 @@ class Fleet:
                     entry.outbox.put_nowait(order)
 
     def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
-        carried_out = self._lanes.submit(job_of(order), partial(execute_order, self._own, order))
+        carried_out = self._lanes.submit(job_of(order), partial(self._own.carry_out, order))
         return asyncio.wrap_future(carried_out, loop=self._loop)
 
     def raise_generation(self) -> int:
@@ -366,15 +363,19 @@ class Fleet:
         for shard, boot, generation in facts["standings"]:
             self.standings.known[shard] = bytes.fromhex(boot), generation
         for job, spec in tables:
-            table = self._own.table(job.name, spec.number)
+            opening = self._own.opening_of(job.name, spec.number)
             self._choices.admitted(job)
-            self._open(job.name, spec, table.opening, 0)
+            self._open(job.name, spec, opening, 0)
         self._decisions.restore(facts["decisions"])
         self._choices.restore(facts["choices"])
-        for norm in self._own.undecided():  # others say it when they follow
-            self.reported(self._own.index, norm)
-        for attendance in self._own.unchosen():
-            self.attended(self._own.index, attendance)
+        for report in self._own.pending():  # others say it when they follow
+            self._take(self._own.index, report)
+
+    def _take(self, shard: int, report: Report) -> None:
+        if isinstance(report, Norm):
+            self.reported(shard, report)
+        else:
+            self.attended(shard, report)
 
     def _send(self, shard: int, order: pb.Order) -> _Sent | None:
         entry = self._registered.get(shard)

@@ -32,12 +32,17 @@ ALL_TAKEN = 1 << 62  # more than anybody says
 
 
 class JobRunner:
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    Attributes:
+        cutting: held while the job is cut, for a reader or a snapshot.
+    """
 
     def __init__(self, job: Job, shards: Fleet, on_empty: Callable[[JobRunner], None]) -> None:
         self.job = job
         self.events = Events(job.name)
         self.leases = Leases()
+        self.cutting = asyncio.Lock()
         self.mailboxes: dict[tuple[int, int], Mailbox] = {}
         self.progress: dict[int, pb.Progress] = {}
         self.heard_s: dict[int, float] = {}

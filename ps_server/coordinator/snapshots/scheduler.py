@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 from ps_server.coordinator.fleet.fleet import Fleet
@@ -49,15 +49,13 @@ class SnapshotScheduler:
         *,
         store: SnapshotStore | None,
         policy: SnapshotPolicy,
-        lock_of: Callable[[JobRunner], asyncio.Lock],
     ) -> None:
-        """Takes `lock_of`, which gives what is held while a job is cut; `store`: None where there is none."""
+        """Takes none yet; `store`: None where there is none."""
         self._shards = shards
         self._rooms = rooms
         self._states = states
         self._store = store
         self._policy = policy
-        self._lock_of = lock_of
         self._numbers = itertools.count(secrets.randbits(32))
         self._takings: dict[str, SnapshotAttempt] = {}
         self._tasks: dict[str, asyncio.Task[SnapshotAttempt]] = {}
@@ -197,7 +195,7 @@ class SnapshotScheduler:
         try:
             for left in reversed(range(TRIES)):
                 try:
-                    manifest = await taking.run(self._lock_of(room))
+                    manifest = await taking.run(room.cutting)
                     break
                 except CutAborted as error:
                     if not left:

@@ -112,14 +112,3 @@ class Cut:
             if not self._waits(kept.worker, kept.step, kept.pushes):
                 return self._kept.pop(place)
         return None
-
-
-def clocks_of_cut(aggregates: bool, held: Mapping[int, int]) -> dict[int, int]:
-    """c[w] from the clocks that were held, worker -> the largest over all partitions.
-
-    In BSP one step closes for all, so all are cut at the same one: the largest that anybody has begun. Those
-    behind can reach it, since whoever began it had pulled the version that they wait for.
-    """
-    if aggregates:
-        return dict.fromkeys(held, max(held.values(), default=0))
-    return dict(held)

@@ -21,6 +21,7 @@ from ps_wire.errors import UsageError
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import VALID, Carrier, parse
 from ps_wire.v1 import shard_pb2
+from ps_worker.steps import Steps
 from ps_worker.transport import carrier_choice, socket_stream
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.inside import link_of
@@ -49,7 +50,7 @@ def offers(cluster: Cluster, **addresses: str) -> Iterator[None]:
 def trained(cluster: Cluster, monkeypatch: Any, **settings: Any) -> tuple[list[str], set[str]]:
     """What a worker said about its data, and the carriers that its sessions had."""
     said: list[str] = []
-    monkeypatch.setattr(ps.Worker, "_say", lambda self, text: said.append(text))
+    monkeypatch.setattr(Steps, "say", lambda self, text: said.append(text))
     sessions: set[str] = set()
 
     def body(worker: ps.Worker) -> None:
@@ -215,7 +216,7 @@ def test_shards_for_which_it_is_the_same_are_counted_not_listed():
 
 def test_alone_there_is_nothing_to_choose(monkeypatch: Any):
     said: list[str] = []
-    monkeypatch.setattr(ps.Worker, "_say", lambda self, text: said.append(text))
+    monkeypatch.setattr(Steps, "say", lambda self, text: said.append(text))
     with ps.connect(servers="none", carrier="uds") as worker:
         worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0)).pull().result(LIMIT_S)
     assert not [line for line in said if line.startswith("data")]

@@ -15,6 +15,7 @@ from tests.component.members.test_interrupts import sgd, train
 from tests.component.models import Mlp
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers
+from tests.inside import steps_of
 
 STEPS = 3
 STRIDE = 40  # of the lines that one test interrupts
@@ -70,8 +71,8 @@ def test_wherever_ctrl_c_lands_in_wrap_a_second_wrap_goes_on(cluster: Cluster, f
             line: int = line,
         ) -> bool:
             interrupted = interrupted_at(line, lambda: worker.wrap(inner, model, overlap=True))
-            made = bool(worker._optimizers)  # or it was only about to return
-            optimizer = worker._optimizers[0] if made else worker.wrap(inner, model, overlap=True)
+            made = bool(steps_of(worker).optimizers)  # or it was only about to return
+            optimizer = steps_of(worker).optimizers[0] if made else worker.wrap(inner, model, overlap=True)
             for step in range(2):
                 for twin, steps in ((model, optimizer), (plain, reference)):
                     twin(torch.full((3, 13), 0.5 + step)).square().sum().backward()

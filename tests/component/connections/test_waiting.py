@@ -13,6 +13,7 @@ from ps_wire.errors import ServerUnreachable
 from ps_worker.process import waiting
 from ps_worker.process.waiting import AFTER_S, AGAIN_S, LongWaits, Wait, wait_of, waits
 from tests.component.service import LIMIT_S, Cluster, fresh_name, together
+from tests.inside import steps_of
 
 
 def test_of_nested_waits_the_outermost_counts_and_it_ends_with_an_error_too():
@@ -136,7 +137,7 @@ def test_who_waits_at_a_gate_names_the_one_behind_in_its_log_and_in_its_status(
                         if "waiting for worker 1" in text:
                             seen.set()
 
-                    worker._waits._say = say
+                    steps_of(worker).waits._say = say
                 table.push({"w": torch.ones(3)})
                 table.pull().result()
                 worker.finish()

@@ -49,7 +49,7 @@ def test_leases_and_periodic_snapshots_go_on_after_a_bug(
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ONE)
-        rooms: dict[str, Any] = cluster.coordinator._rooms
+        rooms: dict[str, Any] = cluster.coordinator.runners
         room = rooms[name]
         on_loop(cluster, lambda: (rooms.pop(name), rooms.update({"broken": None, name: room})))
         for what in ("looking at leases", "periodic snapshots"):
@@ -99,7 +99,7 @@ def test_a_bug_while_a_worker_is_heard_is_said_to_it(
 
     def body(worker: ps.Worker) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(one_shard.coordinator._members.entrances, "make_table", make_table)
+            patch.setattr(one_shard.coordinator._late_joins, "make_table", make_table)
             with pytest.raises(InternalError, match="a bug"):
                 worker.table({"w": torch.zeros(30)}, optimizer=ONE)
 
@@ -127,7 +127,7 @@ def test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name(
             else:
                 stream: Any = link_of(worker)._membership._stream
                 patch.setattr(stream, "_take", bug)
-                room = one_shard.coordinator._rooms[name]
+                room = one_shard.coordinator.runners[name]
                 mailbox = room.mailboxes[0, link_of(worker).incarnation]
                 on_loop(one_shard, lambda: mailbox.put(pb.MemberReply(let_go=pb.LetGo(number=1))))
             until(lambda: f"bug: {thread} ended" in caplog.messages, "it is logged")

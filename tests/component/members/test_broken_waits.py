@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker import worker_state
+from ps_worker import steps as steps_module
 from tests.component.arriving import PAGES, Model, adam, arriving, bare, partitions_of, train
 from tests.component.interrupting import interrupted_at
 from tests.component.last_moment import LastMoment
@@ -116,7 +116,7 @@ def test_wherever_ctrl_c_lands_while_weights_arrive_training_goes_on_with_whole_
 def test_who_leaves_before_its_weights_are_here_keeps_those_of_before(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(worker_state, "SETTLE_LIMIT_S", 0.01)
+    monkeypatch.setattr(steps_module, "SETTLE_LIMIT_S", 0.01)
     model = seeded(Model)
     expected = alone(lambda _, plain, steps: train(plain, steps, range(2)), model, adam)
 

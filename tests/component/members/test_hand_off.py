@@ -199,7 +199,7 @@ def test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble(lasti
 
     for _ in range(2):
         run_workers(lasting, trains)
-    rooms = lasting.coordinator._rooms
+    rooms = lasting.coordinator.runners
     assert len(rooms) == 2
 
     async def settle(_room):

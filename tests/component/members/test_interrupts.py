@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_worker.optimizer.step_cycle import WAITING
+from ps_worker.optimizer.step_cycle import Stage
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers, together
-from tests.inside import link_of
+from tests.inside import cycle_of, link_of
 from tests.until import until
 
 STEPS = 3
@@ -42,7 +42,7 @@ def interrupt(wrapped: list[Any]) -> None:
     """SIGINT for the main thread, once it waits for weights in `step()` of `wrapped[0]`."""
     main = threading.main_thread().ident
     until(
-        lambda: wrapped and wrapped[0]._stage == WAITING and _function_of(main) == "wait",
+        lambda: wrapped and cycle_of(wrapped[0]).stage is Stage.WAITING and _function_of(main) == "wait",
         "the main thread waits for weights",
         pause_s=0.0,
     )

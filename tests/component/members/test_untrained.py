@@ -9,7 +9,7 @@ import torch
 
 import ps_worker as ps
 from ps_wire.errors import ServerUnreachable
-from ps_worker import worker_state
+from ps_worker import steps
 from ps_worker.transport.server_check import check_servers
 from tests.component.service import fresh_name
 
@@ -40,7 +40,7 @@ def test_a_script_that_trains_beside_the_servers_is_told_so_once(
             worker.finish()
     (text,) = warned(caplog)
     assert ("no step on the servers" if wraps else "optimizer = worker.wrap(optimizer, model) first") in text
-    assert said_at == (worker_state.MANY_BATCHES if batches == 100 and not wraps else 0)
+    assert said_at == (steps.MANY_BATCHES if batches == 100 and not wraps else 0)
 
 
 def test_a_script_that_makes_a_step_or_has_no_data_is_not_warned(

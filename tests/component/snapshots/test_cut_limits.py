@@ -102,9 +102,9 @@ def test_an_answer_to_a_cut_of_before_does_not_count(saving):
         taking = threading.Thread(target=take)
         taking.start()
         assert asked.wait(WAIT_S)
-        member = saving.coordinator._rooms[job].job.roster.members[1]
+        member = saving.coordinator.runners[job].job.roster.members[1]
         before = pb.CutReady(number=0, steps={0: steps[1] + 100})
-        saving._loop.loop.call_soon_threadsafe(saving.coordinator._takings.ready, job, member, before)
+        saving._loop.loop.call_soon_threadsafe(saving.coordinator._scheduler.ready, job, member, before)
         too_early.append(told.wait(TOO_EARLY_S))
         answers.set()
         taking.join(WAIT_S)

@@ -62,7 +62,7 @@ def test_a_snapshot_of_a_history_that_was_undone_while_it_was_completed_does_not
 ):
     """Whether its manifest was about to be written, or was there: the next rollback would go to it."""
     job, describe, complete = fresh_name(), SnapshotAttempt._describe, SnapshotStore.complete
-    takings = durable.coordinator._takings
+    takings = durable.coordinator._scheduler
 
     def described(self, *args, **kwargs):
         if when == "before":
@@ -144,7 +144,7 @@ def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(dura
         table = table_of(worker)
         step(table, 0)
         assert table.step == 1
-        assert list(coordinator._rooms) == [job]
+        assert list(coordinator.runners) == [job]
 
 
 def test_a_snapshot_that_does_not_fit_into_the_memory_limit_is_kept_and_its_job_refused_by_name(durable):
@@ -208,7 +208,7 @@ def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
 
 def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_without_a_word(durable, caplog):
     """Nothing has gone wrong; what was written of it has no manifest, and the older ones stay."""
-    job, takings = fresh_name(), durable.coordinator._takings
+    job, takings = fresh_name(), durable.coordinator._scheduler
 
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         table = table_of(worker)
@@ -227,7 +227,7 @@ def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_wit
 
 def test_what_a_worker_captures_for_a_cut_that_was_given_up_is_not_written(durable):
     """Its word is late: what there was of the snapshot has been deleted."""
-    job, takings = fresh_name(), durable.coordinator._takings
+    job, takings = fresh_name(), durable.coordinator._scheduler
 
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         step(table_of(worker), 0)

@@ -59,7 +59,7 @@ def test_a_stream_that_breaks_after_a_rollback_loses_nothing(durable, tmp_path):
         step(table, 0)
         assert table.step == 3
         assert jobs(durable) == [[job], [job]]
-        assert durable.coordinator._rooms[job].events.counts["lose"] == 1
+        assert durable.coordinator.runners[job].events.counts["lose"] == 1
 
 
 def test_a_rolling_restart_of_shard_0_after_a_rollback_loses_nothing(durable, tmp_path):
@@ -108,7 +108,7 @@ def test_a_shard_that_missed_a_rollback_of_one_job_has_the_others_go_back(durabl
         step(table, 0)
         with caplog.at_level("INFO", logger="ps_server"):
             break_stream(durable, misses_a_rollback=True)
-            counts = durable.coordinator._rooms[job].events.counts
+            counts = durable.coordinator.runners[job].events.counts
             until(lambda: counts["rollback"], "the job goes back")
             with pytest.raises(ps.RolledBack) as error:
                 step(table, 0)
@@ -159,7 +159,7 @@ def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_lo
     durable.kill(1)
     until(lambda: not durable.coordinator._shards._complete.is_set(), "the shard is missed")
     durable.evict(job, 1)
-    room = durable.coordinator._rooms[job]
+    room = durable.coordinator.runners[job]
     assert not threading.Event().wait(0.3)  # several of the limits above
     assert room.job.phase.broken is None
     link_of(other)._membership.abandon()

@@ -328,7 +328,7 @@ def test_the_manifest_comes_when_all_workers_states_are_there(cluster, monkeypat
 
     def snapshot() -> None:
         assert begun.wait(WAIT_S)
-        until(lambda: job in cluster.coordinator._rooms and cluster.coordinator._rooms[job].job.num_started)
+        until(lambda: job in cluster.coordinator.runners and cluster.coordinator.runners[job].job.num_started)
         take(cluster, job)
         taken.set()
 
@@ -415,7 +415,7 @@ def stuck(cluster: Cluster, job: str, act: Callable[[threading.Event], None], **
 
 
 def phase(cluster: Cluster, job: str) -> str:
-    taking = cluster.coordinator._takings._takings.get(job)
+    taking = cluster.coordinator._scheduler._takings.get(job)
     return "" if taking is None else taking.progress.phase
 
 
@@ -423,9 +423,9 @@ def test_a_worker_that_is_evicted_during_the_cut_is_left_out(cluster):
     job = fresh_name()
 
     def evict(_go_on: threading.Event) -> None:
-        member = cluster.coordinator._rooms[job].job.roster.members[1]
+        member = cluster.coordinator.runners[job].job.roster.members[1]
         cluster.evict(job, 1)
-        no_more = cluster.coordinator._members._no_more  # as when its lease is over
+        no_more = cluster.coordinator._leases.gone  # as when its lease is over
         cluster._loop.loop.call_soon_threadsafe(no_more, job, member)
 
     manifest = stuck(cluster, job, evict, num_workers="2")
@@ -442,10 +442,10 @@ def test_a_worker_that_joins_during_the_cut_is_in_the_snapshot(cluster):
             with ps.connect(servers=cluster.servers, job=job, worker=2, **settings) as worker:
                 trained(worker, lambda _: bool(store.names(job)))
 
-        before = cluster.coordinator._takings._takings[job]
+        before = cluster.coordinator._scheduler._takings[job]
         joining = threading.Thread(target=third, daemon=True)
         joining.start()
-        until(lambda: cluster.coordinator._takings._takings.get(job) is not before)
+        until(lambda: cluster.coordinator._scheduler._takings.get(job) is not before)
         go_on.set()
         joining.join(WAIT_S)
 
@@ -508,7 +508,7 @@ def test_workers_that_leave_in_order_while_a_snapshot_is_written_are_in_it(clust
         taking.start()
         until(lambda: phase(cluster, job) == "writing")
         leave.set()
-        roster = cluster.coordinator._rooms[job].job.roster
+        roster = cluster.coordinator.runners[job].job.roster
         until(lambda: not roster.present(), "both have left")
         left.set()
         taking.join(WAIT_S)

@@ -18,6 +18,7 @@ from ps_wire.process import trace
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.exchange.exchange import Exchange
+from ps_worker.process.one_thread import OneThread
 from ps_worker.table import Table
 from tests.component.sent import Sent
 from tests.component.service import Cluster, fresh_name, run_workers
@@ -33,6 +34,34 @@ SPEC = TableSpec(
 )
 
 
+class Host:
+    """A worker that no step concerns: a `StepHost`."""
+
+    def __init__(self) -> None:
+        self.inside = OneThread()
+
+    def closed(self) -> str | None:
+        return None
+
+    def announce(self) -> bool:
+        return False
+
+    def before_step(self, step: int) -> None:
+        pass
+
+    def after_step(self, step: int) -> None:
+        pass
+
+    def rejoin(self) -> None:
+        raise AssertionError("nobody evicts")
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def say_wait(self, text: str) -> None:
+        print(text)
+
+
 class Played:
     """A table whose one shard is played by the test."""
 
@@ -40,8 +69,7 @@ class Played:
         self.exchange = kind(table=0, plan=Plan(SPEC, 1), worker=0, incarnation=1, start=HYPER)
         self.sent = Sent()
         self.exchange.connect([self.sent])  # type: ignore[list-item]
-        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        self.table = Table(self.exchange, ("w",), 0, nothing, nothing, nothing)
+        self.table = Table(self.exchange, ("w",), 0, Host())
 
     def answer(self, *, step: int, value: float) -> None:
         """Every partition comes, as on a connection's thread, with this value everywhere."""

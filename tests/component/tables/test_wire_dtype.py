@@ -19,6 +19,7 @@ from ps_wire.spec.wire_dtype import WireDtype
 from ps_worker import settings
 from ps_worker.cli import app
 from ps_worker.exchange.exchange import Exchange
+from ps_worker.steps import Steps
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, batch, seeded
 from tests.component.rounding import optimizer_of, reference, rounded, served, train
@@ -159,7 +160,7 @@ def test_a_gradient_beyond_fp16_is_refused_with_the_remedy(one_shard: Cluster, w
 
 def test_auto_passes_over_shared_memory_and_says_so(cluster: Cluster, monkeypatch: Any):
     said: list[str] = []
-    monkeypatch.setattr(ps.Worker, "_say", lambda self, text: said.append(text))
+    monkeypatch.setattr(Steps, "say", lambda self, text: said.append(text))
 
     def body(worker: ps.Worker) -> None:
         worker.table({"w": torch.zeros(300)}, optimizer=ps.SGD(lr=1.0)).pull().result(LIMIT_S)

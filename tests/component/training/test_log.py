@@ -12,6 +12,7 @@ import torch
 import ps_worker as ps
 from ps_wire.errors import UsageError
 from tests.component.service import Cluster, run_workers
+from tests.inside import steps_of
 
 GRADED = torch.tensor(2.5, requires_grad=True)
 
@@ -37,7 +38,7 @@ GRADED = torch.tensor(2.5, requires_grad=True)
 def test_one_number_in_any_form_is_kept(cluster: Cluster, value: Any, expected: float):
     def body(worker: ps.Worker) -> None:
         worker.log(loss=value)
-        assert dict(worker._progress().metrics) == {"loss": expected}
+        assert dict(steps_of(worker).progress().metrics) == {"loss": expected}
 
     run_workers(cluster, body)
 
@@ -46,7 +47,7 @@ def test_nan_is_a_number_and_the_latest_value_counts(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         worker.log(loss=1.0, accuracy=0.5)
         worker.log(loss=torch.tensor(math.nan))
-        metrics = worker._progress().metrics
+        metrics = steps_of(worker).progress().metrics
         assert math.isnan(metrics["loss"])
         assert metrics["accuracy"] == 0.5
 
@@ -73,7 +74,7 @@ def test_what_is_no_number_is_a_named_error(cluster: Cluster, value: Any, text: 
     def body(worker: ps.Worker) -> None:
         with pytest.raises(UsageError, match=rf"log\(loss=\.\.\.\) takes a number, got {text}"):
             worker.log(loss=value)
-        assert not worker._progress().metrics
+        assert not steps_of(worker).progress().metrics
 
     run_workers(cluster, body)
 
@@ -82,6 +83,6 @@ def test_a_name_that_cannot_travel_is_a_named_error_and_heartbeats_go_on(cluster
     def body(worker: ps.Worker) -> None:
         with pytest.raises(UsageError, match=r"names of Unicode text, got '.*udce9'"):
             worker.log(**{"loss\udce9": 1.0})
-        assert not worker._progress().metrics
+        assert not steps_of(worker).progress().metrics
 
     run_workers(cluster, body)

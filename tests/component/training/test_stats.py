@@ -14,6 +14,7 @@ from ps_wire.spec.staleness import Staleness, summarize
 from ps_wire.v1 import shard_pb2
 from ps_worker.stats import gather
 from tests.component.service import Cluster, run_workers
+from tests.inside import steps_of
 from tests.until import LIMIT_S
 
 HISTOGRAMS = st.dictionaries(st.integers(0, 200), st.integers(0, 60), max_size=12)
@@ -94,7 +95,7 @@ def test_figures_are_the_workers_own_and_waits_at_shards_are_side_by_side():
 def test_logged_metrics_are_numbers(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         worker.log(loss=torch.tensor(0.5, requires_grad=True), accuracy=1, other=0.25)
-        assert worker._metrics == {"loss": 0.5, "accuracy": 1.0, "other": 0.25}
+        assert steps_of(worker).metrics == {"loss": 0.5, "accuracy": 1.0, "other": 0.25}
         with pytest.raises(ps.UsageError, match="name"):
             worker.log(name="high")
         with pytest.raises(ps.UsageError, match="many"):

@@ -15,7 +15,7 @@ from tests.component.models import Mlp, Normed, loss_of
 from tests.component.reference import alone, assert_same, batch, seeded, served
 from tests.component.scripts import STEPS, sgd, train
 from tests.component.service import Cluster, figures, fresh_name, partitions, run_workers
-from tests.inside import exchange_of
+from tests.inside import exchange_of, steps_of
 
 # -- the start -----------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ def test_samples_of_a_validation_pass_do_not_weigh(cluster: Cluster, overlap: bo
             for x in validation:
                 model(x)
         worker.finish()
-        assert worker._data.samples == 2 * (12 + 41)
+        assert steps_of(worker).data.samples == 2 * (12 + 41)
         return weights
 
     assert set(run_workers(cluster, body)[0]) == {4.0}

@@ -14,6 +14,7 @@ from tests.component.models import Mlp, Normed
 from tests.component.reference import assert_same, batch, seeded
 from tests.component.scripts import STEPS, sgd, train
 from tests.component.service import Cluster, fresh_name, run_workers, together
+from tests.inside import arrival_of
 
 
 def gan(rank: int, pair: torch.nn.ModuleDict, first: Any, second: Any) -> None:
@@ -78,7 +79,7 @@ def test_optimizers_that_step_unequally_often_wait_and_name_their_tables(cluster
                 if worker.rank == 0 and len(said) == 2:
                     raise _GivenUp
 
-        first._arrival._report = second._arrival._report = say
+        arrival_of(first)._report = arrival_of(second)._report = say
 
         def train() -> None:
             for _ in range(2):

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from ps_server.coordinator import member_streams, recovery
+from ps_server.coordinator import lease_watch, recovery
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs import runner as room
 from ps_server.coordinator.jobs.leases import STALL_S
 from ps_server.shard import follower
@@ -24,6 +23,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from ps_worker.membership import member_stream, membership
 from ps_worker.transport import connection
+from tests.unit.ps_server.fleets import fleet_of
 
 AFTER_LEASE_S = 0.5  # from the end of its lease until nobody waits for a killed worker any more
 GOES_ON_S = 3.0  # from a server's readiness until training goes on
@@ -82,7 +82,7 @@ async def evicted_s(silent_s: float) -> float:
     """When all shards have carried out the eviction of a worker that was last heard at `silent_s`."""
     loop = asyncio.get_running_loop()
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-    coordinator = Coordinator(Fleet(shard, "a:1", loop, pool=Inline()))
+    coordinator = Coordinator(fleet_of(shard, loop, pool=Inline()))
 
     async def listen(number: int, silent_s: float) -> float:
         async for reply in coordinator.service.Member(worker(number, silent_s), None):
@@ -105,16 +105,16 @@ def test_a_silent_worker_is_evicted_on_all_shards_at_the_first_look_after_its_le
     """Wherever its last heartbeat lay between two looks; from then on nothing waits for a timer."""
     with asyncio.Runner(loop_factory=Loop) as runner:
         clock = SimpleNamespace(monotonic=runner.get_loop().time)
-        for module in (room, member_streams):
+        for module in (room, lease_watch):
             monkeypatch.setattr(module, "time", clock)
         taken_s = runner.run(evicted_s(silent_s)) - silent_s
-    assert LEASE_S - ROUNDING_S <= taken_s <= LEASE_S + member_streams.LOOK_S + ROUNDING_S
+    assert LEASE_S - ROUNDING_S <= taken_s <= LEASE_S + lease_watch.LOOK_S + ROUNDING_S
 
 
 def test_looks_at_leases_are_so_close_that_orders_have_the_rest_of_the_time():
     """And so close that a coordinator which looks in time is not taken for one that was held up."""
-    assert member_streams.LOOK_S <= AFTER_LEASE_S - OF_ORDERS_S
-    assert member_streams.LOOK_S < STALL_S
+    assert lease_watch.LOOK_S <= AFTER_LEASE_S - OF_ORDERS_S
+    assert lease_watch.LOOK_S < STALL_S
 
 
 def test_what_is_waited_for_once_a_server_is_ready_again_adds_up_to_less_than_the_target():

@@ -12,7 +12,6 @@ import pytest
 
 from ps_server.coordinator import hand_off
 from ps_server.coordinator.epochs.epoch_book import EpochBook
-from ps_server.coordinator.epochs.piece_usage import PieceMark
 from ps_server.coordinator.jobs.first_steps import FirstSteps
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.loops import Loops
@@ -22,6 +21,7 @@ from ps_server.coordinator.jobs.roster import Roster
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.tables import TableRecord
 from ps_server.coordinator.state_store import StateStore
+from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.desk import Desk, table

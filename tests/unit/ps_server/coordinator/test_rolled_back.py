@@ -8,24 +8,20 @@ import time
 
 import pytest
 
+from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.epochs.epoch_book import EpochBook
-from ps_server.coordinator.epochs.piece_usage import PieceMark
-from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.jobs.saved_job import SavedJob
-from ps_server.coordinator.member_streams import MemberStreams
-from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import floor_of
-from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS
-from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
-from ps_server.coordinator.state_store import StateStore
 from ps_server.shard.shard import Shard
 from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
+from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_server.desk import Desk, table
+from tests.unit.ps_server.fleets import fleet_of
 
 FLOOR = floor_of(5)
 LEASE_S = 60.0
@@ -147,14 +143,10 @@ def test_one_whom_a_new_coordinator_does_not_know_is_told_to_come_back():
     roll_back(desk, saved(0, num_workers=3))
     loop = asyncio.new_event_loop()
     loop.close()  # nothing is carried out
-    shards = Fleet(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
-    rooms = {"j": JobRunner(desk.job, shards, lambda _: None)}
-    states = StateStore()
-    readers = Readers(shards, rooms, states)
-    takings = SnapshotScheduler(
-        shards, rooms, states, store=None, policy=NO_SNAPSHOTS, lock_of=readers.lock_of
-    )
-    streams = MemberStreams(shards, rooms, readers, takings, lambda _: rooms["j"])
+    shards = fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop)
+    coordinator = Coordinator(shards)
+    coordinator.runners["j"] = JobRunner(desk.job, shards, lambda _: None)
+    streams = coordinator._members
     with pytest.raises(RolledBack) as told:
         streams._resume(pb.Resume(job="j", worker=2, incarnation=1))
     assert told.value.step == 7
@@ -235,7 +227,7 @@ async def test_thousands_who_never_come_back_go_together():
     """A new coordinator waits for those of the cut; nobody is told 4,096 times of 4,096."""
     many = 4096
     loop = asyncio.get_running_loop()
-    shards = Fleet(Shard(index=0, num_shards=1, memory_limit_bytes=None), "a:1", loop)
+    shards = fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop)
     room = JobRunner(Job("j", "bsp", many), shards, lambda _: None)
     shares = EpochBook()
     shares.ask(0, 0, 0, 1, dict.fromkeys(range(many), 1), samples=many)

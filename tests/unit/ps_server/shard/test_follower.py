@@ -12,7 +12,6 @@ import pytest
 
 from ps_server.agreement.clipping import Norm
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.fleet.registry import ShardRegistry
 from ps_server.shard import follower as follower_module
@@ -24,6 +23,7 @@ from ps_wire.errors import Fenced
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
+from tests.unit.ps_server.fleets import fleet_of
 from tests.until import LIMIT_S
 
 
@@ -134,7 +134,7 @@ async def meet(it: Follower, folder: Path) -> tuple[str, list[Fenced]]:
     """A follower comes to a coordinator that has just started: what it makes of it, and that one of it."""
     fenced: list[Fenced] = []
     own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
-    shards = Fleet(own, "a:1", asyncio.get_running_loop(), Generations(folder))
+    shards = fleet_of(own, asyncio.get_running_loop(), Generations(folder))
     coordinator = Coordinator(shards, on_fenced=fenced.append)
     server = grpc.aio.server()
     rpc.add_CoordinatorServicer_to_server(coordinator.service, server)

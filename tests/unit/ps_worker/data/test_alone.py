@@ -233,7 +233,7 @@ if sys.argv[1:] == ["interrupt"]:
     with worker:
         os.kill(os.getpid(), signal.SIGINT)
         while True:
-            train(worker._optimizers[0])
+            train(steps_of(worker).optimizers[0])
 print("done")
 """
 

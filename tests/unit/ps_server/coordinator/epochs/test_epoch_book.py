@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, EpochPiece
-from ps_server.coordinator.epochs.piece_usage import PieceMark, PieceUsage
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook
+from ps_server.coordinator.epochs.piece_usage import PieceUsage
 from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES, Field
 from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
+from ps_wire.spec.epochs import EpochPiece, PieceMark
 from tests.unit.ps_server.desk import Desk
 
 TWO = {0: 1, 1: 1}

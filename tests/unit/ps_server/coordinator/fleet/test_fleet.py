@@ -19,6 +19,7 @@ from ps_wire.frames.messages import table_to_proto
 from ps_wire.spec.plan import Plan
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+from tests.unit.ps_server.fleets import fleet_of
 from tests.unit.ps_server.tables import Kept, draw, group, table_spec
 from tests.until import LIMIT_S
 
@@ -39,7 +40,7 @@ class Follower:
 
     async def follow(self, boot: bytes = b"b") -> None:
         register = pb.Register(protocol=PROTOCOL, shard=1, num_shards=2, address="b:1", boot=boot)
-        self.outbox = self._shards.register(register)
+        self.outbox, _ = self._shards.register(register)
         assert (await self.outbox.get()).WhichOneof("kind") == "granted"
 
     def lose_stream(self) -> None:
@@ -71,7 +72,7 @@ class Service:
 
     async def start(self) -> None:
         self.own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
-        self.shards = Fleet(self.own, "a:1", asyncio.get_running_loop())
+        self.shards = fleet_of(self.own, asyncio.get_running_loop())
         self.follower = Follower(self.shards)
         self.outlet = Kept()
         await self.follower.follow()
@@ -315,7 +316,7 @@ def test_a_shard_that_is_gone_is_said_to_be_unless_all_servers_stop(
 
     async def lose() -> None:
         own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
-        shards = Fleet(own, "a:1", asyncio.get_running_loop())
+        shards = fleet_of(own, asyncio.get_running_loop())
         follower = Follower(shards)
         await follower.follow()
         follower.lose_stream()

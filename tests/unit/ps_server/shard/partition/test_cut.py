@@ -15,8 +15,9 @@ from functools import partial
 
 import pytest
 
+from ps_server.agreement.cut_points import clocks_of_cut
 from ps_server.agreement.gate import gate_of
-from ps_server.shard.partition.cut import Cut, clocks_of_cut
+from ps_server.shard.partition.cut import Cut
 from ps_server.shard.partition.machine import Action, Answer, Apply, Complete, Contribution, Pull, StepMachine
 from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 from tests.search.nodes import copied

@@ -8,7 +8,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from ps_server.shard.lanes import Lanes
+from ps_server.lanes import Lanes
 from ps_wire.errors import ServerNotReady
 from tests.until import LIMIT_S
 

@@ -1,0 +1,44 @@
+"""The batch that a script computes on, as one of its optimizers or tables takes it: whether it counts."""
+
+from __future__ import annotations
+
+
+class BatchInHand:
+    """Whether the next step of an optimizer or a table sends anything, and how many are taken again.
+
+    Attributes:
+        behind: steps that the script takes again, and that the job has: nothing of them leaves.
+        void: nothing of this batch leaves.
+    """
+
+    def __init__(self) -> None:
+        """A batch that counts."""
+        self.behind = 0
+        self.void = False
+        self._replays = False
+
+    def fall_behind(self, steps: int) -> None:
+        """The script goes on so many steps before the job."""
+        self.behind = steps
+
+    def sit_out(self, *, again: bool) -> None:
+        """A step was taken for the others; `again`: the script takes it again later."""
+        self.behind += again
+
+    def replay(self) -> None:
+        """A batch has come that was used already: a step of it that is behind sends nothing."""
+        self.void = self._replays = self.behind > 0
+
+    def renew(self) -> None:
+        """A batch has come that counts."""
+        self.void = self._replays = False
+
+    def end(self) -> None:
+        """The script has stepped on this batch."""
+        self.behind -= self._replays
+        self.void = self._replays = False
+
+    def reenter(self, *, void: bool) -> None:
+        """The worker has joined again, at the job's step; `void`: the batch came before that."""
+        self.behind, self._replays = 0, False
+        self.void = void

@@ -1,0 +1,477 @@
+"""The steps of a worker's script, over all its optimizers and tables: what counts as one, and what is void.
+
+It brings together what hears of steps: the script's data, the calls that all workers make, the link to the
+job. A batch that was drawn before the worker joined again is no part of a step; a script that comes to a job
+that has begun goes on where the job is, and takes again the steps that lie between. It must not know how
+gradients leave, nor how frames travel. `optimizers` and `tables` only grow, and heartbeats read them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import torch
+
+from ps_wire.errors import PsError, RolledBack, UsageError
+from ps_wire.process.allocator import give_back_freed_blocks
+from ps_wire.spec.consistency import BSP
+from ps_wire.text import one_line
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.data.position import Positions
+from ps_worker.data.script_data import ScriptData
+from ps_worker.job.job_link import JobLink
+from ps_worker.membership.together import Together
+from ps_worker.model.registered import GroupsInForce
+from ps_worker.optimizer.at_forward import AtForward
+from ps_worker.optimizer.wrapped import WrappedOptimizer
+from ps_worker.process import console, stopping
+from ps_worker.process.one_thread import OneThread
+from ps_worker.process.waiting import LongWaits
+from ps_worker.settings import Settings
+from ps_worker.step_host import TakesSteps
+from ps_worker.table import Table
+
+MANY_BATCHES = 20  # without a model on the servers: fewer may be looked at before it is there
+SETTLE_LIMIT_S = 5.0  # for acknowledgements of an unfinished step, when others wait for this worker to go
+
+logger = logging.getLogger("ps_worker")
+
+
+class Steps:
+    """The steps of a script. The `StepHost` of what takes them, a `DataListener`, and the link's listener.
+
+    Attributes:
+        inside: one thread at a time is inside the calls of a worker.
+        data: of the script.
+        link: to the job.
+        together: calls that all workers make.
+        waits: the long ones, and for whom.
+        optimizers: that the script has wrapped.
+        tables: that it has beside them.
+        metrics: that it has logged: name -> latest value.
+        finished: it has finished, and the final weights are here.
+        leaving: it has begun to leave.
+    """
+
+    def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None) -> None:
+        """Has not joined.
+
+        Args:
+            settings: of the worker.
+            on_rollback: see `connect`.
+        """
+        self.inside = OneThread()
+        self.optimizers: list[WrappedOptimizer] = []
+        self.tables: list[Table] = []
+        self.metrics: Mapping[str, float] = {}
+        self.finished = self.leaving = False
+        self._finishing = False
+        self._settings = settings
+        self._on_rollback = on_rollback
+        self._joined = False
+        self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
+        self._trimmed = False  # a first step was taken
+        self._taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
+        self._stands = False  # where the job was when this process came to it
+        self._at_epoch = False
+        self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
+        self._untrained_said = False
+        self.data = ScriptData(settings.consistency, self)
+        self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
+        self.link = JobLink(settings, progress=self.progress, say=self.say)
+        self.together = Together(
+            self.link.collect,
+            alone=self.has_no_others,
+            step=lambda: self.step,
+            incarnation=lambda: self.link.incarnation,
+            returns=lambda: self.data.returns,
+        )
+        self.link.on_reentry = self.reentered
+        self.link.on_restored = self.restored
+        self.link.on_taken = self.take_up
+        self.link.tell = self.announce
+        self.link.dropping = self.dropping
+        self.link.clocks = self.clocks
+        self.link.taken = self.taken
+        self.link.sit_out = self.sit_out
+        self.link.positions = self.positions
+        self.link.loops = lambda: self.data.used
+        self.link.arrived = lambda: self.data.arrived
+        self.link.own.add("@worker", self.data)
+
+    def join(self) -> None:
+        """Checks the servers, and joins. Raises what `connect` raises."""
+        self.link.open()
+        self._joined = True
+        if self.link.resumed:
+            self.say(f"job {self._settings.job} is under way: this worker goes on from its weights and steps")
+        else:
+            self.together.begin()
+
+    # -- what takes steps ------------------------------------------------------------------------------
+
+    def add_optimizer(self, wrapped: WrappedOptimizer, model: torch.nn.Module) -> None:
+        """One more, whose model tells of each forward; its `param_groups` go along with the job."""
+        at_forward = AtForward(lambda: self._begin_forward(wrapped))
+        self._at_forwards.append(model.register_forward_pre_hook(at_forward.before))
+        self.link.registered.add(f"@optimizer {len(self.optimizers)}", GroupsInForce(wrapped))
+        self.optimizers.append(wrapped)
+
+    @property
+    def _all(self) -> list[TakesSteps]:
+        """What takes steps: an optimizer, or a table."""
+        return [*self.optimizers, *self.tables]
+
+    @property
+    def step(self) -> int:
+        """Steps that this worker has taken, over its tables the largest."""
+        clocks = [optimizer.step_number for optimizer in self.optimizers]
+        return max(clocks + [table.step for table in self.tables], default=0)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in `step()` between the last push and the last weight."""
+        return sum(optimizer.waited_s for optimizer in self.optimizers)
+
+    def closed(self) -> str | None:
+        """See `StepHost`."""
+        if self.leaving:
+            return f"this worker has left job {self._settings.job}: connect again to train on"
+        if self._finishing:
+            return f"this worker has finished job {self._settings.job}: no step comes after finish()"
+        return self._ended_text() if self.link.ended else None
+
+    def _ended_text(self) -> str:
+        return (
+            f"job {self._settings.job} has ended: its final weights are loaded, there is nothing to train; "
+            f"to train again, take another --job, or drop this one: ps-lab job drop {self._settings.job}"
+        )
+
+    def before_step(self, step: int) -> None:
+        """See `StepHost`."""
+        self.together.arrive()
+        self.data.take_step(max(step, self.step))
+
+    def after_step(self, step: int) -> None:
+        """See `StepHost`."""
+        self.data.take_step(self.step)
+        self.link.at_step_boundary(step)
+        stopping.step_ended()
+        if not self._trimmed:
+            self._trimmed = True
+            give_back_freed_blocks()  # the weights, and perhaps the gradients, as the script made them
+
+    def rejoin(self) -> None:
+        """See `StepHost`."""
+        self.link.rejoin()
+
+    def say(self, text: str) -> None:
+        """See `StepHost`."""
+        console.show(logger)
+        name = f"worker {self.link.rank}" if self._joined else "worker"
+        logger.info("%s: %s", name, one_line(text))
+
+    def say_wait(self, text: str) -> None:
+        """See `StepHost`."""
+        self.link.say_wait(text)
+
+    @property
+    def place(self) -> stopping.Place:
+        """Where the script is; with a loader of ours, it is in a step while it has batches of it."""
+        if self.finished:
+            return stopping.Place.DONE
+        if self._finishing or self.leaving or not (self.optimizers or self.tables):
+            return stopping.Place.BETWEEN
+        sends = any(optimizer.sends for optimizer in self.optimizers)
+        return stopping.Place.STEP if sends or self.data.has_batches() else stopping.Place.BETWEEN
+
+    def synchronize(self) -> None:
+        """See `Worker.synchronize`."""
+        for optimizer in self.optimizers:
+            optimizer.settle()
+
+    # -- batches and epochs ----------------------------------------------------------------------------
+
+    def begin_batch(self) -> None:
+        """See `DataListener`."""
+        if not self.optimizers and not self.tables:
+            self._say_untrained(MANY_BATCHES)
+        behind = self.is_behind()
+        self.together.arrive()
+        if not self.link.undone:  # else none counts before the script has heard of it
+            self._renew()
+        if behind:
+            self.link.begin_again()
+            for owner in self._all:
+                owner.replay()
+        else:
+            self.link.capture.begin()
+        ready = self.data.arrived and self.data.between_steps and self.dropping() == behind
+        if ready and not self.link.undone:
+            self.link.at_step_begin(self.step)
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """See `DataListener`."""
+        if self.link.ended:
+            return False
+        self._stand()
+        self.together.arrive()
+        reply = self.link.begin_epoch(epoch)
+        if reply.HasField("last"):
+            self.say(f"{reply.why}: this loop ends")
+            return False
+        self._stand()
+        if self.data.arrived and not self.link.at_epoch():
+            self._at_epoch = True
+            try:
+                self.link.noting.at_epoch()
+            finally:
+                self._at_epoch = False
+        return True
+
+    def is_behind(self) -> bool:
+        """See `DataListener`."""
+        if not self._stands or self._taken is not None:
+            self._stand()
+        return self.data.arrived and any(owner.behind for owner in self._all)
+
+    def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
+        if not self.data.has_loaders:
+            self.link.capture.begin(optimizer.clocks)
+            self.link.at_step_begin(self.step)
+
+    def _renew(self) -> None:
+        """The script begins with another batch: what it computed before is no part of the next step."""
+        for owner in self._all:
+            owner.renew()
+
+    def _say_untrained(self, batches: int = 1) -> None:
+        """Says, once, that a script which has had so many batches has made no step of them on the servers."""
+        if self._untrained_said or self.link.ended or self.step or self.data.batches < batches:
+            return
+        self._untrained_said = True
+        if self.optimizers:
+            self.say(
+                f"WARNING: {self.data.batches} batches, and no step on the servers: call step() of what "
+                "worker.wrap(optimizer, model) gives, not of the optimizer that went in"
+            )
+        elif not self.tables:
+            self.say(
+                f"WARNING: {self.data.batches} batches, and no model on the servers: where this script "
+                "trains, each worker trains a model of its own. Call optimizer = "
+                "worker.wrap(optimizer, model) first"
+            )
+
+    # -- where the script is ---------------------------------------------------------------------------
+
+    def positions(self) -> Positions:
+        """Where the script is: at a batch, unless its loop is about to begin an epoch.
+
+        In a call at the end of an epoch, what lies behind its last batch has been done once (a schedule by
+        epochs has stepped): whoever goes on from there goes on with the next epoch.
+        """
+        clocks = self.clocks()
+        steps = {number: clocks[number] - owner.behind for owner in self._all for number in owner.clocks}
+        at = replace(self.data.positions(), worker=self.link.rank, steps=steps, clocks=clocks)
+        if at.epoch is not None and self._epoch_over:
+            return replace(at, epoch=at.epoch + 1, inside=False, calls=self.together.number + 1)
+        return replace(at, inside=not self._at_epoch, calls=self.together.number)
+
+    def take_up(self, at: Positions, clocks: Mapping[int, int]) -> bool:
+        """The script is to go on where another process was; whether it does.
+
+        One that finishes has nothing to go on with. One without loaders knows better what it had.
+        """
+        if self._finishing or (at.worker == self.link.rank and not at.loaders and self._all):
+            return False
+        self.data.take_up(at)
+        self.together.go_on_at(at.calls)
+        self._taken = at, dict(clocks)
+        return True
+
+    def restored(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """This worker goes on from a snapshot, in which it had saved this."""
+        positions = Positions.unpack(saved)
+        if positions is not None:
+            self.data.rewind(positions)
+            self.together.go_on_at(positions.calls)
+
+    def reentered(self, steps: Mapping[int, int]) -> None:
+        """This worker was evicted and has joined again; `steps`: its first one there, by table."""
+        if self.link.ended:
+            self.data.end()
+        self.data.drop_batch()
+        stepped = self.link.rounds.stepped
+        for owner in self._all:
+            owner.reenter(steps, stepped=stepped)
+
+    def announce(self) -> bool:
+        """See `StepHost`: whether steps are undone that the script has not heard of.
+
+        Raises:
+            RolledBack: there is no `on_rollback`, and no loop of ours that goes back.
+        """
+        try:
+            self.link.announce()
+        except RolledBack as undone:
+            if self._on_rollback is None and not self.data.goes_on:
+                self._renew()
+                raise
+            for optimizer in self.optimizers:
+                optimizer.abandon()
+            if self._on_rollback is not None:
+                self._on_rollback(undone.step)
+            return True
+        return False
+
+    def dropping(self) -> bool:
+        """Whether the script is still busy with a batch that it had before it joined again."""
+        return any(optimizer.dropping for optimizer in self.optimizers)
+
+    def clocks(self) -> dict[int, int]:
+        """Table -> the step that is under way or comes next."""
+        return {table: clock for owner in self._all for table, clock in owner.clocks.items()}
+
+    def taken(self) -> dict[int, int]:
+        """Table -> steps whose pushes have left."""
+        return {table: steps for owner in self._all for table, steps in owner.taken.items()}
+
+    def _stand(self) -> None:
+        """All tables are there, and the script is about to go on: how many of its steps the job has."""
+        if not self._stands and self._all:
+            self._stands = True
+            if self.link.resumed:
+                self.link.first_position()
+        if self._taken is None or not self._all:
+            return
+        (at, ends), self._taken = self._taken, None
+        mine = self.clocks()
+        model = self._settings.consistency
+        if not ends:  # of one that trains: what it has taken; in lockstep, where this one enters
+            ends = mine if isinstance(model, BSP) and not model.backup else dict(at.clocks)
+        behind = {table: max(ends.get(table, 0) - step, 0) for table, step in at.steps.items()}
+        for owner in self._all:
+            owner.fall_behind(behind.get(next(iter(owner.clocks)), 0) if at.loaders else 0)
+        steps = {table: step - behind.get(table, 0) for table, step in mine.items()}
+        self.link.note_taken(replace(at, steps=steps, clocks=mine))
+
+    # -- calls that all workers make -------------------------------------------------------------------
+
+    def begin_call(self) -> None:
+        """Checks that a call that all workers make may be made.
+
+        Raises:
+            RolledBack: steps are undone, and the script is to go back by itself.
+            UsageError: it has left, or finished.
+        """
+        if self.leaving or self._finishing:
+            raise UsageError(self.closed() or "")
+        self.announce()
+
+    def has_no_others(self) -> bool:
+        """Whether a call that all workers make gives the own value."""
+        return not self._settings.servers or self.link.ended
+
+    def sit_out(self, steps: Mapping[int, int]) -> bool:
+        """Others wait at the gate for steps of this worker, which waits for them in a call: it abstains.
+
+        Under `bsp`, where steps are the job's, the script takes them again when its next epoch begins, so
+        that schedules count them.
+
+        Args:
+            steps: table -> the step that it is to come to.
+
+        Returns:
+            Whether it could: not between backward and `step()`, where a part of a step has left.
+        """
+        incarnation = self.link.incarnation
+        self._epoch_over = self.data.between_epochs
+        try:
+            for owner in self._all:
+                if not owner.is_between_steps():
+                    return False
+                numbers = list(owner.clocks)
+                while self.link.incarnation == incarnation and any(
+                    self.clocks()[number] < steps.get(number, 0) for number in numbers
+                ):
+                    self.data.take_step(self.step + 1)
+                    owner.sit_out(again=self._settings.consistency == BSP() and self._epoch_over)
+        finally:
+            self._epoch_over = False
+        return True
+
+    # -- what heartbeats bring -------------------------------------------------------------------------
+
+    def log(self, name: str, number: float) -> None:
+        """Keeps the latest value of a metric."""
+        self.metrics = {**self.metrics, name: number}  # heartbeats read it
+
+    def progress(self) -> pb.Progress:
+        """What the next heartbeat brings to whoever watches the job."""
+        return pb.Progress(
+            step=self.step,
+            samples=self.data.samples,
+            waited_s=self.waited_s,
+            metrics=dict(self.metrics),
+            waits=self.waits.look(),
+            calls=self.together.reported,
+            taken=self.taken(),
+        )
+
+    def _whom(self) -> list[str]:
+        return self.link.whom() if self._joined else []
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """See `Worker.finish`."""
+        if self.finished:
+            return
+        if self.leaving:
+            raise UsageError(self.closed() or "")
+        for optimizer in self.optimizers:
+            optimizer.release(SETTLE_LIMIT_S)
+        if self.link.ended:
+            self.say(self._ended_text())
+        self._say_untrained()
+        stopping.step_ended()
+        self._finishing = True
+        try:
+            self.link.finish()
+        except RolledBack:
+            self._finishing = False  # there is more to train
+            self._renew()
+            raise
+        for optimizer in self.optimizers:
+            optimizer.refresh()
+        self.finished = True
+
+    def leave(self, reason: str) -> None:
+        """Leaves the job; called again, it does what Ctrl-C left undone. `reason`: see `JobLink.close`."""
+        self.leaving = True
+        if not reason:
+            self._say_untrained()
+        with ExitStack() as last_first:  # whatever one of them raises, the others are called
+            last_first.callback(self.link.close, reason)
+            last_first.callback(self._settle_pushes)
+            for handle in self._at_forwards:
+                last_first.callback(handle.remove)
+            for optimizer in self.optimizers:
+                last_first.callback(optimizer.detach)
+                last_first.callback(self._let_go, optimizer)
+
+    @staticmethod
+    def _let_go(optimizer: WrappedOptimizer) -> None:
+        with suppress(PsError):  # then the others know already
+            optimizer.release(SETTLE_LIMIT_S)
+
+    def _settle_pushes(self) -> None:
+        """What has left is on its way to the shards: once it is there, it counts when the worker has left."""
+        until_s = time.monotonic() + SETTLE_LIMIT_S
+        with suppress(PsError):
+            for exchange in self.link.exchanges:
+                exchange.wait_acked(limit_s=max(until_s - time.monotonic(), 0.0))
