@@ -233,6 +233,20 @@ class Steps:
                 self._at_epoch = False
         return True
 
+    def end_loop(self) -> None:
+        """See `DataListener`. Who comes now goes on behind that loop, too."""
+        if self._all and not self.link.ended:
+            self.link.noting.at_epoch()
+
+    @property
+    def next_call(self) -> int:
+        """See `DataListener`."""
+        return self.together.number
+
+    def pass_over_calls(self, number: int) -> None:
+        """See `DataListener`."""
+        self.together.pass_over(number)
+
     def is_behind(self) -> bool:
         """See `DataListener`."""
         if not self._stands or self._taken is not None:
@@ -277,6 +291,8 @@ class Steps:
         clocks = self.clocks()
         steps = {number: clocks[number] - owner.behind for owner in self._all for number in owner.clocks}
         at = replace(self.data.positions(), worker=self.link.rank, steps=steps, clocks=clocks)
+        if at.between:
+            return replace(at, inside=False, calls=at.ends[-1])
         if at.epoch is not None and self._epoch_over:
             return replace(at, epoch=at.epoch + 1, inside=False, calls=self.together.number + 1)
         return replace(at, inside=not self._at_epoch, calls=self.together.number)
@@ -320,6 +336,7 @@ class Steps:
         except RolledBack as undone:
             if self._on_rollback is None and not self.data.goes_on:
                 self._renew()
+                self.data.run_again()
                 raise
             for optimizer in self.optimizers:
                 optimizer.abandon()
@@ -433,6 +450,7 @@ class Steps:
             return
         if self.leaving:
             raise UsageError(self.closed() or "")
+        self.data.check_arrived()
         for optimizer in self.optimizers:
             optimizer.release(SETTLE_LIMIT_S)
         if self.link.ended:
@@ -445,6 +463,7 @@ class Steps:
         except RolledBack:
             self._finishing = False  # there is more to train
             self._renew()
+            self.data.run_again()
             raise
         for optimizer in self.optimizers:
             optimizer.refresh()

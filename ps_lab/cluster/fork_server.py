@@ -266,6 +266,7 @@ def _watch(
 ) -> Never:
     """Starts one child, reports its end, and reaps it when the other side has let go."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # what comes for the child is not ignored
     link_fd, stdin, output = descriptors
     me = os.getpid()
     pid = os.fork()
@@ -299,7 +300,9 @@ def _run_command(name: str, prepare: Callable[[], None]) -> Never:
     code = 0
     try:
         prepare()
-        _entry_point(name)()
+        command = _entry_point(name)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        command()
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             sys.stderr.write(f"{end.code}\n")
@@ -320,9 +323,9 @@ def _become(request: dict[str, Any], stdin: int, output: int, parent: int, threa
     """What an exec would have done: group, signals, descriptors, environment, and states that must differ."""
     os.setpgid(0, 0)
     die_with(parent)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # Ctrl-C: as while a process is loaded
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.dup2(stdin, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from ps_wire.errors import RolledBack, UsageError
 from ps_wire.spec.consistency import BSP, Consistency
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of
@@ -33,6 +34,16 @@ class DataListener(Protocol):
 
     def begin_epoch(self, epoch: int) -> bool:
         """Called when the script's loop is about to begin an epoch; whether it is to."""
+
+    def end_loop(self) -> None:
+        """Called when the script's loop has come to its end by itself."""
+
+    @property
+    def next_call(self) -> int:
+        """The number of the next call that it makes together with the other workers."""
+
+    def pass_over_calls(self, number: int) -> None:
+        """Called when the script leaves out a loop that the job has behind it: this is the next call."""
 
 
 class ScriptData:
@@ -65,6 +76,12 @@ class ScriptData:
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
         self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
+        self._behind_loop = False  # it is to go to the end of the loop before that one
+        self._stop = 0  # of the loop that began last: its epochs and those of loops before
+        self._ends: list[int] = []  # calls made together, at the end of each loop
+        self._sent_ends: tuple[int, ...] = ()  # likewise, where it is to go
+        self._told = False  # that it was sent back, by `RolledBack`
+        self._undone_stop = 0  # as `_stop`, before it was
 
     def state_dict(self) -> dict[str, Any]:
         """Samples that were handed out."""
@@ -120,7 +137,9 @@ class ScriptData:
         """Where this script is in its data."""
         at = {self._numbers[loader]: loader.position for loader in self._loaders}
         known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
-        return Positions(epoch=self._epoch, loaders=tuple(known))
+        between = self._epoch is None and bool(self._ends) and not self._told
+        epoch = self._stop if between else self._epoch
+        return Positions(epoch=epoch, loaders=tuple(known), ends=tuple(self._ends), between=between)
 
     def take_up(self, at: Positions) -> None:
         """The script goes on where another process was: its loop at that epoch, and there its loaders.
@@ -131,8 +150,8 @@ class ScriptData:
         self._taken = at.loaders
         for dealing, position in zip(self._dealings, at.loaders, strict=False):
             dealing.taken = position
-        if at.epoch is not None and at.epoch != self._epoch:
-            self._back_to = at.epoch
+        if at.epoch is not None and (at.between or at.epoch != self._epoch):
+            self._go_to(at)
             if self._epoch is not None:
                 for loader in self._loaders:
                     loader.leave()
@@ -141,10 +160,26 @@ class ScriptData:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
         self.drop_batch()
         self._saved_positions = list(saved.loaders)
-        self._back_to = saved.epoch
+        self._go_to(saved)
         for loader in self._loaders:
             if self._numbers[loader] < len(saved.loaders):
                 loader.position = saved.loaders[self._numbers[loader]]
+
+    def _go_to(self, at: Positions) -> None:
+        self._back_to, self._behind_loop, self._sent_ends = at.epoch, at.between, at.ends
+
+    def run_again(self) -> None:
+        """The script is told that it was sent back: the loop that it begins next is its first one again."""
+        self._told = True
+
+    def check_arrived(self) -> None:
+        """Raises UsageError where the script was told that it was sent back, and has not gone there."""
+        had = max(self._undone_stop, self._stop if self._told else 0)
+        if self._back_to is not None and self._back_to < had:
+            raise UsageError(
+                f"this worker was sent back to epoch {self._back_to}, and its script has not gone there: "
+                "after RolledBack, run all its loops over worker.epochs again, from the first"
+            )
 
     def drop_batch(self) -> None:
         """What loaders have handed out is part of no step of this incarnation."""
@@ -188,23 +223,54 @@ class ScriptData:
     def epochs(self, numbers: range) -> Iterator[int]:
         """See `Worker.epochs`."""
         self.used = True
-        epoch = numbers.start
+        if self._told:
+            self._told, self._undone_stop, self._stop = False, max(self._stop, self._undone_stop), 0
+            self._ends.clear()
+        loop = len(self._ends)
+        epoch = first = max(numbers.start, self._stop)  # no number comes twice
+        stop = self._stop = first + len(numbers) if numbers else max(numbers.stop, self._stop)
         try:
             while True:
                 if self._back_to is not None:
-                    if self._back_to >= numbers.stop:  # the job is in a loop that follows
+                    if self._back_to < first:
+                        raise self._earlier_loop()
+                    if self._back_to >= stop:  # the job is in a loop that follows, or behind this one
+                        self._pass_over(loop)
                         return
-                    epoch, self._back_to = self._back_to, None
-                if epoch >= numbers.stop:
-                    return
+                    epoch, self._back_to, self._told = self._back_to, None, False
+                if epoch >= stop:
+                    break
                 self._epoch = epoch
                 if not self._listener.begin_epoch(epoch):
                     return
                 if self._back_to is None:  # else it was sent elsewhere while it asked
-                    yield epoch
+                    yield epoch - first + numbers.start
                     epoch += 1
+            self._leave_loop(loop)
+            self._listener.end_loop()
         finally:
-            self._epoch = None
+            self._leave_loop(loop)
+
+    def _leave_loop(self, loop: int) -> None:
+        self._epoch = None
+        if loop == len(self._ends):
+            self._ends.append(self._listener.next_call)
+
+    def _pass_over(self, loop: int) -> None:
+        """The script leaves this loop out, and the calls in it."""
+        if loop < len(self._sent_ends):
+            self._ends.append(self._sent_ends[loop])
+            self._listener.pass_over_calls(self._ends[loop])
+        if self._behind_loop and loop + 1 == len(self._sent_ends):
+            self._back_to = None
+
+    def _earlier_loop(self) -> RolledBack:
+        self._told = True
+        return RolledBack(
+            f"this worker was sent back to epoch {self._back_to}, which is one of an earlier loop over "
+            "worker.epochs: run the script's loops again, from the first, or start it again",
+            step=self._listener.step,
+        )
 
     def sample_weight(self) -> Callable[[], float]:
         """A function that gives the samples handed out since it was last called.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import grpc
 import pytest
@@ -18,38 +16,16 @@ import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import CLIENT
+from tests.faults.restarting import SMALL, STEPS, Restarting, Run
 from tests.integration.processes import LIMIT_S, Process, Zygote
-from tests.integration.servers import NOT_SERVING, SERVING, Servers, free_ports, fresh_job, until, wait_health
+from tests.integration.servers import NOT_SERVING, SERVING, Servers, free_ports, fresh_job, until
 from tests.integration.team import join, together
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
-STEPS, NUMEL = 12, 5000
 COLUMNS, PLACES = 64, 128
-SMALL = ps.BucketOptions(partition_bytes=4096)  # four columns
 GOES_ON_S = 3.0  # from a server's readiness until training goes on
 SLOW = 4.0  # times as long as on an idle machine
-
-
-class Restarting(Servers):
-    """Two shards whose processes can be replaced."""
-
-    def __init__(self, start: Callable[..., Process], folder: Path, *options: str) -> None:
-        self._start = start
-        self._given = ("--snapshot-dir", str(folder), *options)
-        super().__init__(start, 2, *self._given)
-
-    def again(self, shard: int) -> float:
-        """Another process of a shard, at the same address; returns when it was ready."""
-        address = self.addresses[shard]
-        self.processes[shard] = self._start(
-            "ps-server",
-            *("--shard", f"{shard}/2", "--port", address.rpartition(":")[2]),
-            *(("--coordinator", self.addresses[0]) if shard else ()),
-            *self._given,
-        )
-        wait_health(address, SERVING)
-        return time.monotonic()
 
 
 @pytest.fixture(scope="module")
@@ -58,34 +34,6 @@ def restarting(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iter
     servers = Restarting(zygote.start, tmp_path_factory.mktemp("snapshots"))
     yield servers
     assert servers.close() == [0, 0], "\n".join(process.text for process in servers.processes)
-
-
-class Run:
-    """A run of two workers under bsp, in threads; worker 0 calls `at_step` before each of its steps."""
-
-    def __init__(self, servers: Servers, at_step: Callable[[str, int], None]) -> None:
-        self.job = fresh_job()
-        self.undone: list[list[int]] = [[], []]
-        self.stepped_s: list[float] = []
-        self._servers, self._at_step = servers, at_step
-
-    def train(self) -> list[torch.Tensor]:
-        return together([lambda: self._train(0), lambda: self._train(1)])
-
-    def _train(self, rank: int) -> torch.Tensor:
-        with join(self._servers, self.job, num_workers=2, worker=rank) as worker:
-            table = worker.table({"w": torch.zeros(NUMEL)}, optimizer=ps.SGD(lr=0.1, momentum=0.9))
-            while table.step < STEPS:
-                if rank == 0:
-                    self._at_step(self.job, table.step)
-                try:
-                    table.push({"w": torch.full((NUMEL,), 1.0 + rank + table.step)})
-                    values = table.pull().result(LIMIT_S).values["w"]
-                    self.stepped_s.append(time.monotonic())
-                except ps.RolledBack as error:
-                    self.undone[rank].append(error.step)
-            worker.finish()
-            return values
 
 
 class Killing:

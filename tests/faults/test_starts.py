@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.faults.restarting import Restarting, Run
 from tests.integration.processes import Process, Start, Zygote, ended
 
 from .start_points import BOUND, FOUND, LISTING, USED, environment
-from .test_restarts import Restarting, Run
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 

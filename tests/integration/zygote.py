@@ -1,8 +1,8 @@
 """The fork server of the tests: `ps_lab.cluster.fork_server`, whose children have modules installed.
 
 Its program, run with the numbers of a socket and of the process that started it, and then with names of
-modules that are imported before the first fork, too. Modules that a child's TESTS_INSTALL names are imported in
-it, and their `install()` is called, before its command begins.
+modules that are imported before the first fork, too. Modules that a child's TESTS_INSTALL names are imported
+in it, and their `install()` is called, before its command begins.
 """
 
 import importlib

@@ -386,8 +386,8 @@ MUTANTS = (
     Mutant(
         name="clipping: a norm that an evicted worker is in stays after its eviction",
         file=CLIPPING,
-        text="            self._squares.clear()\n\n    def take",
-        fault="\n    def take",
+        text="            self._squares.clear()\n",
+        fault="",
         tests=(f"{CLIPS}::test_a_shard_reports_the_norm_of_those_who_are_left",),
     ),
     Mutant(

@@ -18,8 +18,8 @@ MUTANTS = (
     Mutant(
         name="resume: a loop begins at its first epoch",
         file=DATA,
-        text="            self._back_to = at.epoch\n",
-        fault="            self._back_to = None\n",
+        text="            self._go_to(at)\n            if",
+        fault="            if",
         tests=(ALL_LEFT, JOINS),
     ),
     Mutant(

@@ -4,6 +4,11 @@ from .mutant import Mutant
 
 STRAGGLERS = "ps_wire/spec/stragglers.py"
 OF_STRAGGLERS = ("tests/unit/ps_wire/spec/test_stragglers.py",)
+ENGINE = "ps_lab/simulate/engine.py"
+SERVERS = "ps_lab/simulate/servers.py"
+OF_THE_ENGINE = ("tests/unit/ps_lab/simulate/test_engine.py",)
+CLOSED_FORMS = "ps_lab/simulate/closed_forms.py"
+OF_CLOSED_FORMS = "tests/unit/ps_lab/simulate/test_closed_forms.py"
 
 MUTANTS = (
     Mutant(
@@ -47,5 +52,68 @@ MUTANTS = (
         text="    if not least <= value <= most:\n",
         fault="    if value < least or value > most:\n",
         tests=OF_STRAGGLERS,
+    ),
+    Mutant(
+        name="simulate: a shard takes pushes all at once",
+        file=ENGINE,
+        text="        shard.free_s = max(shard.free_s, self._now_s) + self._take_s\n",
+        fault="        shard.free_s = self._now_s + self._take_s\n",
+        tests=OF_THE_ENGINE,
+    ),
+    Mutant(
+        name="simulate: a shard's link carries all pushes at once",
+        file=ENGINE,
+        text="            shard.in_free_s = max(shard.in_free_s, begun_s) + self._server_s\n",
+        fault="            shard.in_free_s = begun_s + self._server_s\n",
+        tests=OF_THE_ENGINE,
+    ),
+    Mutant(
+        name="simulate: a worker that was started again dies at the same step again",
+        file=ENGINE,
+        text="        if worker.newest == 1:  # one",
+        fault="        if worker.newest < 99:  # one",
+        tests=OF_THE_ENGINE,
+    ),
+    Mutant(
+        name="simulate: nobody is evicted",
+        file=ENGINE,
+        text="        self._at(self._now_s + min(self._costs.lease_s, back_s), self._evict, worker, incarnation)\n",
+        fault="",
+        tests=OF_THE_ENGINE,
+    ),
+    Mutant(
+        name="simulate: a pull is answered with the version before its push",
+        file=ENGINE,
+        text="        worker.versions[partition] = version\n        if self._learner",
+        fault="        worker.versions[partition] = max(0, version - 1)\n        if self._learner",
+        tests=(f"{OF_CLOSED_FORMS}::test_law_10_asp_conserves_version_staleness",),
+    ),
+    Mutant(
+        name="simulate: steps that end after the time are counted",
+        file=ENGINE,
+        text="        if now_s <= self._limit_s:\n",
+        fault="        if now_s <= math.inf:\n",
+        tests=OF_THE_ENGINE,
+    ),
+    Mutant(
+        name="simulate: a late worker is looked at with the next push only",
+        file=SERVERS,
+        text="        self._stand(partition, look=late)\n",
+        fault="        self._stand(partition)\n",
+        tests=(*OF_THE_ENGINE, OF_CLOSED_FORMS),
+    ),
+    Mutant(
+        name="simulate: who was evicted is waited for by the chooser",
+        file=SERVERS,
+        text="        self._live -= 1\n        return self._on_all(lambda machine: machine.evict(",
+        fault="        return self._on_all(lambda machine: machine.evict(",
+        tests=OF_THE_ENGINE,
+    ),
+    Mutant(
+        name="simulate: the step of bsp is the mean one",
+        file=CLOSED_FORMS,
+        text="            factor = ordered_factor(profile.parts[0], num_workers, num_workers)\n",
+        fault="            factor = mean_factor(profile.parts[0])\n",
+        tests=(f"{OF_CLOSED_FORMS}::test_a_step_of_bsp_takes_as_long_as_its_slowest_worker",),
     ),
 )

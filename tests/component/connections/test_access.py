@@ -17,8 +17,6 @@ from ps_lab.status.observer import ask, is_serving
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.access import token as tokens
 from ps_wire.access.access import Access, read
-from ps_wire.access.channel import dial
-from ps_wire.access.status import error_of
 from ps_wire.errors import (
     ConfigurationRefused,
     FrameMalformed,
@@ -30,15 +28,14 @@ from ps_wire.errors import (
     UsageError,
 )
 from ps_wire.frames.frame import PROTOCOL, Frame, Kind
-from ps_wire.v1 import coordinator_pb2, shard_pb2, spec_pb2
+from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
 from ps_worker.transport.connection import Connection
+from tests.component.connections.guarded_calls import SERVICE, Calls
 from tests.component.service import Cluster, LoopThread, fresh_name, run_workers
 from tests.until import LIMIT_S
-
-SERVICE = "the-token-of-the-service"
 
 
 @pytest.fixture(scope="module")
@@ -150,32 +147,6 @@ def test_with_certificates_a_server_without_tls_is_named(one_shard: Cluster, fil
 def test_a_server_that_is_not_there_is_unreachable_with_certificates_as_without(guarded: Cluster):
     with pytest.raises(ServerUnreachable, match=r"127.0.0.1:1 cannot be reached.*within 0.3 s"):
         ps.connect(servers="127.0.0.1:1", connect_limit=0.3, **guarded.settings)
-
-
-class Calls:
-    """Calls to shard 0 with a token, one by one."""
-
-    def __init__(self, cluster: Cluster, access: Access) -> None:
-        self._address = cluster.servers.split(",")[0]
-        self._access = access
-
-    def __call__(self, service: Any, name: str, request: Any) -> Any:
-        """The answer, or the first of several."""
-        with dial(self._address, self._access) as channel:
-            method = getattr(service(channel), name)
-            try:
-                answer = method(request, timeout=LIMIT_S, metadata=self._access.metadata)
-                return next(answer) if hasattr(answer, "__next__") else answer
-            except Exception as error:  # noqa: BLE001 - grpc's own has no useful base for a type
-                raise error_of(error, self._address) from None
-
-    def member(self, job: str) -> pb.MemberReply:
-        join = pb.Join(protocol=PROTOCOL, job=spec_pb2.Job(name=job, consistency="bsp", num_workers=1))
-        return self(CoordinatorStub, "Member", iter([pb.MemberRequest(join=join)]))
-
-    def read(self, job: str) -> pb.ReadReply:
-        join = pb.ReadJoin(protocol=PROTOCOL, job=job)
-        return self(CoordinatorStub, "Read", iter([pb.ReadRequest(number=1, join=join)]))
 
 
 @pytest.fixture

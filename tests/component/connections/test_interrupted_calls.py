@@ -11,13 +11,12 @@ import torch
 
 import ps_worker as ps
 from tests.component.interrupting import interrupted_at
-from tests.component.members.test_interrupts import sgd, train
 from tests.component.models import Mlp
 from tests.component.reference import alone, assert_same, seeded
+from tests.component.scripts import sgd, train
 from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers
 from tests.inside import steps_of
 
-STEPS = 3
 STRIDE = 40  # of the lines that one test interrupts
 
 

@@ -13,8 +13,9 @@ from ps_wire.access.access import Access, read
 from ps_wire.errors import TokenRefused
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
-from tests.component.connections.test_access import LIMIT_S, SERVICE, Calls
+from tests.component.connections.guarded_calls import SERVICE, Calls
 from tests.component.service import Cluster, LoopThread
+from tests.until import LIMIT_S
 
 
 def test_a_running_worker_connects_again_with_new_certificates(tmp_path: Path):

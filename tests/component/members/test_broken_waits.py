@@ -11,9 +11,8 @@ import torch
 import ps_worker as ps
 from ps_worker import steps as steps_module
 from tests.component.arriving import PAGES, Model, adam, arriving, bare, partitions_of, train
-from tests.component.interrupting import interrupted_at
+from tests.component.interrupting import interrupted_at, settled, sgd
 from tests.component.last_moment import LastMoment
-from tests.component.members.test_interrupted_step import settled, sgd
 from tests.component.reference import alone, assert_same, batch, seeded
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.inside import arrival_of, exchange_of, link_of

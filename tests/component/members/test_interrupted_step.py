@@ -9,31 +9,13 @@ import pytest
 import torch
 
 import ps_worker as ps
-from tests.component.interrupting import interrupted_at
+from tests.component.interrupting import interrupted_at, settled, sgd
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, seeded
 from tests.component.service import Cluster, run_workers
 
 EACH = ps.BucketOptions(bucket_bytes=1, first_bucket_bytes=1)
-LR = 0.1
 STRIDE = 5  # of the lines that one test interrupts
-
-
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=LR, fused=True)
-
-
-def settled(optimizer: Any, model: torch.nn.Module, before: torch.nn.Module) -> None:
-    """Each weight is the one before the step or the one after it; `before` becomes what they are."""
-    after = copy.deepcopy(before)
-    for new, old in zip(after.parameters(), before.parameters(), strict=True):
-        new.grad = old.grad
-    sgd(after).step()
-    for mine, old, new in zip(model.parameters(), before.parameters(), after.parameters(), strict=True):
-        assert ((mine == old) | (mine == new)).all()
-    with torch.no_grad():
-        for mine, old in zip(model.parameters(), before.parameters(), strict=True):
-            old.copy_(mine)
 
 
 WAYS_ON = {

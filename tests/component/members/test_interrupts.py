@@ -8,34 +8,22 @@ import threading
 from typing import Any
 
 import pytest
-import torch
 
 import ps_worker as ps
 from ps_worker.optimizer.step_cycle import Stage
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, seeded
+from tests.component.scripts import STEPS, sgd, train
 from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers, together
 from tests.inside import cycle_of, link_of
 from tests.until import until
 
-STEPS = 3
 READS = {
     "forward": lambda worker, model, optimizer: loss_of(model, 0, 0),
     "synchronize": lambda worker, model, optimizer: worker.synchronize(),
     "zero_grad": lambda worker, model, optimizer: optimizer.zero_grad(),
     "state_dict": lambda worker, model, optimizer: optimizer.state_dict(),
 }
-
-
-def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
-
-
-def train(rank: int, model: torch.nn.Module, optimizer: Any, steps: range = range(STEPS)) -> None:
-    for step in steps:
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def interrupt(wrapped: list[Any]) -> None:

@@ -10,9 +10,9 @@ import pytest
 import ps_worker as ps
 from ps_worker.process.exit_reason import MAX_CHARACTERS, reason_of
 from tests.component.interrupting import interrupted_at
-from tests.component.members.test_interrupts import sgd, train
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import seeded
+from tests.component.scripts import sgd, train
 from tests.component.service import LIMIT_S, Cluster, LoopThread, fresh_name, run_workers
 from tests.inside import link_of, tables_of
 

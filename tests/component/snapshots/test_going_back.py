@@ -20,8 +20,8 @@ from ps_wire.errors import Fenced, JobFull, MemoryLimitExceeded, PsError, Snapsh
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.component.service import Cluster, fresh_name
-from tests.component.snapshots.test_rollback import LIMIT_S, step, table_of
-from tests.until import until
+from tests.component.snapshots.one_table import step, table_of
+from tests.until import LIMIT_S, until
 
 
 @pytest.fixture

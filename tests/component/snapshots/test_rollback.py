@@ -35,19 +35,9 @@ from ps_wire.v1.shard_pb2_grpc import ShardStub
 from ps_worker.model.model_table import pack
 from tests.component.saving import save
 from tests.component.service import Cluster, fresh_name, together
+from tests.component.snapshots.one_table import step, table_of
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
-
-
-def table_of(worker: ps.Worker, clip_grad_norm: float | None = None) -> ps.Table:
-    return worker.table(
-        {"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=0.1, momentum=0.9), clip_grad_norm=clip_grad_norm
-    )
-
-
-def step(table: ps.Table, rank: int) -> torch.Tensor:
-    table.push({"w": torch.full((3000,), 1.0 + rank + table.step)})
-    return table.pull().result(LIMIT_S).values["w"]
 
 
 @pytest.mark.parametrize(("lost", "clip_grad_norm"), [(0, None), (1, None), (0, 100.0), (1, 100.0)])

@@ -15,9 +15,9 @@ from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_worker.model.model_table import pack
 from tests.component.saving import save
 from tests.component.service import Cluster, fresh_name, together
-from tests.component.snapshots.test_rollback import LIMIT_S, step, table_of
+from tests.component.snapshots.one_table import step, table_of
 from tests.inside import link_of
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 
 def break_stream(cluster: Cluster, *, misses_a_rollback: bool = False) -> None:

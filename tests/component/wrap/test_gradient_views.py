@@ -13,6 +13,7 @@ from ps_wire.frames import frame as wire
 from ps_wire.sockets.frame_socket import FrameSocket
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, check, seeded
+from tests.component.scripts import sgd
 from tests.component.service import Cluster, run_workers
 from tests.inside import exchange_of
 from tests.until import LIMIT_S
@@ -20,10 +21,6 @@ from tests.until import LIMIT_S
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
 VIEWS = {"gradient_as_bucket_view": True, "buckets": EACH}
 OVERLAP = pytest.mark.parametrize("overlap", ["auto", True, False])
-
-
-def sgd(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
 
 
 def pushed_from(optimizer: Any) -> list[int]:

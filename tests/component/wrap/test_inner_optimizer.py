@@ -14,21 +14,13 @@ from torch import nn
 import ps_worker as ps
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, check, seeded
+from tests.component.scripts import STEPS, train
 from tests.component.service import Cluster, run_workers
 from tests.inside import exchange_of
-
-STEPS = 4
 
 
 def adam(parameters: Any, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01, **kind)
-
-
-def train(rank: int, model: nn.Module, optimizer: Any, steps: range = range(STEPS)) -> None:
-    for step in steps:
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def saved(what: Any) -> None:

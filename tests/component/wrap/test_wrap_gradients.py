@@ -12,14 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import ps_worker as ps
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import batch, check, seeded
+from tests.component.scripts import STEPS, sgd
 from tests.component.service import Cluster, run_workers
 
-STEPS = 4
 modes = pytest.mark.parametrize("overlap", ["auto", False])
-
-
-def sgd(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **kind)
 
 
 @modes

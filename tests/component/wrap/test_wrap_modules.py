@@ -19,22 +19,15 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, up
 import ps_worker as ps
 from tests.component.models import Mlp, Normed, loss_of
 from tests.component.reference import alone, assert_same, batch, check, seeded
+from tests.component.scripts import STEPS, train
 from tests.component.service import Cluster, run_workers
 
-STEPS = 4
 workers = pytest.mark.parametrize("num_workers", [1, 2])
 overlaps = pytest.mark.parametrize("overlap", ["auto", True, False])
 
 
 def adamw(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
-
-
-def train(rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for step in range(STEPS):
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 # -- weights -------------------------------------------------------------------------------------------

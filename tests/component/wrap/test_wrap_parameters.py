@@ -10,9 +10,9 @@ import torch
 from ps_worker import BucketOptions
 from tests.component.models import Branches, Conv, Mlp, Tied, loss_of
 from tests.component.reference import alone, assert_same, batch, check, seeded, served
+from tests.component.scripts import STEPS, train
 from tests.component.service import Cluster
 
-STEPS = 4
 # Several partitions on each shard, and several buckets, out of a small model.
 SMALL = BucketOptions(bucket_bytes=4096, first_bucket_bytes=1024, partition_bytes=4096)
 workers = pytest.mark.parametrize("num_workers", [1, 2])
@@ -32,37 +32,30 @@ def adamw(model: torch.nn.Module, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
 
 
-def plain(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for step in range(STEPS):
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("overlap", ["auto", True, False])
 @pytest.mark.parametrize("make", [sgd, adamw])
 @workers
 def test_a_plain_loop(cluster: Cluster, num_workers: int, make: Any, overlap: Any):
-    check(cluster, plain, seeded(Mlp), make, num_workers=num_workers, overlap=overlap)
+    check(cluster, train, seeded(Mlp), make, num_workers=num_workers, overlap=overlap)
 
 
 @pytest.mark.parametrize("buckets", [SMALL, BucketOptions(bucket_bytes=0, first_bucket_bytes=0)])
 @workers
 def test_small_buckets_and_partitions(cluster: Cluster, num_workers: int, buckets: BucketOptions):
     model = seeded(lambda: Mlp(width=301))
-    check(cluster, plain, model, adamw, num_workers=num_workers, buckets=buckets)
+    check(cluster, train, model, adamw, num_workers=num_workers, buckets=buckets)
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])
 def test_three_gradients_are_summed_in_rank_order(cluster: Cluster, make: Any):
     """Two sum alike either way; three do not."""
-    check(cluster, plain, seeded(Mlp), make, num_workers=3)
+    check(cluster, train, seeded(Mlp), make, num_workers=3)
 
 
 def test_one_shard_gives_the_same_as_two(one_shard: Cluster, cluster: Cluster):
     model = seeded(lambda: Mlp(width=301))
-    got = served(one_shard, plain, model, adamw, num_workers=2)
-    assert_same(served(cluster, plain, model, adamw, num_workers=2), got)
+    got = served(one_shard, train, model, adamw, num_workers=2)
+    assert_same(served(cluster, train, model, adamw, num_workers=2), got)
 
 
 @workers
@@ -89,7 +82,7 @@ def test_param_groups_with_their_own_lr_and_decay(cluster: Cluster, num_workers:
             **kind,
         )
 
-    check(cluster, plain, seeded(Mlp), groups, num_workers=num_workers)
+    check(cluster, train, seeded(Mlp), groups, num_workers=num_workers)
 
 
 @workers
@@ -109,7 +102,7 @@ def test_tied_parameters(cluster: Cluster, num_workers: int):
 def test_frozen_parameters_keep_the_starters_bytes(cluster: Cluster, num_workers: int):
     model = seeded(Mlp)
     model.first.weight.requires_grad_(False)
-    got = check(cluster, plain, model, adamw, num_workers=num_workers)
+    got = check(cluster, train, model, adamw, num_workers=num_workers)
     assert torch.equal(got.first.weight, model.first.weight)
 
 
@@ -246,8 +239,8 @@ def test_several_optimizers_of_torch(cluster: Cluster):
         def make(model: torch.nn.Module, name: str = name, **kind: Any) -> torch.optim.Optimizer:
             return getattr(torch.optim, name)(model.parameters(), lr=0.01, **kind)
 
-        expected = alone(plain, model, make, fused=fused)
-        assert_same(served(cluster, plain, model, make), expected)
+        expected = alone(train, model, make, fused=fused)
+        assert_same(served(cluster, train, model, make), expected)
 
 
 def test_parameters_are_views_that_stay_where_they_are(cluster: Cluster):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ps_server.coordinator.jobs.actions import Action, ToMember, TwoRounds
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import Member
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.shard.orders import execute_order
 from ps_server.shard.shard import Shard
 from ps_wire.errors import PsError
@@ -209,3 +210,8 @@ class Desk:
     def order_kinds(self) -> list[str]:
         """What the shards were told, by kind."""
         return [str(order.WhichOneof("kind")) for order in self.orders]
+
+
+def alone(job: Job) -> JobRunner:
+    """A room without shards: nothing is ordered here."""
+    return JobRunner(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]

@@ -22,6 +22,9 @@ from ps_server.agreement.chooser import Chooser, Sent
 from ps_server.agreement.clipping import Norm, holders
 from ps_server.agreement.gate import gate_of
 from ps_server.coordinator.fleet.decisions import Decisions
+from ps_server.shard.optimizer.piece_optimizer import (
+    KNOWN,
+)
 from ps_server.shard.table.table import ShardTable
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
@@ -140,7 +143,7 @@ class Servers:
                 gate=gate_of(consistency),
                 nonfinite=nonfinite,
                 opening=1,
-                report=partial(self.report, shard),
+                report=lambda norm, shard=shard: self.report(shard, norm),  # type: ignore[misc]
                 attend=partial(self.attend, shard),
             )
             for shard in range(num_shards)
@@ -165,7 +168,7 @@ class Servers:
         if found is not None:
             decide, shards = found
             for index in shards:
-                self.shards[index].decide(decide.step, decide.scale)
+                self.shards[index].closer.decide(decide.step, decide.scale)
 
     def attend(self, shard: int, attended: TableAttendance) -> None:
         """What the coordinator chooses after a report, brought to all shards in one order."""
@@ -180,7 +183,7 @@ class Servers:
             else:
                 self.caught.append(choice)
             for index in set(shards) - self.deaf:
-                self.shards[index].choose(choice)
+                self.shards[index].closer.choose(choice)
         self._choosing = False
 
     def leave(self, worker: int) -> None:
@@ -203,7 +206,8 @@ class Servers:
         """One frame arrives."""
         self._give(frame.partition, frame)
         for shard in self.shards:  # one that holds all chooses by itself
-            if shard._chooser is not None and (choice := shard._chooser.last) is not None:
+            chooser = shard.closer._chooser
+            if chooser is not None and (choice := chooser.last) is not None:
                 self.chosen.setdefault(choice.step, choice.workers)
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:
@@ -322,3 +326,10 @@ def same(ours: Sequence[torch.Tensor] | None, theirs: Sequence[torch.Tensor]) ->
     return ours is not None and all(
         a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def defaults(name, **hyper):
+    """What a worker would say of this optimizer."""
+    made = KNOWN[name].cls([torch.zeros(1)], **hyper)
+    execution = {"foreach", "fused", "capturable", "differentiable"}
+    return group(**{key: value for key, value in made.defaults.items() if key not in execution})

@@ -89,8 +89,6 @@ def test_no_shard_closes_a_step_before_all_have_it():
     before = servers.pull(0, 0)
     held = []
     servers.report = lambda shard, norm: held.append((shard, norm))
-    for number, table in enumerate(servers.shards):
-        table._report = lambda norm, number=number: servers.report(number, norm)
     servers.step(0, [Push(worker=0, gradients=draw(spec, 2))], spec.optimizer.hyperparameters)
     assert sorted(shard for shard, _ in held) == [0, 1]
     assert servers.pull(0, 1) is None
@@ -122,15 +120,14 @@ def test_a_leave_while_the_decision_is_awaited_changes_nothing():
     for leaves in (False, True):
         servers = Servers(spec, draw(spec, 1), num_shards=2, num_workers=2)
         held = []
-        for number, table in enumerate(servers.shards):
-            table._report = lambda norm, number=number, held=held: held.append((number, norm))
+        servers.report = lambda shard, norm, held=held: held.append((shard, norm))
         pushes = [Push(worker=worker, gradients=draw(spec, worker)) for worker in range(2)]
         servers.step(0, pushes, spec.optimizer.hyperparameters)
         if leaves:
             servers.leave(1)
         assert len(held) == 2
         for report in held:
-            servers.report(*report)
+            Servers.report(servers, *report)
         runs.append(servers.pull(0, 1))
         assert all(table.ledger(1).applied == len(table.cells()) for table in servers.shards)
     assert runs[0] is not None
@@ -144,9 +141,9 @@ def test_a_decision_that_comes_again_is_not_taken_twice():
     servers.step(0, [Push(worker=0, gradients=draw(spec, 2))], spec.optimizer.hyperparameters)
     after = servers.pull(0, 1)
     for step in (0, 1, 7):
-        servers.shards[0].decide(step, 1.0)
+        servers.shards[0].closer.decide(step, 1.0)
     assert same(servers.pull(0, 1), after)
-    assert servers.shards[0].undecided() is None
+    assert servers.shards[0].closer.undecided() is None
 
 
 def test_a_suspended_clipped_job_can_go_on():
@@ -156,7 +153,7 @@ def test_a_suspended_clipped_job_can_go_on():
     frames = servers.frames(0, Push(worker=0, gradients=draw(spec, 2)))
     servers._give(frames[0].partition, frames[0])
     servers.leave(0)
-    assert [table.undecided() for table in servers.shards] == [None, None]
+    assert [table.closer.undecided() for table in servers.shards] == [None, None]
     for table in servers.shards:
         table.join(0, 2, 1)
     versions = {cell.machine.version for table in servers.shards for cell in table.cells()}

@@ -15,7 +15,7 @@ import pytest
 from ps_server.agreement.cut_points import clocks_of_snapshot, first_steps, workers_beyond
 from ps_server.agreement.gate import gate_of
 from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
-from tests.unit.ps_server.shard.partition.test_cut import KEY, World, search
+from tests.unit.ps_server.shard.partition.cut_world import KEY, World, search
 
 
 @dataclass

@@ -24,12 +24,7 @@ from ps_server.coordinator.state_store import StateStore
 from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
-from tests.unit.ps_server.desk import Desk, table
-
-
-def alone(job: Job) -> JobRunner:
-    """A room without shards: nothing is ordered here."""
-    return JobRunner(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]
+from tests.unit.ps_server.desk import Desk, alone, table
 
 
 def dealt() -> EpochBook:

@@ -6,8 +6,7 @@ import asyncio
 
 from ps_server.coordinator.live_extras import LIVE, LiveExtras
 from ps_server.coordinator.state_store import StateStore
-from tests.unit.ps_server.coordinator.test_hand_off import alone
-from tests.unit.ps_server.desk import Desk
+from tests.unit.ps_server.desk import Desk, alone
 
 
 def test_who_waits_beside_one_that_gives_up_asks_again_and_is_answered():

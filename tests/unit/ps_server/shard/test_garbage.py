@@ -13,7 +13,7 @@ from ps_server.shard.orders import execute_order
 from ps_wire.frames.messages import table_to_proto
 from ps_wire.spec.table import BucketOptions
 from ps_wire.v1 import coordinator_pb2 as pb
-from tests.unit.ps_server.shard.test_shard import shard_with
+from tests.unit.ps_server.shard.admitted import shard_with
 from tests.unit.ps_server.tables import group, table_spec
 
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from ps_server.shard.shard import CELL_BYTES, MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES, Shard
+from ps_server.shard.shard import CELL_BYTES, MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
@@ -19,6 +19,7 @@ from ps_wire.frames import frame as wire
 from ps_wire.frames.frame import Kind
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions
+from tests.unit.ps_server.shard.admitted import admit, shard_with
 from tests.unit.ps_server.tables import Kept, group, table_spec
 
 ADAM = group(lr=0.1)
@@ -26,28 +27,6 @@ ADAM = group(lr=0.1)
 
 def spec_of(numel=5000, optimizer="Adam", number=0, **hyper):
     return table_spec(optimizer, group(lr=0.1, **hyper), shapes=((numel,),), number=number)
-
-
-def shard_with(limit=None, *, num_shards=1, jobs=("j",), num_workers=2, consistency="bsp"):
-    shard = Shard(index=0, num_shards=num_shards, memory_limit_bytes=limit)
-    for job in jobs:
-        for worker in range(num_workers):
-            admit(shard, worker, job=job, num_workers=num_workers, consistency=consistency)
-    return shard
-
-
-def admit(
-    shard, worker, incarnation=1, *, job="j", num_workers=2, clocks=None, reader=False, consistency="bsp"
-):
-    shard.members.admit(
-        job=job,
-        consistency_text=consistency,
-        num_workers=num_workers,
-        worker=worker,
-        incarnation=incarnation,
-        clocks=clocks or {},
-        reader=reader,
-    )
 
 
 def need_of(spec, staged=2):

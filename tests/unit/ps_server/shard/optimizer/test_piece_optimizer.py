@@ -18,18 +18,11 @@ from ps_server.shard.optimizer.piece_optimizer import (
 )
 from ps_wire.errors import OptimizerUnsupported, PayloadMismatch
 from ps_wire.spec.table import Hyperparameters, OptimizerSpec
-from tests.unit.ps_server.tables import group
+from tests.unit.ps_server.tables import defaults, group
 
 NUMEL = 1000
 CUTS = (0, 16, 48, 64, 512, 528, NUMEL)
 EVERY = pytest.mark.parametrize("name", KNOWN)
-
-
-def defaults(name, **hyper):
-    """What a worker would say of this optimizer."""
-    made = KNOWN[name].cls([torch.zeros(1)], **hyper)
-    execution = {"foreach", "fused", "capturable", "differentiable"}
-    return group(**{key: value for key, value in made.defaults.items() if key not in execution})
 
 
 def pieces_of(whole):

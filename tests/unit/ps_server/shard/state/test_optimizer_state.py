@@ -11,8 +11,7 @@ from ps_wire.errors import PayloadMismatch
 from ps_wire.frames.state_messages import ENTRY_BYTES, MESSAGE_BYTES
 from ps_wire.spec.table import BucketOptions
 from ps_wire.v1 import shard_pb2 as pb
-from tests.unit.ps_server.shard.optimizer.test_piece_optimizer import defaults
-from tests.unit.ps_server.tables import Push, Servers, draw, table_spec
+from tests.unit.ps_server.tables import Push, Servers, defaults, draw, table_spec
 
 EVERY = pytest.mark.parametrize("name", KNOWN)
 NUMEL = 40
@@ -132,7 +131,7 @@ def test_what_is_dumped_can_be_loaded(name):
     table, fresh = served(name), served(name)
     expected = states(table)
     for cell in fresh.cells():
-        cell.load(cell.values.now.clone())
+        cell.set_weights(cell.values.now.clone())
     loading = Loading(fresh)
     _take_all(loading, messages(table))
     assert loading.partitions == set(table.partitions())
@@ -239,5 +238,5 @@ def test_loading_weights_starts_a_partition_without_state():
     """A starter that comes back brings all of it again."""
     table = served()
     cell = table.cell(0)
-    cell.load(torch.zeros_like(cell.values.now))
+    cell.set_weights(torch.zeros_like(cell.values.now))
     assert not any(cell.export_state())

@@ -1,0 +1,66 @@
+"""What a step costs, in seconds: the only knowledge of real machines that a simulation has. Pure values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ps_wire.errors import UsageError
+from ps_wire.spec.stragglers import uniform
+
+_STREAM = 1 << 20  # of draws: none that a part of a straggler profile has
+_NAMES = ("latency_s", "take_s_per_byte", "apply_s_per_byte", "control_s", "lease_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Costs of one step of one worker.
+
+    A push reaches its shard `latency_s` after the links of both, at the same time, have carried it, and each
+    carries one frame after the other; weights come back the same way. A shard works on one push
+    at a time, in the order in which they arrive.
+
+    Attributes:
+        compute_s: of worker w those at `w % len(compute_s)`, of which each step draws one.
+        num_bytes: of the table's gradients, and of its weights.
+        latency_s: one way, of a frame without payload.
+        worker_bytes_per_s: of a worker's link, in each direction; infinite: takes no time.
+        server_bytes_per_s: of a shard's link, in each direction; infinite: takes no time.
+        take_s_per_byte: a shard's time for each push: reading, checking, adding to a sum.
+        apply_s_per_byte: a shard's time for each optimizer step.
+        control_s: one way, of a message between a shard and the coordinator.
+        lease_s: a worker that is silent for so long is evicted.
+    """
+
+    compute_s: tuple[tuple[float, ...], ...] = ((0.05,),)
+    num_bytes: int = 0
+    latency_s: float = 0.0
+    worker_bytes_per_s: float = math.inf
+    server_bytes_per_s: float = math.inf
+    take_s_per_byte: float = 0.0
+    apply_s_per_byte: float = 0.0
+    control_s: float = 0.0
+    lease_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.compute_s or not all(self.compute_s):
+            raise UsageError("simulate: compute_s needs one duration at least for each worker it names")
+        for own in self.compute_s:
+            for seconds in own:
+                if not 0.0 <= seconds < math.inf:
+                    raise UsageError(f"simulate: compute_s must be >= 0 and finite, got {seconds:g}")
+        for name in _NAMES:
+            if not 0.0 <= (value := getattr(self, name)) < math.inf:
+                raise UsageError(f"simulate: {name} must be >= 0 and finite, got {value:g}")
+        for name in ("worker_bytes_per_s", "server_bytes_per_s"):
+            if not (value := getattr(self, name)) > 0.0:
+                raise UsageError(f"simulate: {name} must be > 0, got {value:g}")
+        if self.num_bytes < 0:
+            raise UsageError(f"simulate: num_bytes must be >= 0, got {self.num_bytes}")
+
+    def compute_of(self, worker: int, step: int, seed: int) -> float:
+        """Seconds of the worker's compute in this step, without stragglers."""
+        own = self.compute_s[worker % len(self.compute_s)]
+        if len(own) == 1:
+            return own[0]
+        return own[int(uniform(seed, _STREAM, worker, step) * len(own))]

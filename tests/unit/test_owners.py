@@ -1,0 +1,215 @@
+"""Rules of the house about who owns what: nouns stand alone, attributes have one owner, folders can be read.
+
+Each rule has a list of what does not keep it yet; the list only gets shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("ps_wire", "ps_server", "ps_worker", "ps_lab")
+MAX_ENTRIES = 20  # of a folder: what a reader takes in at a glance
+
+# Underscore names of torch, grpc, ssl and Python, for which nothing public stands.
+THEIRS = {
+    *("_version", "_foreach_copy_", "_fused_adam_", "_fused_adamw_", "_execution_engine", "_dynamo"),
+    *("_forward_pre_hooks", "_state_dict_pre_hooks", "_parameters", "_opt_called", "_wrapped_by_lr_sched"),
+    *("_replace", "_SSLMethod", "_exit", "_getframe", "_inheriting"),
+}
+# File -> accesses of other objects' underscore attributes, at most.
+ACCESSES = {"ps_server/shard/hand_off.py": 19, "ps_server/shard/state/table_state.py": 8}
+# Bases that need attributes of their only child.
+FRAGMENTS = {"TableClosing", "TableMembers"}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Each source file of the packages, parsed."""
+    paths = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    return {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+        for path in paths
+        if "v1" not in path.parts
+    }
+
+
+# -- whose attributes are used ---------------------------------------------------------------------------
+
+
+def foreign(tree: ast.Module) -> Iterator[str]:
+    """Accesses of an underscore attribute from outside of the class that has it."""
+    inside = {id(node): cls for cls in _classes(tree) for node in ast.walk(cls)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in THEIRS:
+            own = inside.get(id(node))
+            if not _is_self(node.value) and not (own and node.attr in _attributes(own) | _declared(own)):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"getattr", "setattr"}:
+            named = node.args[1]
+            constant = named.value if isinstance(named, ast.Constant) else None
+            private = isinstance(constant, str) and _is_private(constant) and constant not in THEIRS
+            if private and not _is_self(node.args[0]):
+                yield ast.unparse(node)
+
+
+def _classes(tree: ast.AST) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _is_self(node: ast.expr) -> bool:
+    return ast.unparse(node) in {"self", "cls", "super()"}
+
+
+def _attributes(cls: ast.ClassDef) -> set[str]:
+    """What a class sets on itself or defines, without what it only declares."""
+    found = {node.name for node in cls.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    frozen = any(
+        "dataclass" in ast.unparse(it) or "NamedTuple" in ast.unparse(it) for it in cls.decorator_list
+    )
+    for node in cls.body:
+        if isinstance(node, ast.AnnAssign) and (frozen or node.value is not None):
+            found.add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign):
+            found |= {ast.unparse(target) for target in node.targets}
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            found.add(node.attr)
+    return found
+
+
+def _declared(cls: ast.ClassDef) -> set[str]:
+    return {ast.unparse(node.target) for node in cls.body if isinstance(node, ast.AnnAssign)}
+
+
+def test_nobody_uses_another_objects_underscore_attributes():
+    """Who holds state saves it, and who needs something asks for it."""
+    found = {name: list(foreign(tree)) for name, tree in trees().items()}
+    counts = {name: len(those) for name, those in found.items() if those}
+    assert not {name: found[name] for name, count in counts.items() if count > ACCESSES.get(name, 0)}
+
+
+# -- which nouns can be made alone -----------------------------------------------------------------------
+
+
+@dataclass
+class Noun:
+    """A class, where it is, and what it needs of whom it does not know."""
+
+    file: str
+    node: ast.ClassDef
+    bases: list[str] = field(default_factory=list)
+
+
+def nouns() -> dict[str, Noun]:
+    """Classes of the packages by name; of two of one name, none."""
+    every = [Noun(file, cls, _bases(cls)) for file, tree in trees().items() for cls in _classes(tree)]
+    seen = Counter(noun.node.name for noun in every)
+    return {noun.node.name: noun for noun in every if seen[noun.node.name] == 1}
+
+
+def _bases(cls: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in cls.bases]
+
+
+def fragments() -> Iterator[tuple[str, str]]:
+    """Bases with one child that cannot be without it, and why."""
+    known = nouns()
+    children = Counter(base for noun in known.values() for base in noun.bases)
+    for name, noun in known.items():
+        if children[name] == 1 and not {"Protocol", "ABC", "Exception"} & set(noun.bases):
+            missing = sorted(_needed(noun.node) - _inherited(noun, known))
+            if missing:
+                yield name, f"needs {', '.join(missing)} of its child"
+
+
+def _needed(cls: ast.ClassDef) -> set[str]:
+    """What its methods use of themselves, and what they leave to a child."""
+    used = {
+        node.attr
+        for node in ast.walk(cls)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    stubs = {
+        node.name
+        for node in cls.body
+        if isinstance(node, ast.FunctionDef) and "NotImplementedError" in ast.unparse(node)
+    }
+    return {name for name in used if not name.startswith("__")} | {f"{name}()" for name in stubs}
+
+
+def _inherited(noun: Noun, known: dict[str, Noun]) -> set[str]:
+    """Attributes of a class and its bases; of bases elsewhere, such as torch's, nothing is known: all."""
+    found = _attributes(noun.node)
+    for base in noun.bases:
+        if base in known:
+            found |= _inherited(known[base], known)
+        elif base not in {"object", "Generic", "Protocol"}:
+            return found | _needed(noun.node)
+    return found
+
+
+def test_no_class_is_a_fragment_of_its_only_child():
+    """A noun can be made alone: no class needs attributes which another file sets."""
+    assert not {name: why for name, why in fragments() if name not in FRAGMENTS}
+
+
+# -- what a listing shows --------------------------------------------------------------------------------
+
+
+def test_a_listing_of_a_folder_can_be_read():
+    """At most twenty entries, `__init__.py` and what is not the project's own left out."""
+    left_out = {"__init__.py", "__pycache__", "py.typed"}
+    folders = [folder for package in PACKAGES for folder in [ROOT / package, *(ROOT / package).rglob("*")]]
+    counts = {
+        folder.relative_to(ROOT).as_posix(): len([it for it in folder.iterdir() if _is_shown(it, left_out)])
+        for folder in folders
+        if folder.is_dir() and folder.name not in {"__pycache__", "v1"}
+    }
+    assert not {name: count for name, count in counts.items() if count > MAX_ENTRIES}
+
+
+def _is_shown(path: Path, left_out: set[str]) -> bool:
+    return path.name not in left_out and path.suffix != ".so"
+
+
+# -- tests -----------------------------------------------------------------------------------------------
+
+
+def test_no_test_module_imports_from_another():
+    """What tests share lies in modules that hold no tests."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [it.name for it in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [
+                f"{path.relative_to(ROOT)}: {name}"
+                for name in names
+                if name.rpartition(".")[2].startswith("test_")
+            ]
+    assert not found
+
+
+# -- the rules themselves --------------------------------------------------------------------------------
+
+
+def test_a_friend_is_found():
+    text = "class A:\n    def f(self, other): self._x = 1; other._x; other._y; getattr(other, '_z')\n"
+    assert list(foreign(ast.parse(text))) == ["other._y", "getattr(other, '_z')"]
+    assert list(foreign(ast.parse("def f(cell): cell._held = 1"))) == ["cell._held"]
+
+
+def test_a_fragment_is_found():
+    text = "class Half:\n    step: int\n    def f(self): return self.step + self.other()\n"
+    (half,) = _classes(ast.parse(text))
+    assert _needed(half) - _inherited(Noun("a.py", half), {}) == {"step", "other"}
