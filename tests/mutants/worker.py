@@ -274,6 +274,20 @@ MUTANTS = (
         tests=("tests/component/members/test_interrupted_step.py",),
     ),
     Mutant(
+        name="step: a step begins inside another",
+        file=STAGES,
+        text='        assert stage in TRANSITIONS[self.stage], f"{self.stage} to {stage}"\n',
+        fault="",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
+    ),
+    Mutant(
+        name="step: after an error a step is taken for under way",
+        file=STAGES,
+        text="            if self.stage is Stage.SENDING:\n                self._enter(Stage.NO_STEP)\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
+    ),
+    Mutant(
         name="step: weights that a forward has read too early are not found out",
         file=ARRIVAL,
         text="        for key in self.late.keys() & arrived:\n",
