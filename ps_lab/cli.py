@@ -47,7 +47,7 @@ TlsDir: TypeAlias = Annotated[
 
 
 class OnFailure(StrEnum):
-    """What happens to the others when a process crashes."""
+    """The fate of the other processes when one crashes."""
 
     STOP = "stop"
 
