@@ -55,7 +55,7 @@ Fresh: TypeAlias = Annotated[
 
 
 class OnFailure(StrEnum):
-    """What happens to the others when a process crashes."""
+    """The fate of the other processes when one crashes."""
 
     STOP = "stop"
 

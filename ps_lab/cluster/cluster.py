@@ -52,7 +52,7 @@ Event: TypeAlias = Exited | Signalled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a cluster's workers run.
+    """A job that a cluster's workers run.
 
     Attributes:
         name: of the job on the servers.
