@@ -1,4 +1,4 @@
-"""Where a script is in its data: its loaders, the epoch of its loop, the samples it has taken.
+"""The data of a script, and where in it the script is: its loaders, its loop's epoch, the samples taken.
 
 It must not know optimizers, nor when a step ends.
 """

@@ -274,6 +274,20 @@ MUTANTS = (
         tests=("tests/component/members/test_interrupted_step.py",),
     ),
     Mutant(
+        name="step: a step begins inside another",
+        file=STAGES,
+        text='        assert stage in TRANSITIONS[self.stage], f"{self.stage} to {stage}"\n',
+        fault="",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
+    ),
+    Mutant(
+        name="step: after an error a step is taken for under way",
+        file=STAGES,
+        text="            if self.stage is Stage.SENDING:\n                self._enter(Stage.NO_STEP)\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
+    ),
+    Mutant(
         name="step: weights that a forward has read too early are not found out",
         file=ARRIVAL,
         text="        for key in self.late.keys() & arrived:\n",
@@ -307,7 +321,7 @@ MUTANTS = (
     Mutant(
         name="gradients: one without a gradient sends the one of the step before",
         file=OUTGOING,
-        text="                if place not in self._zeros:\n                    self._views[place].zero_()\n",
+        text="                if index not in self._zeros:\n                    self._views[index].zero_()\n",
         fault="                pass\n",
         tests=("tests/component/wrap/test_wrap_gradients.py", "tests/component/training/test_overlap.py"),
     ),
