@@ -87,4 +87,14 @@ MUTANTS = (
         fault="        if False:\n",
         tests=(f"{LOOPS}::test_who_was_told_that_it_was_sent_back_and_does_not_go_there_is_not_let_finish",),
     ),
+    Mutant(
+        name="again: who is evicted behind the last batch of an epoch goes on with the next one",
+        file=DATA,
+        text="not at.between and not self.between_epochs\n",
+        fault="not at.between\n",
+        tests=(
+            "tests/component/snapshots/test_resume.py"
+            "::test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_its_body_again",
+        ),
+    ),
 )
