@@ -1,4 +1,4 @@
-"""Where a script is in its data: its loaders, the epoch of its loop, the samples it has taken.
+"""The data of a script, and where in it the script is: its loaders, its loop's epoch, the samples taken.
 
 It must not know optimizers, nor when a step ends.
 """
@@ -6,7 +6,6 @@ It must not know optimizers, nor when a step ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -14,20 +13,13 @@ from ps_wire.errors import RolledBack, UsageError
 from ps_wire.spec.consistency import BSP, Consistency
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of
-from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
+from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
 from ps_worker.data.loader import Loader
 from ps_worker.data.position import Position, Positions
 
 
-class DataListener(Protocol):
+class DataListener(ScriptSteps, Protocol):
     """The worker, which hears of batches and epochs on the thread that draws them."""
-
-    @property
-    def step(self) -> int:
-        """Steps that the worker has taken."""
-
-    def is_behind(self) -> bool:
-        """Whether the script replays steps: batches are handed out that were used already."""
 
     def begin_batch(self) -> None:
         """Called before a batch is read in this process, or handed out."""
@@ -72,7 +64,7 @@ class ScriptData:
         self._loaders: WeakSet[Loader] = WeakSet()
         self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
-        self._dealings: list[EpochDealer] = []
+        self._dealers: list[EpochDealer] = []
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
         self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
@@ -91,35 +83,30 @@ class ScriptData:
         """Counts on from there."""
         self.samples = state["samples"]
 
-    def make_loader(self, deals: PieceSource, **given: Any) -> Loader:
-        """A loader with these arguments of `Loader`; `deals` say what of an epoch is this worker's."""
+    def make_loader(self, source: PieceSource, **given: Any) -> Loader:
+        """A loader with these arguments of `Loader`; `source` says what of an epoch is this worker's."""
         self.used = True
         dataset = given["dataset"]
-        dealing = EpochDealer(
+        dealer = EpochDealer(
             self._num_loaders,
-            deals,
-            len(dataset) if isinstance(dataset, Sized) else 0,
+            source,
+            self._listener,
+            samples=len(dataset) if isinstance(dataset, Sized) else 0,
             whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
-            behind=self._listener.is_behind,
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
-            clock=lambda: self._listener.step,
         )
         if self._num_loaders < len(self._taken):
-            dealing.taken = self._taken[self._num_loaders]
+            dealer.take_up(self._taken[self._num_loaders])
         made = Loader(
             **given,
             even=self._even,
-            on_batch=partial(self._count_samples, dealing),
-            current_epoch=lambda: self._epoch,
-            dealer=dealing,
-            on_read=self._listener.begin_batch,
-            on_replayed=self._listener.begin_batch,
-            on_moved=self._arrive,
+            dealer=dealer,
+            listener=self,
         )
         if self._num_loaders < len(self._saved_positions):
             made.position = self._saved_positions[self._num_loaders]
         self._numbers[made] = self._num_loaders
-        self._dealings.append(dealing)
+        self._dealers.append(dealer)
         self._num_loaders += 1
         self._loaders.add(made)
         return made
@@ -130,8 +117,8 @@ class ScriptData:
 
     def take_step(self, step: int) -> None:
         """What loaders have handed out goes into the first `step` steps of this worker."""
-        for dealing in self._dealings:
-            dealing.take_step(step)
+        for dealer in self._dealers:
+            dealer.take_step(step)
 
     def positions(self) -> Positions:
         """Where this script is in its data."""
@@ -148,8 +135,8 @@ class ScriptData:
         """
         self.drop_batch()
         self._taken = at.loaders
-        for dealing, position in zip(self._dealings, at.loaders, strict=False):
-            dealing.taken = position
+        for dealer, position in zip(self._dealers, at.loaders, strict=False):
+            dealer.take_up(position)
         here = at.epoch == self._epoch and not at.between and not self.between_epochs
         if at.epoch is not None and not here:  # behind the last batch of that epoch: its body runs again
             self._go_to(at)
@@ -200,13 +187,13 @@ class ScriptData:
     @property
     def between_steps(self) -> bool:
         """Whether all that loaders to train on have handed out is part of a step."""
-        return not any(dealing.trains and dealing.pending for dealing in self._dealings)
+        return not any(dealer.trains and dealer.pending for dealer in self._dealers)
 
     @property
     def between_epochs(self) -> bool:
         """Whether it has loaders, and is in no iteration over one that it trains on, as far as is known."""
-        training = [dealing for dealing in self._dealings if dealing.trains] or self._dealings
-        return bool(training) and not any(dealing.under_way for dealing in training)
+        training = [dealer for dealer in self._dealers if dealer.trains] or self._dealers
+        return bool(training) and not any(dealer.under_way for dealer in training)
 
     @property
     def goes_on(self) -> bool:
@@ -218,8 +205,8 @@ class ScriptData:
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""
-        used = [dealing for dealing in self._dealings if dealing.under_way]
-        return any(dealing.pending for dealing in used) if used else True
+        used = [dealer for dealer in self._dealers if dealer.under_way]
+        return any(dealer.pending for dealer in used) if used else True
 
     def epochs(self, numbers: range) -> Iterator[int]:
         """See `Worker.epochs`."""
@@ -298,16 +285,29 @@ class ScriptData:
         """Whether the script's loop has yet to begin the epoch that it was sent to, or to begin it again."""
         return self._back_to is not None
 
-    def _arrive(self) -> None:
-        """A loader goes on inside this epoch: its loop need not begin again."""
+    # -- what a loader tells ---------------------------------------------------------------------------
+
+    @property
+    def current_epoch(self) -> int | None:
+        """See `LoaderListener`."""
+        return self._epoch
+
+    def begin_batch(self) -> None:
+        """See `LoaderListener`."""
+        self._listener.begin_batch()
+
+    def arrive(self) -> None:
+        """See `LoaderListener`: inside this epoch the script's loop need not begin again."""
         if self._back_to == self._epoch:
             self._back_to = None
 
-    def _count_samples(self, loader: EpochDealer, samples: int) -> None:
-        self._listener.begin_batch()
+    def hand_out(self, loader: Loader, samples: int) -> None:
+        """See `LoaderListener`."""
+        self.begin_batch()
         self.samples += samples
         self.batches += 1
-        loader.hand_out(samples)
-        self._arrive()
+        dealer = self._dealers[self._numbers[loader]]
+        dealer.hand_out(samples)
+        self.arrive()
         for counts in self._unweighed:
-            counts[loader] = counts.pop(loader, 0) + samples
+            counts[dealer] = counts.pop(dealer, 0) + samples

@@ -13,6 +13,8 @@ from ps_wire.frames import frame as wire
 from ps_wire.frames.service import Service
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.membership.membership import Membership
+from ps_worker.membership.round_barrier import RoundBarrier
+from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection, Peer
@@ -23,7 +25,12 @@ RECEIVED_LIMIT_S = 10.0  # for one frame to be taken; only a script's callback t
 
 
 class Incarnation:
-    """See the module's docstring. The `Peer` of its connections."""
+    """The membership and the connections of one incarnation; the `Peer` of these.
+
+    Attributes:
+        membership: its place in the job.
+        connections: to all shards, once it has connected.
+    """
 
     def __init__(
         self,
@@ -33,9 +40,29 @@ class Incarnation:
         peer: Peer,
         progress: Callable[[], pb.Progress],
         say: Callable[[str], None],
+        promise: SnapshotPromise,
+        rounds: RoundBarrier,
     ) -> None:
-        """Does nothing yet; frames and failures go to `peer`."""
-        self.membership = Membership(settings, service, progress=progress, on_failure=self.fail, log=say)
+        """Does nothing yet.
+
+        Args:
+            settings: of the worker.
+            service: with its servers.
+            peer: gets frames and failures.
+            progress: what a heartbeat brings.
+            say: says something to the person at the terminal.
+            promise: to snapshots; it outlives this incarnation.
+            rounds: where the script is, likewise.
+        """
+        self.membership = Membership(
+            settings,
+            service,
+            progress=progress,
+            on_failure=self.fail,
+            log=say,
+            promise=promise,
+            rounds=rounds,
+        )
         self.connections: list[Connection] = []
         self._settings = settings
         self._service = service
@@ -48,10 +75,10 @@ class Incarnation:
         """As whom it has joined."""
         return self.membership.joined
 
-    def connect(self, carriers: CarrierChoice, places: ShardAddresses) -> None:
+    def connect(self, carriers: CarrierChoice, addresses: ShardAddresses) -> None:
         """Opens a connection to every shard, where it is now."""
         shards = self.joined.shards
-        places.update([shard.address for shard in shards])
+        addresses.update([shard.address for shard in shards])
         generations = [shard.generation for shard in shards] or [0] * len(self._service.addresses)
         self.connections += [
             Connection(
@@ -64,7 +91,7 @@ class Incarnation:
                 peer=self,
                 retry_limit_s=self._settings.retry_limit_s,
                 log=self._say,
-                seek=places.seek,
+                seek=addresses.seek,
                 generation=generation,
             )
             for shard, generation in enumerate(generations)

@@ -9,7 +9,6 @@ IN_FLIGHT = "ps_worker/exchange/in_flight.py"
 CONNECTION = "ps_worker/transport/connection.py"
 OUTBOX = "ps_worker/transport/outbox.py"
 INCARNATION = "ps_worker/membership/incarnation.py"
-REJOINING = "ps_worker/job/rejoiner.py"
 STREAM = "ps_worker/membership/member_stream.py"
 STAGES = "ps_worker/optimizer/step_cycle.py"
 SENDING = "ps_worker/optimizer/sender.py"
@@ -308,7 +307,7 @@ MUTANTS = (
     Mutant(
         name="gradients: one without a gradient sends the one of the step before",
         file=OUTGOING,
-        text="                if place not in self._zeros:\n                    self._views[place].zero_()\n",
+        text="                if index not in self._zeros:\n                    self._views[index].zero_()\n",
         fault="                pass\n",
         tests=("tests/component/wrap/test_wrap_gradients.py", "tests/component/training/test_overlap.py"),
     ),

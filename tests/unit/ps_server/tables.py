@@ -21,7 +21,7 @@ from ps_server.agreement.attendance import CatchUp, Choose, TableAttendance
 from ps_server.agreement.chooser import Chooser, Sent
 from ps_server.agreement.clipping import Norm, holders
 from ps_server.agreement.gate import gate_of
-from ps_server.coordinator.fleet.decisions import Decisions
+from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.shard.optimizer.piece_optimizer import (
     KNOWN,
 )
@@ -124,8 +124,8 @@ class Servers:
         seed: int = 0,
     ) -> None:
         """Loads `weights` and starts; frames arrive in an order drawn from `seed`."""
-        self.decisions = Decisions(num_shards)
-        self.decisions.opened("j", spec, 1)
+        self.ballots = Ballots(num_shards)
+        self.ballots.opened("j", spec, 1)
         self.chosen: dict[int, frozenset[int]] = {}
         self.caught: list[CatchUp] = []
         self.spec = spec
@@ -164,11 +164,9 @@ class Servers:
 
     def report(self, shard: int, norm: Norm) -> None:
         """What the coordinator makes of a norm."""
-        found = self.decisions.reported(shard, norm)
-        if found is not None:
-            decide, shards = found
-            for index in shards:
-                self.shards[index].closer.decide(decide.step, decide.scale)
+        for made in self.ballots.reported(shard, norm):
+            for index in made.shards:
+                self.shards[index].closer.decide(made.order.decide.step, made.order.decide.scale)
 
     def attend(self, shard: int, attended: TableAttendance) -> None:
         """What the coordinator chooses after a report, brought to all shards in one order."""

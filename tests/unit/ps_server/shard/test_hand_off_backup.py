@@ -10,7 +10,7 @@ import pytest
 
 from ps_server.agreement.attendance import Attendance, CatchUp, Choose, Late, TableAttendance
 from ps_server.agreement.messages import choice_from_proto
-from ps_server.coordinator.fleet.choices import Choices
+from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.shard import hand_off
 from ps_server.shard.hand_off import Inherited
 from ps_server.shard.job import ShardJob
@@ -169,12 +169,12 @@ def test_the_coordinators_choices_are_handed_on_to_shards_that_have_not_heard_th
     def said(choices, shard, **report):
         given = TableAttendance(job="j", table=0, opening=4, report=Attendance(**report))
         return [
-            (choice_from_proto(getattr(order, order.WhichOneof("kind"))), shards)
-            for order, shards in choices.reported(shard, given)
+            (choice_from_proto(getattr(made.order, made.order.WhichOneof("kind"))), made.shards)
+            for made in choices.reported(shard, given)
         ]
 
     def fresh():
-        choices = Choices(2)
+        choices = Ballots(2)
         choices.admitted(spec_pb2.Job(name="j", consistency="bsp:backup=1", num_workers=3))
         choices.opened("j", spec, 4)
         return choices
@@ -187,7 +187,7 @@ def test_the_coordinators_choices_are_handed_on_to_shards_that_have_not_heard_th
         caught = said(before, shard, step=1, late=frozenset({late}))
     choose, catch_up = Choose(step=0, workers=ready), CatchUp(late=late, step=1)
     assert (chosen, caught) == ([(choose, (0, 1))], [(catch_up, (0, 1))])
-    after.restore(json.loads(json.dumps(before.capture())))
+    after.load(json.loads(json.dumps(before.dump())))
     assert said(after, 0, step=1) == []
     assert said(after, 1, step=0, ready=ready, members=members) == [(choose, (1,))]
     assert said(after, 1, step=1, late=frozenset({late})) == [(catch_up, (1,))]

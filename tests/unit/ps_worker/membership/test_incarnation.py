@@ -12,6 +12,8 @@ from ps_worker.membership import incarnation
 from ps_worker.membership.incarnation import Incarnation
 from ps_worker.settings import read
 
+PROMISES: Any = {"promise": None, "rounds": None}  # the membership is a fake
+
 FRAME = wire.Frame(kind=wire.Kind.PULLED, payload=b"1234")
 
 
@@ -49,7 +51,7 @@ def test_an_incarnation_that_is_over_brings_nothing_and_sends_nothing(monkeypatc
     monkeypatch.setattr(incarnation, "Membership", Joined)
     tables = Tables()
     settings = read({}, servers="a:1", num_workers=1)
-    it = Incarnation(settings, None, peer=tables, progress=lambda: None, say=print)  # type: ignore[arg-type]
+    it = Incarnation(settings, None, peer=tables, progress=lambda: None, say=print, **PROMISES)  # type: ignore[arg-type]
     it.take(FRAME)
     assert tables.heard == [FRAME]
     assert it.landing(FRAME, 4) is not None
