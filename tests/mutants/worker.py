@@ -167,8 +167,8 @@ MUTANTS = (
     Mutant(
         name="incarnation: a failure of an evicted one fails the next",
         file=INCARNATION,
-        text="        if not self._over:\n            self._peer.fail(error)\n",
-        fault="        self._peer.fail(error)\n",
+        text="            if not self._over:\n                self._peer.fail(error)\n",
+        fault="            self._peer.fail(error)\n",
         tests=("tests/unit/ps_worker/membership/test_incarnation.py",),
     ),
     Mutant(
