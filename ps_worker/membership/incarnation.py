@@ -1,11 +1,14 @@
 """One incarnation of a worker: its membership and its connections. An evicted one is followed by another.
 
 Once it is over, nothing that its threads still bring reaches the worker's tables: what they write or take at
-that moment is waited for, and what comes afterwards is dropped.
+that moment is waited for, and so is a failure that they hand on; what comes afterwards is dropped.
+
+`_failing` is held while a failure is handed on, and nothing else is guarded by it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 
 from ps_wire.errors import PsError
@@ -69,6 +72,7 @@ class Incarnation:
         self._peer = peer
         self._say = say
         self._over = False
+        self._failing = threading.Lock()
 
     @property
     def joined(self) -> pb.Joined:
@@ -105,6 +109,8 @@ class Incarnation:
             connection.close(CLOSE_LIMIT_S)
         for connection in self.connections:
             connection.wait_received(RECEIVED_LIMIT_S)
+        if self._failing.acquire(timeout=RECEIVED_LIMIT_S):
+            self._failing.release()
 
     def take(self, frame: wire.Frame) -> None:
         """See `Peer.take`."""
@@ -121,5 +127,6 @@ class Incarnation:
 
     def fail(self, error: PsError) -> None:
         """See `Peer.fail`."""
-        if not self._over:
-            self._peer.fail(error)
+        with self._failing:
+            if not self._over:
+                self._peer.fail(error)

@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="this run alone")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="resume-"))
-    zygote = Zygote(folder)
+    zygote = Zygote()
     expected: dict[tuple[str, int], dict[str, Any]] = {}
     figures: Counter[str] = Counter()
     failed = []

@@ -167,8 +167,8 @@ MUTANTS = (
     Mutant(
         name="incarnation: a failure of an evicted one fails the next",
         file=INCARNATION,
-        text="        if not self._over:\n            self._peer.fail(error)\n",
-        fault="        self._peer.fail(error)\n",
+        text="            if not self._over:\n                self._peer.fail(error)\n",
+        fault="            self._peer.fail(error)\n",
         tests=("tests/unit/ps_worker/membership/test_incarnation.py",),
     ),
     Mutant(
@@ -272,6 +272,20 @@ MUTANTS = (
         text="                self._sender.abstain_rest()\n                self._ask()\n",
         fault="                self._ask()\n",
         tests=("tests/component/members/test_interrupted_step.py",),
+    ),
+    Mutant(
+        name="step: a step begins inside another",
+        file=STAGES,
+        text='        assert stage in TRANSITIONS[self.stage], f"{self.stage} to {stage}"\n',
+        fault="",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
+    ),
+    Mutant(
+        name="step: after an error a step is taken for under way",
+        file=STAGES,
+        text="            if self.stage is Stage.SENDING:\n                self._enter(Stage.NO_STEP)\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
     ),
     Mutant(
         name="step: weights that a forward has read too early are not found out",
