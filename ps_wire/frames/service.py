@@ -49,7 +49,7 @@ class DataStream(Protocol):
 
 
 class FramesOut(Protocol):
-    """What a connection sends, in order: taken one by one, or as many as are there."""
+    """Frames that a connection sends, in order: taken one by one, or as many as are there."""
 
     def __iter__(self) -> Iterator[Frame]:
         """Waits for each; ends with the connection."""
@@ -69,7 +69,7 @@ class FramesOut(Protocol):
 
 
 class Service(Protocol):
-    """See the module's docstring. Thread-safe."""
+    """The coordinator and all shards, as a worker reaches them. Thread-safe."""
 
     @property
     def addresses(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What a worker hands out of the epochs of one loader, as the coordinator deals it, and how far it has come.
+"""The epochs of one loader as the coordinator deals them to this worker, and how far it has come in them.
 
 The coordinator has to know which batches are used whenever the worker goes, also by a crash. So each step's
 share of batches and samples is foretold by the pace of the one before; where that is wrong, the worker says

@@ -39,9 +39,9 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def frameworks() -> Iterator[Zygote]:
     """Starts workers that have the frameworks imported already, which takes longer than all the training."""
-    made = Zygote(tmp_path_factory.mktemp("frameworks"), *PRELOADED)
+    made = Zygote(*PRELOADED)
     yield made
     made.close()
 

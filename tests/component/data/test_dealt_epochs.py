@@ -137,7 +137,7 @@ def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(
                 for number, batch in enumerate(loader):
                     if rank == 1 and number == 4:
                         one_shard.evict(job, 1)
-                        until(lambda: link_of(worker)._failure is not None, "it has heard")
+                        until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
                     before = table.step
                     incarnation = link_of(worker).incarnation
                     table.push({"w": torch.ones(3)})
@@ -189,7 +189,7 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
             for number, batch in enumerate(loader):
                 if epoch == 0 and number == at:
                     one_shard.evict(job, 0)
-                    until(lambda: link_of(worker)._failure is not None, "it has heard")
+                    until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
                 before = table.step
                 table.push({"w": torch.ones(3)}).result(LIMIT_S)
                 table.pull().result(LIMIT_S)
