@@ -52,6 +52,7 @@ class Runs(ExitStack):
         self.fault_times = cache(self._fault_times)
         self.heartbeats = cache(self._heartbeats)
         self.token_cost = cache(self._token_cost)
+        self.clock_cost = cache(self._clock_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
         self.tls_dir = cache(self._tls_dir)
 
@@ -88,6 +89,9 @@ class Runs(ExitStack):
 
     def _token_cost(self) -> Figures:
         return self._line("token_cost.py", {})
+
+    def _clock_cost(self) -> Figures:
+        return self._line("clock_cost.py", {})
 
     def _idle_server_bytes(self) -> int:
         with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:
