@@ -20,7 +20,7 @@ MAX_ENTRIES = 20  # of a folder: what a reader takes in at a glance
 THEIRS = {
     *("_version", "_foreach_copy_", "_fused_adam_", "_fused_adamw_", "_execution_engine", "_dynamo"),
     *("_forward_pre_hooks", "_state_dict_pre_hooks", "_parameters", "_opt_called", "_wrapped_by_lr_sched"),
-    *("_replace", "_SSLMethod", "_exit", "_getframe", "_inheriting"),
+    *("_replace", "_SSLMethod", "_exit", "_getframe", "_inheriting", "_shutdown", "_run_exitfuncs"),
 }
 
 
