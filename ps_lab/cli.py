@@ -184,6 +184,48 @@ def demo(fresh: Fresh = False) -> None:
 
 
 @app.command()
+def compare(
+    experiment: Annotated[
+        Path, typer.Argument(help="What is compared, in TOML: docs/compare.md.", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the runs and the report; it is made.", show_default=False)
+    ],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in a folder that has runs; those that have ended stay.")
+    ] = False,
+    only: Annotated[str, typer.Option(metavar="MODEL", help="Runs of this model alone: ssp:3.")] = "",
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Seconds after which no further run begins. Default: the experiment's."),
+    ] = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run an experiment: consistency models, learning rates, stragglers and seeds, one run after the other.
+
+    Each run is a job on servers of this machine. What has ended is never repeated: after Ctrl-C or a crash,
+    --resume goes on with the runs that are missing.
+
+    Exit codes: 0 all runs are done, or the budget is over; 1 some runs failed, and the others are done; 64
+    the experiment makes no sense, or the folder belongs to another; 130 Ctrl-C.
+    """
+    from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.compare.comparing import Choice  # noqa: PLC0415
+    from ps_lab.compare.comparing import compare as run_all  # noqa: PLC0415
+    from ps_lab.compare.experiment import read as read_experiment  # noqa: PLC0415
+    from ps_lab.compare.folder import Folder  # noqa: PLC0415
+
+    found, text = read_experiment(experiment)
+    folder = Folder.make(out, found, text)
+    done = len(folder.runs) - len(folder.missing())
+    if done and not resume:
+        raise UsageError(f"{out} has {done} of {len(folder.runs)} runs: --resume goes on with the others")
+    limit_s = found.budget_s if budget is None else budget
+    choice = Choice(only=only, budget_s=limit_s, fresh=fresh)
+    run_all(folder, experiment.parent, choice, make_console())
+
+
+@app.command()
 def certs(
     folder: Annotated[Path, typer.Argument(help="Where they go; it is made.", show_default=False)],
     host: Annotated[
