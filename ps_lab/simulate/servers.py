@@ -19,7 +19,9 @@ from ps_server.shard.partition.inputs import Action, Answer, Apply, Complete, Co
 from ps_server.shard.partition.machine import StepMachine
 from ps_wire.spec.consistency import Consistency
 
-__all__ = ["Action", "Answer", "Apply", "Attendance", "Choice", "Placed", "SimulatedTable"]
+__all__ = ["Action", "Answer", "Apply", "Attendance", "Choice", "Ledger", "Placed", "SimulatedTable"]
+
+_COUNTED = ("received", "applied", "dropped", "missed", "gate_wait_s")
 
 Placed: TypeAlias = tuple[int, Action]  # and the partition that it is about
 
@@ -61,9 +63,16 @@ class SimulatedTable:
         """Version staleness -> pushes applied with it, over all partitions."""
         return sum((machine.tau for machine in self._machines), Counter[int]())
 
-    def ledgers(self, partition: int) -> dict[int, Ledger]:
-        """What became of each worker's pushes on a partition."""
-        return self._machines[partition].ledgers
+    @property
+    def ledgers(self) -> dict[int, Ledger]:
+        """What became of each worker's pushes and pulls, over all partitions."""
+        merged: dict[int, Ledger] = {}
+        for machine in self._machines:
+            for worker, ledger in machine.ledgers.items():
+                total = merged.setdefault(worker, Ledger())
+                for name in _COUNTED:
+                    setattr(total, name, getattr(total, name) + getattr(ledger, name))
+        return dict(sorted(merged.items()))
 
     def needs(self, partition: int) -> frozenset[int]:
         """Versions, beside the newest, whose weights somebody may still get."""
