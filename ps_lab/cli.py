@@ -48,8 +48,16 @@ TlsDir: TypeAlias = Annotated[
 ]
 
 
+Fresh: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--fresh", help="Each process imports torch anew, instead of being forked from one that has."
+    ),
+]
+
+
 class OnFailure(StrEnum):
-    """What happens to the others when a process crashes."""
+    """The fate of the other processes when one crashes."""
 
     STOP = "stop"
 
@@ -88,6 +96,7 @@ def launch(
     ] = OnFailure.STOP,
     token_file: TokenFile = None,
     tls_dir: TlsDir = None,
+    fresh: Fresh = False,
 ) -> None:
     """Start servers and workers on this machine, run SCRIPT in each worker, and end everything.
 
@@ -116,7 +125,7 @@ def launch(
     named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir}
     environment = os.environ | {name: str(path.absolute()) for name, path in named.items() if path}
     with Display(make_console()) as display:
-        run(checked, num_servers=num_servers, display=display, environment=environment)
+        run(checked, num_servers=num_servers, display=display, environment=environment, fresh=fresh)
 
 
 @app.command()
@@ -165,7 +174,7 @@ def status(
 
 
 @app.command()
-def demo() -> None:
+def demo(fresh: Fresh = False) -> None:
     """Train a small CNN on scanned digits under bsp, ssp:3 and asp, and compare the three in one table.
 
     Each run has 2 servers and 4 workers on this machine. Exit code 1 if a run ends below 97 % test accuracy.
@@ -173,7 +182,7 @@ def demo() -> None:
     from ps_lab.cluster.display import make_console  # noqa: PLC0415
     from ps_lab.demo import run_demo  # noqa: PLC0415 - heavy: not for --help
 
-    run_demo(make_console())
+    run_demo(make_console(), fresh=fresh)
 
 
 @app.command()

@@ -47,7 +47,7 @@ class Row:
     blocked_s: float
 
 
-def run_demo(console: Console) -> None:
+def run_demo(console: Console, *, fresh: bool = False) -> None:
     """Runs all models one after the other and prints the table.
 
     Raises:
@@ -55,7 +55,7 @@ def run_demo(console: Console) -> None:
         PsError: a run failed.
     """
     script = find_script()
-    rows = [_run_one(consistency, script, console) for consistency in MODELS]
+    rows = [_run_one(consistency, script, console, fresh=fresh) for consistency in MODELS]
     console.print(comparison(rows))
     low = [f"{row.consistency} reached {row.accuracy:.4f}" for row in rows if row.accuracy < MIN_ACCURACY]
     if low:
@@ -130,7 +130,7 @@ def comparison(rows: list[Row]) -> Table:
     return table
 
 
-def _run_one(consistency: str, script: Path, console: Console) -> Row:
+def _run_one(consistency: str, script: Path, console: Console, *, fresh: bool) -> Row:
     job = Job(
         name=f"digits-{consistency.replace(':', '')}",
         consistency=consistency,
@@ -139,7 +139,7 @@ def _run_one(consistency: str, script: Path, console: Console) -> Row:
     )
     start_s = time.monotonic()
     with Display(console) as display:
-        status = run(job, num_servers=NUM_SERVERS, display=display)
+        status = run(job, num_servers=NUM_SERVERS, display=display, fresh=fresh)
     seconds = time.monotonic() - start_s
     ended = status.job(job.name)
     assert ended is not None, "the servers keep a job until they stop"

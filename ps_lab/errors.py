@@ -1,4 +1,4 @@
-"""How a run ends before its time, and the exit code that follows.
+"""Errors that end a run before its time, and the exit codes that follow.
 
     PsError
     ├── ProcessFailed    a server or worker ended by itself and should not have

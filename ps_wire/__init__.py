@@ -1,4 +1,4 @@
-"""What servers and workers must agree on, and nothing else.
+"""Formats and rules that servers and workers must agree on, and nothing else.
 
 Frames, carriers, the partition plan, table descriptions, consistency specs and the error tree.
 It knows neither optimizers nor gates, and imports neither `ps_server` nor `ps_worker`.

@@ -48,7 +48,7 @@ from ps_worker.process import console
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection
-from ps_worker.transport.reach import reach
+from ps_worker.transport.open_service import open_service
 from ps_worker.transport.server_check import check_servers
 
 logger = logging.getLogger("ps_worker")
@@ -140,7 +140,7 @@ class Reader:
         self._thread: threading.Thread | None = None
         self._waits = False
         console.show(logger)
-        self._service = reach(settings, logger.warning)
+        self._service = open_service(settings, logger.warning)
         try:
             check_servers(self._service, settings.connect_limit_s, logger.info)
             self._worker = self._join_in_time()

@@ -1,4 +1,4 @@
-"""What a worker is told: keyword arguments of `connect`, else `PS_*` environment variables."""
+"""The settings of a worker: keyword arguments of `connect`, else `PS_*` environment variables."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Steps:
         self._untrained_said = False
         self.data = ScriptData(settings.consistency, self)
         self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
-        self.link = JobLink(settings, progress=self.progress, say=self.say)
+        self.link = JobLink(settings, self)
         self.together = Together(
             self.link.collect,
             alone=self.has_no_others,
@@ -90,18 +90,7 @@ class Steps:
             incarnation=lambda: self.link.incarnation,
             returns=lambda: self.data.returns,
         )
-        self.link.on_reentry = self.reentered
-        self.link.on_restored = self.restored
-        self.link.on_taken = self.take_up
-        self.link.tell = self.announce
-        self.link.dropping = self.dropping
-        self.link.clocks = self.clocks
-        self.link.taken = self.taken
-        self.link.sit_out = self.sit_out
-        self.link.positions = self.positions
-        self.link.loops = lambda: self.data.used
-        self.link.arrived = lambda: self.data.arrived
-        self.link.own.add("@worker", self.data)
+        self.link.side.own.add("@worker", self.data)
 
     def join(self) -> None:
         """Checks the servers, and joins. Raises what `connect` raises."""
@@ -118,7 +107,7 @@ class Steps:
         """One more, whose model tells of each forward; its `param_groups` go along with the job."""
         at_forward = AtForward(lambda: self._begin_forward(wrapped))
         self._at_forwards.append(model.register_forward_pre_hook(at_forward.before))
-        self.link.registered.add(f"@optimizer {len(self.optimizers)}", GroupsInForce(wrapped))
+        self.link.side.registered.add(f"@optimizer {len(self.optimizers)}", GroupsInForce(wrapped))
         self.optimizers.append(wrapped)
 
     @property
@@ -159,7 +148,7 @@ class Steps:
     def after_step(self, step: int) -> None:
         """See `StepHost`."""
         self.data.take_step(self.step)
-        self.link.at_step_boundary(step)
+        self.link.uploads.at_step_boundary(step)
         stopping.step_ended()
         if not self._trimmed:
             self._trimmed = True
@@ -167,7 +156,7 @@ class Steps:
 
     def rejoin(self) -> None:
         """See `StepHost`."""
-        self.link.rejoin()
+        self.link.rejoiner.rejoin()
 
     def say(self, text: str) -> None:
         """See `StepHost`."""
@@ -177,7 +166,7 @@ class Steps:
 
     def say_wait(self, text: str) -> None:
         """See `StepHost`."""
-        self.link.say_wait(text)
+        self.link.presence.say_wait(text)
 
     @property
     def place(self) -> stopping.Place:
@@ -202,17 +191,17 @@ class Steps:
             self._say_untrained(MANY_BATCHES)
         behind = self.is_behind()
         self.together.arrive()
-        if not self.link.undone:  # else none counts before the script has heard of it
+        if not self.link.rejoiner.undone:  # else none counts before the script has heard of it
             self._renew()
         if behind:
-            self.link.begin_again()
+            self.link.resumption.begin_step()
             for owner in self._all:
                 owner.replay()
         else:
-            self.link.capture.begin()
+            self.link.begin_step()
         ready = self.data.arrived and self.data.between_steps and self.dropping() == behind
-        if ready and not self.link.undone:
-            self.link.at_step_begin(self.step)
+        if ready and not self.link.rejoiner.undone:
+            self.link.uploads.at_step_begin(self.step)
 
     def begin_epoch(self, epoch: int) -> bool:
         """See `DataListener`."""
@@ -225,13 +214,27 @@ class Steps:
             self.say(f"{reply.why}: this loop ends")
             return False
         self._stand()
-        if self.data.arrived and not self.link.at_epoch():
+        if self.data.arrived and not self.link.resumption.begin_epoch():
             self._at_epoch = True
             try:
-                self.link.noting.at_epoch()
+                self.link.uploads.noting.at_epoch()
             finally:
                 self._at_epoch = False
         return True
+
+    def end_loop(self) -> None:
+        """See `DataListener`. Who comes now goes on behind that loop, too."""
+        if self._all and not self.link.ended:
+            self.link.uploads.noting.at_epoch()
+
+    @property
+    def next_call(self) -> int:
+        """See `DataListener`."""
+        return self.together.number
+
+    def pass_over_calls(self, number: int) -> None:
+        """See `DataListener`."""
+        self.together.pass_over(number)
 
     def is_behind(self) -> bool:
         """See `DataListener`."""
@@ -241,8 +244,8 @@ class Steps:
 
     def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
         if not self.data.has_loaders:
-            self.link.capture.begin(optimizer.clocks)
-            self.link.at_step_begin(self.step)
+            self.link.begin_step(optimizer.clocks)
+            self.link.uploads.at_step_begin(self.step)
 
     def _renew(self) -> None:
         """The script begins with another batch: what it computed before is no part of the next step."""
@@ -277,6 +280,8 @@ class Steps:
         clocks = self.clocks()
         steps = {number: clocks[number] - owner.behind for owner in self._all for number in owner.clocks}
         at = replace(self.data.positions(), worker=self.link.rank, steps=steps, clocks=clocks)
+        if at.between:
+            return replace(at, inside=False, calls=at.ends[-1])
         if at.epoch is not None and self._epoch_over:
             return replace(at, epoch=at.epoch + 1, inside=False, calls=self.together.number + 1)
         return replace(at, inside=not self._at_epoch, calls=self.together.number)
@@ -316,10 +321,11 @@ class Steps:
             RolledBack: there is no `on_rollback`, and no loop of ours that goes back.
         """
         try:
-            self.link.announce()
+            self.link.rejoiner.announce()
         except RolledBack as undone:
             if self._on_rollback is None and not self.data.goes_on:
                 self._renew()
+                self.data.run_again()
                 raise
             for optimizer in self.optimizers:
                 optimizer.abandon()
@@ -331,6 +337,14 @@ class Steps:
     def dropping(self) -> bool:
         """Whether the script is still busy with a batch that it had before it joined again."""
         return any(optimizer.dropping for optimizer in self.optimizers)
+
+    def has_data(self) -> bool:
+        """See `LinkListener`."""
+        return self.data.used
+
+    def arrived(self) -> bool:
+        """See `LinkListener`."""
+        return self.data.arrived
 
     def clocks(self) -> dict[int, int]:
         """Table -> the step that is under way or comes next."""
@@ -345,7 +359,7 @@ class Steps:
         if not self._stands and self._all:
             self._stands = True
             if self.link.resumed:
-                self.link.first_position()
+                self.link.resumption.first()
         if self._taken is None or not self._all:
             return
         (at, ends), self._taken = self._taken, None
@@ -423,7 +437,7 @@ class Steps:
         )
 
     def _whom(self) -> list[str]:
-        return self.link.whom() if self._joined else []
+        return self.link.presence.membership.whom() if self._joined else []
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -433,6 +447,7 @@ class Steps:
             return
         if self.leaving:
             raise UsageError(self.closed() or "")
+        self.data.check_arrived()
         for optimizer in self.optimizers:
             optimizer.release(SETTLE_LIMIT_S)
         if self.link.ended:
@@ -445,6 +460,7 @@ class Steps:
         except RolledBack:
             self._finishing = False  # there is more to train
             self._renew()
+            self.data.run_again()
             raise
         for optimizer in self.optimizers:
             optimizer.refresh()

@@ -337,11 +337,14 @@ class Worker:
     def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
         """The numbers of the epochs of a run; inside the loop, loaders give the order of that epoch.
 
-        So a run that goes on at `start` sees the orders that an uninterrupted one would. In a job that has
-        begun, the loop begins at the job's epoch, whatever `start` is: the body for an earlier one does not
-        run. Where the job goes back to a snapshot, or others went on while this worker was evicted, the loop
-        goes to their epoch once its body is left, by `continue`, too. It ends early where `stop_job` was
-        called, and at once where the job has ended.
+        So a run that goes on at `start` sees the orders that an uninterrupted one would. A script may have
+        several such loops, one after the other: a process that comes to the job goes on in the one where the
+        job is, and the bodies of those before do not run. The epochs of a later loop come after those of the
+        loops before: loaders, `stop_job` and `stats()` count them all. In a job that has begun, the loop
+        begins at the job's epoch, whatever `start` is: the body for an earlier one does not run. Where the
+        job goes back to a snapshot, or others went on while this worker was evicted, the loop goes to their
+        epoch once its body is left, by `continue`, too. It ends early where `stop_job` was called, and at
+        once where the job has ended.
 
         Args:
             count: of the whole run.
@@ -351,6 +354,8 @@ class Worker:
             An iterator over `start`, ..., `count - 1`.
 
         Raises:
+            RolledBack: when it is iterated: the job went back into a loop that the script has left. As
+                wherever it is raised, run all loops of the script again, from the first.
             UsageError: one is negative.
         """
         if count < 0 or start < 0:
@@ -450,8 +455,9 @@ class Worker:
         Where Ctrl-C ended it, a second call waits again; no step comes between.
 
         Raises:
-            RolledBack: servers lost state, and there are steps to take again: iterate `worker.epochs` again.
-            UsageError: the worker has left.
+            RolledBack: servers lost state, and there are steps to take again: run all loops over
+                `worker.epochs` again.
+            UsageError: the worker has left, or was sent back and its loops have not gone there.
             PsError: the job cannot go on, or `WeightsChanged`: the script has written into a parameter.
         """
         self._steps.finish()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ps_worker as ps
+from ps_worker.data.script_data import ScriptData
 from ps_worker.job.job_link import JobLink
 from ps_worker.optimizer.arrival import Arrival
 from ps_worker.optimizer.sender import Sender
@@ -34,6 +35,11 @@ def cycle_of(optimizer: Any) -> StepCycle:
     """Where in a step it is."""
     found: StepCycle = optimizer._cycle
     return found
+
+
+def data_of(worker: ps.Worker) -> ScriptData:
+    """Where its script is in its data."""
+    return worker._data
 
 
 def arrival_of(optimizer: Any) -> Arrival:

@@ -1,4 +1,4 @@
-"""Which carrier a job of a bench got, as the servers say; `auto` is decided between them and the workers."""
+"""The carrier that a job of a bench got, as the servers say; `auto` is decided between them and workers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LINK_HOST = "127.0.0.2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What lies before each server, shared by the workers.
+    """A network link before each server, shared by the workers.
 
     Attributes:
         gbps: gigabits a second each way, both ways at once; None: as fast as it goes.

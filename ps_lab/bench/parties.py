@@ -1,4 +1,4 @@
-"""Who takes part in a bench, and in which order: rounds take turns, so that noise hits all alike."""
+"""Participants of a bench, and their order: rounds take turns, so that noise hits all alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who the project is compared with: for each peer, the processes that it needs and the memory they take."""
+"""Peers that the project is compared with: the processes that each needs, and the memory they take."""
 
 from __future__ import annotations
 

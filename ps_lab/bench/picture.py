@@ -1,4 +1,4 @@
-"""Where the time of a traced round goes, as a picture: a bar per thread, a colour per kind of work.
+"""A picture of where a traced round's time goes: a bar per thread, a colour per kind of work.
 
 A bar holds each span's own time, without that of the spans inside it, as the mean over the rounds; what a bar
 lacks to the length of a round is time in which its thread waited, or did what no span covers.
@@ -33,7 +33,7 @@ PLOT, LEGEND = WIDTH - LEFT - 30, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTime:
-    """What a thread did in a round, on average.
+    """A thread's time in a round, on average, by kind of work.
 
     Attributes:
         process: its name.

@@ -1,4 +1,4 @@
-"""What a bench measured, as tables for people."""
+"""Tables for people of what a bench has measured."""
 
 from __future__ import annotations
 

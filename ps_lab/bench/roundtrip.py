@@ -34,7 +34,7 @@ PROCESS_BYTES = 250 << 20  # of python with torch, idle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was measured.
+    """Measured times of round trips.
 
     Attributes:
         setup: of the run.

@@ -1,4 +1,4 @@
-"""What a bench was asked to do, checked once."""
+"""The setup of a bench, as it was asked for, checked once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class JobSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup(JobSetup):
-    """Who does rounds of what.
+    """The participants of a bench, and the tables that a round moves.
 
     Attributes:
         shapes: of all parameters, float32.

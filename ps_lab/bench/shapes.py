@@ -1,4 +1,4 @@
-"""What a bench moves: the parameter shapes of known models in registration order, or those of a file."""
+"""Tables of a bench: the parameter shapes of known models in registration order, or those of a file."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSetup(JobSetup):
-    """Who trains what; the model is one of `MODELS`.
+    """Workers, their processes and the model that they train, one of `MODELS`.
 
     Attributes:
         split: parameters that each of the MLP's matrices and biases is cut into.
@@ -105,7 +105,7 @@ def _items(option: str, text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What was measured; times are per step.
+    """Measured times, per step.
 
     Attributes:
         setup: of the run.

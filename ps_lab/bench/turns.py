@@ -1,4 +1,4 @@
-"""How a process of a bench and the bench speak: JSON lines over stdin and stdout.
+"""The protocol between a bench and its processes: JSON lines over stdin and stdout.
 
 The bench writes one line of configuration, and a line per turn; the process answers each with one marked
 line, so that warnings of libraries between them do no harm. Clocks are the machine's monotonic one, which all

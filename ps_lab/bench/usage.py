@@ -1,4 +1,4 @@
-"""What processes have used, as Linux tells it in /proc; elsewhere None."""
+"""Resources that processes have used, as Linux tells it in /proc; elsewhere None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a bench says how it gets on, and what shows it: a bar on a terminal."""
+"""Listeners to a bench's progress, and the one that shows it: a bar on a terminal."""
 
 from __future__ import annotations
 

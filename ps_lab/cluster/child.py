@@ -15,7 +15,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Protocol
 
+from ps_lab.cluster import fork_server
 from ps_lab.cluster.group_killer import GroupKiller
 from ps_lab.cluster.process_handle import ProcessHandle
 from ps_lab.errors import shell_code
@@ -25,6 +27,25 @@ DRAIN_S = 2.0  # output that a grandchild outside the group may hold open is not
 
 _keeper = GroupKiller()
 _TETHER = str(Path(__file__).with_name("die_with_parent.py"))
+
+
+class Started(Protocol):
+    """A process that was started: `subprocess.Popen` is one, and `fork_server.Forked`."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, until it is waited for."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """What it reads, if anything."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What it writes."""
+
+    def wait(self) -> int:
+        """Waits for its end, and reaps it; negative: the signal that ended it."""
 
 
 class Child:
@@ -45,6 +66,7 @@ class Child:
         on_line: Callable[[str, str], None],
         on_exit: Callable[[Child], None],
         with_stdin: bool = False,
+        fresh: bool = True,
     ) -> None:
         """Starts it.
 
@@ -55,18 +77,16 @@ class Child:
             on_line: called with name and line, without its end, from the reader thread.
             on_exit: called once, after the last line, from the waiter thread.
             with_stdin: it reads what `tell` writes; otherwise its stdin is empty.
+            fresh: an interpreter of its own; else one that the `fork_server` forks, where it can.
         """
         self.name = name
         self.exit_code: int | None = None
         self._on_line = on_line
         self._on_exit = on_exit
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _TETHER, str(os.getpid()), *command],
-            stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            process_group=0,
+        self._process: Started = (
+            _executed(command, environment, with_stdin=with_stdin)
+            if fresh or not fork_server.shared.serves(command)
+            else fork_server.shared.start(command, environment, with_stdin=with_stdin)
         )
         self.pid = self._process.pid
         self._handle = ProcessHandle(self.pid)
@@ -118,3 +138,16 @@ class Child:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         self._on_exit(self)
+
+
+def _executed(
+    command: Sequence[str], environment: Mapping[str, str], *, with_stdin: bool
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", _TETHER, str(os.getpid()), *command],
+        stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        process_group=0,
+    )

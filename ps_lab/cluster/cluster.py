@@ -52,7 +52,7 @@ Event: TypeAlias = Exited | Signalled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a cluster's workers run.
+    """A job that a cluster's workers run.
 
     Attributes:
         name: of the job on the servers.
@@ -94,6 +94,7 @@ class Cluster:
         server_options: Sequence[str] = (),
         data_ports: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> None:
         """Starts nothing yet.
 
@@ -103,6 +104,7 @@ class Cluster:
             server_options: added to each server's command.
             data_ports: one per server, for data over TCP; any free ones where there are none.
             environment: of all processes; ours if None.
+            fresh: each process imports torch anew; else it is forked from one that has, where it can be.
 
         Raises:
             TokenRefused, TlsRefused: a file that the environment names is not what it should be.
@@ -114,6 +116,7 @@ class Cluster:
         self._data_ports = tuple(data_ports)
         self._environment = dict(os.environ if environment is None else environment)
         self.access = from_environment(self._environment, lambda line: on_line("certificates", line))
+        self._fresh = fresh
         self._servers: list[Child] = []
         self._workers: list[Child] = []
 
@@ -255,6 +258,7 @@ class Cluster:
             on_line=self._on_line,
             on_exit=lambda child: self.events.put(Exited(child)),
             with_stdin=with_stdin,
+            fresh=self._fresh,
         )
 
     def _ended_well(self, event: Event) -> Child:

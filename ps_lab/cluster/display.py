@@ -1,4 +1,4 @@
-"""What a run shows: the output of its processes, each with its name and colour, and its progress.
+"""The screen of a run: the output of its processes, each with its name and colour, and its progress.
 
 On a terminal the progress is one line that stays at the bottom; elsewhere a plain line every few seconds.
 Nothing that is shown is markup, for peers have said much of it. Output comes from many threads at once;

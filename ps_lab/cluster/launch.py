@@ -57,7 +57,12 @@ def check_job(
 
 
 def run(
-    job: Job, *, num_servers: int, display: Display, environment: Mapping[str, str] | None = None
+    job: Job,
+    *,
+    num_servers: int,
+    display: Display,
+    environment: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> Status:
     """Runs a job on servers of its own, until all its workers have ended well.
 
@@ -68,6 +73,7 @@ def run(
         num_servers: shards.
         display: shows progress.
         environment: of all processes; ours if None.
+        fresh: see `Cluster`.
 
     Returns:
         What the servers said after the last worker had left.
@@ -77,7 +83,7 @@ def run(
         Interrupted: a signal came; everything has been ended.
         StartLimitExceeded: a server did not serve in time.
     """
-    cluster = Cluster(num_servers=num_servers, on_line=display.line, environment=environment)
+    cluster = Cluster(num_servers=num_servers, on_line=display.line, environment=environment, fresh=fresh)
     with signals_into(cluster.events), cluster:
         display.note(f"job {job.name}, {job.consistency}, servers {','.join(cluster.addresses)}")
         workers = cluster.start(job)

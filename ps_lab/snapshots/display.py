@@ -15,7 +15,7 @@ from ps_wire.text import one_line
 
 
 class Word(Protocol):
-    """How far something is."""
+    """A word for how far something is."""
 
     phase: str
     bytes: int

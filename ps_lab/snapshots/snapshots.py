@@ -1,4 +1,4 @@
-"""What a person does with snapshots: looks at them, checks them, makes a model file of one.
+"""Snapshots as a person handles them: list them, check them, make a model file of one.
 
 Nothing here asks servers; `snapshot_calls` does.
 """

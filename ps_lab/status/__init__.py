@@ -1,4 +1,4 @@
-"""What a person sees of a running service.
+"""Views of a running service, for a person.
 
 It asks the public status calls only.
 """

@@ -1,4 +1,4 @@
-"""How a job gets on, in one line, from one look at the servers after the other. Pure: time is passed in."""
+"""A job's progress in one line, from one look at the servers after the other. Pure: time is passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the servers say about their jobs, as values: jobs, workers, tables, shards.
+"""The status of a service as values: jobs, workers, tables, shards.
 
 Put together from the coordinator's answer and one answer per shard: versions and clocks are the extremes over
 shards, counts and bytes their sums, waits the largest, since shards are waited for side by side.
@@ -63,7 +63,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWorker:
-    """What one worker did to one table, over all shards.
+    """One worker's pushes and pulls of one table, over all shards.
 
     Attributes:
         worker: its number.

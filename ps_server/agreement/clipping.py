@@ -73,6 +73,12 @@ class Clipping:
                 self._reported = min(self._reported, step - 1)
             self._squares.clear()
 
+    @property
+    def epoch(self) -> int:
+        """Of the membership with which norms are computed."""
+        with self._lock:
+            return self._epoch
+
     def take(self) -> tuple[int, float, int] | None:
         """A step that is complete on all cells, with its sum of squares and epoch; each comes out once."""
         with self._lock:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ps_server.coordinator import hand_off
 from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
@@ -69,8 +68,8 @@ class Coordinator:
         self._looking: asyncio.Task[None] | None = None
         self._shards = shards
         self._states = states = StateStore()
-        dropped = DroppedNames()
-        self._runners = JobRunners(shards, states, dropped)
+        self._dropped = DroppedNames()
+        self._runners = JobRunners(shards, states, self._dropped)
         self.runners = runners = self._runners.by_name
         live, self._late_joins = LiveExtras(states), LateJoins()
         self._scheduler = SnapshotScheduler(shards, runners, states, store=store, policy=policy)
@@ -89,7 +88,7 @@ class Coordinator:
             shards,
             runners,
             states,
-            dropped,
+            self._dropped,
             store=store,
             readers=readers,
             recovery=self._recovery,
@@ -149,7 +148,7 @@ class Coordinator:
         self.halt()
 
     async def drain(self) -> bool:
-        """Before `capture`: members' streams end, and what is under way goes on to its end.
+        """Before `dump`: members' streams end, and what is under way goes on to its end.
 
         Returns:
             Whether it did, in time: else there is nothing to hand off.
@@ -168,16 +167,22 @@ class Coordinator:
             await self._shards.drain()
         return idle
 
-    def capture(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What a successor goes on with: see `hand_off`."""
-        facts, blobs = hand_off.capture(self.runners, self._states)
-        return facts | {"shards": self._shards.capture()}, blobs
+    def dump(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What a successor goes on with, once this one is drained: for JSON, and bytes by name."""
+        facts = {
+            "rooms": self._runners.dump(),
+            "shards": self._shards.dump(),
+            "dropped": self._dropped.dump(),
+        }
+        return facts, self._states.dump()
 
-    def take_over(self, facts: dict[str, Any], blobs: Mapping[str, bytes]) -> None:
-        """Goes on with what a predecessor has captured, before anybody comes."""
-        hand_off.restore(facts, blobs, room_of=self._runners.of, states=self._states)
+    def load(self, facts: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+        """Goes on with what a predecessor has dumped, before anybody comes."""
+        self._dropped.load(facts.get("dropped", ()))  # a release before has none
+        self._states.load(blobs)
+        self._runners.load(facts["rooms"])
         tables = [(room.job.spec, spec) for room in self.runners.values() for spec in room.job.open_tables]
-        self._shards.take_over(facts["shards"], tables)
+        self._shards.load(facts["shards"], tables)
         for room in self.runners.values():
             room.events.say(Event.RESTORE, hand_off="yes")
         self._leases.look()

@@ -109,9 +109,13 @@ class LiveExtras:
         return self.noted(room, joiner)
 
     def noted(self, room: JobRunner, joiner: Member) -> Noted:
-        """The position that the lowest worker which trains has noted last; else who had come furthest."""
+        """The position that the lowest worker which trains has noted last; else who had come furthest.
+
+        Where all who are here have finished, it is that of the lowest of them: behind its loops.
+        """
         job = room.job
-        for member in sorted(self._trained(room), key=lambda member: member.worker):
+        trained = sorted(self._trained(room), key=lambda member: member.worker)
+        for member in (*trained, *job.roster.behind_their_data()):
             if member is not joiner and (blob := self._note(job.name, member.worker)):
                 return Noted(blob)
         gone = [worker for worker in job.ends if self._note(job.name, worker)]

@@ -139,7 +139,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 if message.WhichOneof("kind") == "norm":
                     self._shards.reported(shard, norm_from_proto(message.norm))
                 elif message.WhichOneof("kind") == "attendance":
-                    self._shards.attended(shard, attendance_from_proto(message.attendance))
+                    self._shards.reported(shard, attendance_from_proto(message.attendance))
                 else:
                     self._shards.answered(shard, message.done)
         except (grpc.aio.AioRpcError, FrameMalformed) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ps_wire.errors import FrameMalformed, JobUnknown, MemoryLimitExceeded
@@ -107,11 +107,15 @@ class StateStore:
         """Of all that a job keeps."""
         return list(self._blobs.get(job, ()))
 
-    def all(self) -> Iterator[tuple[str, str, bytes]]:
-        """Everything: job, name, bytes."""
-        for job, blobs in self._blobs.items():
-            for name, blob in blobs.items():
-                yield job, name, blob
+    def dump(self) -> dict[str, bytes]:
+        """Everything, under the job's name, a slash and its own."""
+        return {f"{job}/{name}": blob for job, blobs in self._blobs.items() for name, blob in blobs.items()}
+
+    def load(self, blobs: Mapping[str, bytes]) -> None:
+        """Keeps what was dumped."""
+        for path, blob in blobs.items():
+            job, _, name = path.partition("/")
+            self.put(job, name, blob)
 
     def drop(self, job: str, *, but: str = "") -> None:
         """Forgets a job; `but`: not what lies under names that begin so."""

@@ -126,7 +126,7 @@ class _AtOnce(ThreadPoolExecutor):
 
 
 class _Calls:
-    """The methods of a servicer, called on its event loop from any other thread: `service.Calls`."""
+    """The methods of a servicer, called on its loop from another thread: `CoordinatorCalls`, `ShardCalls`."""
 
     def __init__(self, servicer: Any, descriptor: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._servicer = servicer

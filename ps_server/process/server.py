@@ -204,7 +204,7 @@ class Server:
         tensors: dict[str, torch.Tensor] = {}
         coordinator = self._inherited.coordinator
         if self._coordinator is not None:
-            more, blobs = self._coordinator.capture()
+            more, blobs = self._coordinator.dump()
             tensors = {name: _tensor_of(blob) for name, blob in blobs.items()}
         if self._follower is not None:
             more = {"done": [it.SerializeToString().hex() for it in self._follower.done.values()]}
@@ -291,7 +291,7 @@ class Server:
         if self._inherited.more:
             try:
                 blobs = {name: _bytes_of(it) for name, it in self._inherited.tensors.items()}
-                coordinator.take_over(self._inherited.more, blobs)
+                coordinator.load(self._inherited.more, blobs)
             except Exception:  # noqa: BLE001 - whatever it is: the file is used up
                 logger.exception(
                     "WHAT THE COORDINATOR BEFORE HAS HANDED OFF CANNOT BE USED: as if it had been killed, "

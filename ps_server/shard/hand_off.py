@@ -1,4 +1,4 @@
-"""What a shard that is stopped in order hands to the process that takes its place: all it holds, in one file.
+"""The hand-off of a shard that is stopped in order: all it holds, in one file, for the process after it.
 
     STATE_DIR/hand-off-1.safetensors        written at the end; single use: whoever has read it renames it
     STATE_DIR/hand-off-1.safetensors.used   was used up; nobody looks at it any more
@@ -11,16 +11,15 @@ It is for the same shard of the same number of shards, and counts as long as the
 without it: the successor comes with its predecessor's boot and generation (`standings`). It holds tables as
 they stand, with what is staged, members and clocks; pushes that were not acknowledged are sent again.
 
-A friend of `Shard` and what it is made of. It must not know the coordinator: what that hands off is passed
-through.
+Tables and jobs dump and load themselves; here their states are named and put into one file. It must not know
+the coordinator: what that hands off is passed through.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,19 +27,16 @@ import torch
 
 from ps_server.log import logger
 from ps_server.shard.job import ShardJob
-from ps_server.shard.partition.backup_machine import BackupStepMachine
-from ps_server.shard.partition.machine import Pull, _Member
+from ps_server.shard.partition.cell_state import CellState
+from ps_server.shard.partition.machine_state import MemberState
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.codec import TableReader, encode
-from ps_server.shard.state.table_state import capture, restore, resume
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import ConfigurationRefused, MemoryLimitExceeded, SnapshotCorrupt
 from ps_wire.frames.messages import table_from_proto, table_to_proto
 from ps_wire.snapshot import tensors as snapshot_tensors
 from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.snapshot.writing import sync_folder, write_durably
-from ps_wire.spec import consistency
-from ps_wire.spec.nonfinite import parse as parse_nonfinite
 from ps_wire.v1 import spec_pb2
 
 FORMAT = 3
@@ -49,7 +45,6 @@ OTHER = "other"  # of a tensor's name: the half that holds the version before
 KEPT = "kept"  # likewise: weights of an older version, which a late worker works on
 
 FLAGS = ("prepared", "fenced", "late", "asked")  # of a member of a partition
-_FRESH = _Member(0, 0)
 
 Facts = dict[str, Any]  # JSON
 _File: TypeAlias = tuple[int, int, int]
@@ -84,7 +79,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
         PsError, OSError: it cannot be written: the successor begins with nothing.
     """
     tensors: dict[str, torch.Tensor] = {f"more/{name}": it for name, it in inherited.tensors.items()}
-    jobs = [_job_facts(entry, tensors) for entry in shard.jobs()]
+    jobs = [dump_job(entry, tensors) for entry in shard.jobs()]
     facts = {
         "format": FORMAT,
         "shard": shard.index,
@@ -187,7 +182,7 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
             f"shard {shard.index}/{shard.num_shards}, which reads format {FORMAT}"
         )
     for job in facts["jobs"]:
-        _take_job(shard, job, file)
+        load_job(shard, job, file)
     passed_on = {name.removeprefix("more/"): file[name].clone() for name in file if name.startswith("more/")}
     inherited = Inherited(
         boot=bytes.fromhex(facts["boot"]),
@@ -202,131 +197,94 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
 # -- jobs ----------------------------------------------------------------------------------------------
 
 
-def _job_facts(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
+def dump_job(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
+    """A job with its tables as facts; their tensors, named, are put into `tensors`."""
     tables = []
     for number, table in sorted(job.tables.items()):
-        with table._deciding:  # what is decided at this moment is on all partitions, or on none
-            own, facts = _table_facts(number, table)
+        own, facts = _dump_table(number, table)
         tensors |= {f"job/{job.name}/{name}": tensor for name, tensor in own.items()}
         tables.append(facts)
-    return {
-        "name": job.name,
-        "consistency": str(job.consistency),
-        "num_workers": job.num_workers,
-        "nonfinite": str(job.nonfinite),
-        "members": [
-            [worker, incarnation, list(clocks.items())]
-            for worker, (incarnation, clocks) in job.members.items()
-        ],
-        "known": list(job.known.items()),
-        "fenced": list(job.fenced.items()),
-        "expelled": list(job.expelled),
-        "floor": job.floor,
-        "floor_step": job.floor_step,
-        "tables": tables,
-    }
+    return {**job.dump(), "tables": tables}
 
 
-def _take_job(shard: Shard, facts: Facts, file: TensorFile) -> None:
-    name = facts["name"]
-    entry = ShardJob(
-        name=name,
-        consistency=consistency.parse(facts["consistency"]),
-        num_workers=facts["num_workers"],
-        nonfinite=parse_nonfinite(facts["nonfinite"]),
-        known=dict(facts["known"]),
-        fenced=dict(facts["fenced"]),
-        expelled=dict.fromkeys(facts["expelled"]),
-        floor=facts["floor"],
-        floor_step=facts["floor_step"],
-    )
+def load_job(shard: Shard, facts: Facts, file: Mapping[str, torch.Tensor]) -> None:
+    """Puts a job into a shard that does not have it."""
+    entry = ShardJob.load(facts)
     shard.put(entry)
-    prefix = f"job/{name}/"
+    prefix = f"job/{entry.name}/"
     own = {key.removeprefix(prefix): file[key] for key in file if key.startswith(prefix)}
     for table in facts["tables"]:
-        _take_table(shard, name, table, own)
-    entry.members.update(
-        {worker: (incarnation, dict(clocks)) for worker, incarnation, clocks in facts["members"]}
-    )
+        _load_table(shard, entry.name, table, own)
+    entry.load_members(facts)
     for opened in entry.tables.values():
         if opened.started:
-            resume(opened)
+            opened.resume()
 
 
-def _take_behind(table: ShardTable, facts: Facts, tensors: Mapping[str, torch.Tensor]) -> None:
-    """With backup workers: steps that are chosen and not closed, who is late, and weights that are behind.
-
-    Who is late has to be known before anybody pushes: it may have been told elsewhere where it goes on.
-    """
-    for index, workers in facts["chosen"]:
-        machine = table.cell(index).machine
-        assert isinstance(machine, BackupStepMachine)
-        machine._chosen = frozenset(workers)
-    for index, worker in facts["waiting"]:
-        machine = table.cell(index).machine
-        member = machine._members[worker]
-        machine._waiting[worker] = Pull(
-            worker=worker, incarnation=member.incarnation, clock=member.clock, asked_s=time.monotonic()
-        )
-    prefix = f"{table.spec.number}/{KEPT}/"
-    for name in [name for name in tensors if name.startswith(prefix)]:
-        index, version = map(int, name.removeprefix(prefix).split("/"))
-        table.cell(index).values._kept[version] = tensors[name].clone()
-
-
-def _table_facts(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor], Facts]:
-    unloaded = []
-    flags, chosen, waiting = [], [], []
-    others: dict[str, torch.Tensor] = {}
-    for index, cell in zip(table.partitions(), table.cells(), strict=True):
-        if not cell.loaded:
-            unloaded.append(index)
-            cell.loaded = True
-        for worker, member in cell.machine._members.items():
-            values = [getattr(member, name) for name in FLAGS]
-            if values != [getattr(_FRESH, name) for name in FLAGS]:
-                flags.append([index, worker, values])
-            if member.late and worker in cell.machine._waiting:
-                waiting.append([index, worker])
-        if isinstance(cell.machine, BackupStepMachine) and cell.machine._chosen is not None:
-            chosen.append([index, sorted(cell.machine._chosen)])
-        for version, kept in cell.values._kept.items():
-            others[f"{number}/{KEPT}/{index}/{version}"] = kept
-        if cell.values.doubled:
-            assert cell.values._weights.other is not None
-            others[f"{number}/{OTHER}/{index}"] = cell.values._weights.other
-    tensors, facts = encode(table.plan, number, capture(table, going_on=True))
-    return tensors | others, {
+def _dump_table(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor], Facts]:
+    state = table.dump(going_on=True)
+    machines = {index: cell.machine for index, cell in state.cells.items()}
+    tensors, facts = encode(table.plan, number, state)
+    for index, cell in state.cells.items():
+        for version, kept in cell.tensors.kept.items():
+            tensors[f"{number}/{KEPT}/{index}/{version}"] = kept
+        if cell.tensors.other is not None:
+            tensors[f"{number}/{OTHER}/{index}"] = cell.tensors.other
+    return tensors, {
         "spec": table_to_proto(table.spec).SerializeToString().hex(),
         "opening": table.opening,
         "started": table.started,
-        "epoch": table._clipping._epoch if table._clipping is not None else 0,
-        "unloaded": unloaded,
-        "flags": flags,
-        "chosen": chosen,
-        "waiting": waiting,
+        "epoch": state.epoch,
+        "unloaded": [index for index, cell in state.cells.items() if not cell.loaded],
+        "flags": [
+            [index, worker, [getattr(member, name) for name in FLAGS]]
+            for index, machine in machines.items()
+            for worker, member in machine.members.items()
+            if member != MemberState(incarnation=member.incarnation, clock=member.clock)
+        ],
+        "chosen": [
+            [index, sorted(machine.chosen)]
+            for index, machine in machines.items()
+            if machine.chosen is not None
+        ],
+        "waiting": [[index, worker] for index, machine in machines.items() for worker in machine.late],
         "state": facts,
     }
 
 
-def _take_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torch.Tensor]) -> None:
+def _load_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torch.Tensor]) -> None:
     spec = table_from_proto(spec_pb2.Table.FromString(bytes.fromhex(facts["spec"])))
     shard.open_table(job, spec, facts["opening"])
     table = shard.table(job, spec.number)
     state = TableReader(spec, [(tensors, facts["state"])]).going_on(table.plan, shard.index)
-    restore(table, state, going_on=True)
-    for index, worker, values in facts["flags"]:
-        for name, value in zip(FLAGS, values, strict=True):
-            setattr(table.cell(index).machine._members[worker], name, value)
-    _take_behind(table, facts, tensors)
-    for index in facts["unloaded"]:
-        table.cell(index).loaded = False
-    if any(name.startswith(f"{spec.number}/{OTHER}/") for name in tensors):
-        table.halves()
-        for index in table.partitions():
-            other = table.cell(index).values._weights.other
-            assert other is not None
-            other.copy_(tensors[f"{spec.number}/{OTHER}/{index}"])
-    if table._clipping is not None:
-        table._clipping.reopen(facts["epoch"])
+    cells = {
+        index: _going_on(index, cell, spec.number, facts, tensors) for index, cell in state.cells.items()
+    }
+    table.load(replace(state, cells=cells, epoch=facts["epoch"]), going_on=True)
     table.started = facts["started"]
+
+
+def _going_on(
+    index: int, cell: CellState, table: int, facts: Facts, tensors: Mapping[str, torch.Tensor]
+) -> CellState:
+    """A partition with what its part of the facts does not have: what only who goes on at once needs.
+
+    Who is late has to be known before anybody pushes: it may have been told elsewhere where it goes on.
+    """
+    members = dict(cell.machine.members)
+    for at, worker, values in facts["flags"]:
+        if at == index:
+            members[worker] = replace(members[worker], **dict(zip(FLAGS, values, strict=True)))
+    machine = replace(
+        cell.machine,
+        members=members,
+        chosen=next((frozenset(workers) for at, workers in facts["chosen"] if at == index), None),
+        late=tuple(worker for at, worker in facts["waiting"] if at == index),
+    )
+    prefix = f"{table}/{KEPT}/{index}/"
+    held = replace(
+        cell.tensors,
+        other=tensors.get(f"{table}/{OTHER}/{index}"),
+        kept={int(name.removeprefix(prefix)): tensors[name] for name in tensors if name.startswith(prefix)},
+    )
+    return replace(cell, machine=machine, tensors=held, loaded=index not in facts["unloaded"])

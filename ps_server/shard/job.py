@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ps_server.agreement.refusals import evicted, rolled_back
 from ps_server.events import Event, line_of
@@ -14,6 +14,7 @@ from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import ServerNotReady, StrangerRefused
 from ps_wire.spec import consistency
 from ps_wire.spec.nonfinite import NonFinite
+from ps_wire.spec.nonfinite import parse as parse_nonfinite
 
 
 class Retirable(Protocol):
@@ -80,6 +81,45 @@ class ShardJob:
             expelled=dict(self.expelled),
             connected=dict(self.connected),
             events=Counter(self.events),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """What goes on elsewhere of it, as JSON: not its tables, connections, tokens and counts."""
+        return {
+            "name": self.name,
+            "consistency": str(self.consistency),
+            "num_workers": self.num_workers,
+            "nonfinite": str(self.nonfinite),
+            "members": [
+                [worker, incarnation, list(clocks.items())]
+                for worker, (incarnation, clocks) in self.members.items()
+            ],
+            "known": list(self.known.items()),
+            "fenced": list(self.fenced.items()),
+            "expelled": list(self.expelled),
+            "floor": self.floor,
+            "floor_step": self.floor_step,
+        }
+
+    @classmethod
+    def load(cls, facts: Mapping[str, Any]) -> ShardJob:
+        """What `dump` gave, but for the members: their tables have to be there first, see `load_members`."""
+        return cls(
+            name=facts["name"],
+            consistency=consistency.parse(facts["consistency"]),
+            num_workers=facts["num_workers"],
+            nonfinite=parse_nonfinite(facts["nonfinite"]),
+            known=dict(facts["known"]),
+            fenced=dict(facts["fenced"]),
+            expelled=dict.fromkeys(facts["expelled"]),
+            floor=facts["floor"],
+            floor_step=facts["floor_step"],
+        )
+
+    def load_members(self, facts: Mapping[str, Any]) -> None:
+        """Those of what `dump` gave; its tables know them already."""
+        self.members.update(
+            {worker: (incarnation, dict(clocks)) for worker, incarnation, clocks in facts["members"]}
         )
 
     def connections(self) -> list[Retirable]:

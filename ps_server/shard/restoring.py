@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ps_server.log import logger
 from ps_server.shard.job import ShardJob
 from ps_server.shard.shard import Shard
-from ps_server.shard.state import table_state
 from ps_wire.spec import consistency
 from ps_wire.spec.nonfinite import parse as parse_nonfinite
 from ps_wire.spec.table import TableSpec
@@ -59,5 +58,5 @@ def restore(
         for spec in tables:
             shard.open_table(job.name, spec, opening)
             table = shard.table(job.name, spec.number)
-            table_state.restore(table, read(table.plan, spec))
+            table.load(read(table.plan, spec))
     logger.info("job %s: restored from %s", job.name, snapshot)

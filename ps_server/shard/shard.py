@@ -27,8 +27,8 @@ from ps_server.shard.members import ShardMembers
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
 from ps_server.shard.state.snapshots import ShardSnapshots
-from ps_server.shard.state.table_state import TableState
 from ps_server.shard.table.table import ShardTable
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
@@ -195,16 +195,16 @@ class Shard:
             entry.retire()
 
     def decide(self, job: str, number: int, *, opening: int, step: int, scale: float) -> None:
-        """A clipped step closes with this scale; one of a table that is gone is not news."""
+        """A clipped step closes with this scale; one of a table that is gone is ignored."""
         table = self._opened(job, number, opening)
         if table is not None:
-            table.decide(step, scale)
+            table.closer.decide(step, scale)
 
     def choose(self, job: str, number: int, *, opening: int, choice: Choice) -> None:
-        """See `ShardTable.choose`; of a table that is gone it is not news."""
+        """See `StepCloser.choose`; of a table that is gone it is ignored."""
         table = self._opened(job, number, opening)
         if table is not None:
-            table.choose(choice)
+            table.closer.choose(choice)
 
     def _opened(self, job: str, number: int, opening: int) -> ShardTable | None:
         with self._jobs.lock:
@@ -214,11 +214,11 @@ class Shard:
 
     def unchosen(self) -> list[TableAttendance]:
         """Reports of backup workers from which something may follow, of all jobs."""
-        return [report for table in self._tables() if (report := table.attendance()) is not None]
+        return [report for table in self._tables() if (report := table.closer.attendance()) is not None]
 
     def undecided(self) -> list[Norm]:
         """Norms whose steps wait for their scale, of all jobs."""
-        return [norm for table in self._tables() if (norm := table.undecided()) is not None]
+        return [norm for table in self._tables() if (norm := table.closer.undecided()) is not None]
 
     def _tables(self) -> list[ShardTable]:
         with self._jobs.lock:

@@ -1,4 +1,4 @@
-"""What a process shows at a server's door: its certificates and its token, where it has any."""
+"""Credentials that a process shows to a server: its certificates and its token, where it has any."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN_FILE, TLS_DIR = "PS_TOKEN_FILE", "PS_TLS_DIR"  # variables of the environm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """See the module's docstring.
+    """A process's certificates and token, where it has any.
 
     Attributes:
         tls: certificates; None: connections are plain.

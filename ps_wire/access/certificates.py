@@ -27,7 +27,7 @@ _Seen: TypeAlias = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a process shows to others, and whom it trusts: the files as they were at one moment.
+    """A process's certificate and the authority that it trusts: the files as they were at one moment.
 
     Attributes:
         ca: certificates that must have signed a peer's, PEM.
@@ -49,7 +49,7 @@ class Identity:
 
 
 class TlsFolder:
-    """See the module's docstring. Thread-safe; `_lock` guards the newest identity.
+    """A folder of certificates, read when they change. Thread-safe; `_lock` guards the newest identity.
 
     Attributes:
         path: of the folder.

@@ -1,4 +1,4 @@
-"""How gRPC channels and servers are made: options and certificates, both ends in one place.
+"""Options and certificates of gRPC channels and servers, both ends in one place.
 
 A client that pings more often than the server allows is cut off with GOAWAY `too_many_pings`, so the two
 lists of options below change together. Times are in milliseconds, as gRPC takes them.

@@ -71,7 +71,7 @@ def metadata(token: str | None, job: str | None) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who made a call.
+    """The caller of a method, as its token shows.
 
     Attributes:
         job: that it is bound to; None: it may do everything.

@@ -16,7 +16,7 @@ from ps_wire.errors import TokenRefused
 
 
 class TokenFile:
-    """See the module's docstring. Thread-safe."""
+    """A file with a token, read again when it changes. Thread-safe."""
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
         """Reads the file.

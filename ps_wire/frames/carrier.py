@@ -1,4 +1,4 @@
-"""What a carrier owes to the two ends: frames out, in order, or a connection that is closed.
+"""The contract of a carrier with its two ends: frames leave in order, or the connection is closed.
 
 A connection carries whole frames both ways. The server end hands each received frame to a `Receiver`
 and gives it an `Outlet` to answer through; the worker end is in `ps_worker.transport.connection`.
@@ -95,7 +95,7 @@ class Message:
 
 
 class Outlet(Protocol):
-    """Where a shard puts frames for one connection."""
+    """The shard's end of one connection, into which frames are put."""
 
     def send(self, message: Message) -> None:
         """Queues one frame. Never blocks; thread-safe; silent once the connection is closed.

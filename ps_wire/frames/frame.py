@@ -20,7 +20,7 @@ MAX_META_BYTES = (4 << 20) - HEADER_BYTES
 READ = 1  # flag of a PULL: the job has ended, so it is answered at once, with weights that change no more
 CUT = 2  # flag of a PULL: acknowledged at once, answered at the cut of that number (its step); for a reader
 STRICT = 2  # flag of a PUSH: its hyper-parameters are those of its step, or its worker gets an error
-PULLS = 4  # flag of a PUSH: its worker has all weights of before; by later ones it knows that it was read
+PULLS = 4  # flag of a PUSH: its worker has all weights of older versions; newer ones say that it was read
 LENT = 64  # flag of an ACK: the push is accounted for, and its memory still read, until FREE or weights
 SHARED = 128  # flag: the payload lies in shared memory. Of a HELLO: the connection shares memory
 FIRST_READER = 1 << 31  # readers' numbers begin here, workers' end below
@@ -32,7 +32,7 @@ assert _HEADER.size == HEADER_BYTES
 
 
 class Kind(IntEnum):
-    """What a frame is. The numbers are on the wire: they are never reused."""
+    """The kind of a frame. The numbers are on the wire: they are never reused."""
 
     HELLO = 1
     HYPER = 2

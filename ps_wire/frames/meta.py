@@ -1,4 +1,4 @@
-"""What the meta of a frame holds, by kind: a bitmap of pieces, a list of partitions, clocks of members."""
+"""The meta of a frame, by kind: a bitmap of pieces, a list of partitions, clocks of members."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Queued = TypeVar("Queued")
 
 
 class FrameQueue(Generic[Queued]):
-    """See the module's docstring."""
+    """Frames that wait to be sent, in the order in which they may leave."""
 
     def __init__(
         self, frame_of: Callable[[Queued], wire.Frame], *, bulk: wire.Kind, others_wait: bool

@@ -2,34 +2,24 @@
 
 Whatever is behind it, gRPC channels and sockets (`grpc_service` of a worker) or a server inside this process
 (the entry point `ps.local_server`), a worker sees this and nothing else. Another carrier of frames is another
-way to make a `DataStream`. What a call means is in `protos/`; an error of either kind of call is a `PsError`.
+way to make a `DataStream`. What a call means is in `protos/`; an error of either kind of call is a `PsError`,
+`ServerUnreachable` where nobody answers. `timeout` is in seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from ps_wire.frames.frame import Frame
 from ps_wire.v1 import shard_pb2
+from ps_wire.v1.coordinator_pb2_calls import CoordinatorCalls
+from ps_wire.v1.shard_pb2_calls import ShardCalls
 
 LOCAL_SERVER = "ps.local_server"  # the group of entry points that holds a `Service` inside this process
 
 # Where a payload is to lie, from its frame without meta and payload and its length; None: anywhere.
 Landing: TypeAlias = Callable[[Frame, int], memoryview | None]
-
-
-class Calls(Protocol):
-    """One gRPC service, its methods by their names in `protos/`.
-
-    They take what a stub's methods take: a message, or an iterator of messages where the client streams, and
-    `timeout` (seconds) and `wait_for_ready`. They return a message, or an iterator where the server streams.
-    Everything raises `PsError`; `ServerUnreachable` where nobody answers.
-    """
-
-    def __getattr__(self, name: str, /) -> Callable[..., Any]:
-        """The method of that name."""
-        ...
 
 
 class DataStream(Protocol):
@@ -59,7 +49,7 @@ class DataStream(Protocol):
 
 
 class FramesOut(Protocol):
-    """What a connection sends, in order: taken one by one, or as many as are there."""
+    """Frames that a connection sends, in order: taken one by one, or as many as are there."""
 
     def __iter__(self) -> Iterator[Frame]:
         """Waits for each; ends with the connection."""
@@ -79,7 +69,7 @@ class FramesOut(Protocol):
 
 
 class Service(Protocol):
-    """See the module's docstring. Thread-safe."""
+    """The coordinator and all shards, as a worker reaches them. Thread-safe."""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -92,11 +82,11 @@ class Service(Protocol):
         ...
 
     @property
-    def coordinator(self) -> Calls:
+    def coordinator(self) -> CoordinatorCalls:
         """Calls to `Coordinator`."""
         ...
 
-    def shard(self, index: int) -> Calls:
+    def shard(self, index: int) -> ShardCalls:
         """Calls to `Shard` on the shard of that number."""
         ...
 

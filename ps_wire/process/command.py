@@ -1,4 +1,4 @@
-"""How every command of the project ends: named errors as one line on stderr, and their exit codes."""
+"""The end of every command: named errors as one line on stderr, and their exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a process goes: named spans of its threads, written as Chrome trace events.
+"""A trace of a process's time: named spans of its threads, written as Chrome trace events.
 
 Off unless the environment names a folder; `span` then costs a comparison. On, the newest `MAX_SPANS` are
 kept, and each process writes a file of its own at its end, `PID.json`, which Perfetto and chrome://tracing
@@ -32,7 +32,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Tracer(Protocol):
-    """Who is told of spans; on the thread that runs them."""
+    """A listener to spans, called on the thread that runs them."""
 
     def span(self, name: str, *about: Any, **named: Any) -> AbstractContextManager[None]:
         """Entered and left with the block of that name, which works on `about`: of a call, its arguments."""

@@ -1,4 +1,4 @@
-"""What a snapshot says of itself: the manifest, in JSON, with a checksum of its own.
+"""The manifest of a snapshot, in JSON, with a checksum of its own.
 
     URL/JOB/00000012-5f3a91c2/shard-0-of-2.safetensors   weights, optimizer state, clocks: what a shard held
                               worker-3.safetensors       what a worker had beside its tables
@@ -62,7 +62,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedWorker:
-    """What a snapshot says of a worker that trained at the cut, beside its file.
+    """Facts about a worker that trained at the cut, beside its file.
 
     Attributes:
         incarnation: that it had.
@@ -77,7 +77,7 @@ class SavedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """See the module's docstring.
+    """A snapshot's facts and the files that belong to it.
 
     Attributes:
         number: grows with each snapshot of the job.

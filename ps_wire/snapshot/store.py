@@ -1,4 +1,4 @@
-"""Where snapshots lie: a local folder, or any other place that fsspec can reach (s3://..., gs://...).
+"""The place of snapshots: a local folder, or any other place that fsspec can reach (s3://..., gs://...).
 
 On a local disk each file is written under another name, made durable, renamed, and its folder made durable.
 Elsewhere a file is there when it is whole, and each snapshot has a folder of its own. In both the manifest

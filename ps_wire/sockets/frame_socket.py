@@ -55,7 +55,7 @@ def _nowhere(_frame: wire.Frame, _payload_bytes: int) -> memoryview | None:
 
 
 class FrameSocket:
-    """See the module's docstring. It owns the socket."""
+    """A connected socket that sends and receives frames. It owns the socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

@@ -34,7 +34,7 @@ class Mapped(mmap.mmap):
 
 
 class Layout:
-    """Where the partitions of a table lie in a worker's region.
+    """The places of a table's partitions in a worker's region.
 
     Attributes:
         nbytes: of the region.
@@ -61,7 +61,7 @@ class Layout:
 
 
 class SliceLayout:
-    """Where a shard's slices of a table's buckets lie in its region: those of the buckets, in their order.
+    """The places of a shard's slices of a table's buckets in its region, in the buckets' order.
 
     Attributes:
         nbytes: of the region.

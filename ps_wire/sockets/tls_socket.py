@@ -46,7 +46,7 @@ class Half:
 
 
 class TlsSocket:
-    """What `FrameSocket` needs of a connected socket; see the module's docstring. It owns both connections.
+    """Two TLS connections as one socket, as `FrameSocket` needs it. It owns both connections.
 
     One thread may send while another one receives; any thread may call `shutdown`.
     """

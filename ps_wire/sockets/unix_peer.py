@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel names them."""
+"""The process at the other end of a Unix socket, as the kernel names it."""
 
 from __future__ import annotations
 

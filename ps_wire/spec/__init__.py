@@ -1,4 +1,4 @@
-"""What both ends agree on before a byte moves: addresses, consistency models, tables, the partition plan.
+"""Agreements of both ends before a byte moves: addresses, consistency models, tables, the partition plan.
 
 It must not know frames, sockets, files or gRPC: everything here is computed from values alone.
 """

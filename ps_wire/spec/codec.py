@@ -1,4 +1,4 @@
-"""How a payload's elements are encoded: the `codec` byte of a frame, and the dtype that it stands for.
+"""The encoding of a payload's elements: the `codec` byte of a frame, and the dtype that it stands for.
 
 Legend: a partition's dtype is that of its weights on the server.
 """

@@ -1,4 +1,4 @@
-"""What became of the samples of an epoch, counted over all workers. Pure."""
+"""The use of an epoch's samples, counted over all workers. Pure."""
 
 from __future__ import annotations
 

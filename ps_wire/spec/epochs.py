@@ -27,7 +27,7 @@ class EpochPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceMark:
-    """How far a worker has come in its piece with its first `step` steps, and its pace from there.
+    """A worker's place in its piece after its first `step` steps, and its pace from there.
 
     Attributes:
         step: of the worker, over its tables the largest.

@@ -1,4 +1,4 @@
-"""What a job is, as who comes to it says it: checked once, where it comes in."""
+"""A job's description, as a member brings it: checked once, where it comes in."""
 
 from __future__ import annotations
 

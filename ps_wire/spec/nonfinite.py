@@ -1,4 +1,4 @@
-"""What a job does with gradients that hold NaN or infinity, as a person types it.
+"""A job's choice for gradients that hold NaN or infinity, as a person types it.
 
 `docs/consistency.md` defines the three. This file knows how they are written, not how they are found.
 """

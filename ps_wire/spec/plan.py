@@ -34,7 +34,7 @@ _offset_of = attrgetter("offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a parameter lies in its bucket: elements `offset` to `offset + numel`."""
+    """A parameter's place in its bucket: elements `offset` to `offset + numel`."""
 
     parameter: int
     offset: int

@@ -1,4 +1,4 @@
-"""What a table is made of: parameters by name and shape, bucket sizes, an optimizer as data.
+"""The parts of a table: parameters by name and shape, bucket sizes, an optimizer as data.
 
 Values only. How they are cut is in `plan`, how they cross the wire in `messages`. The first difference
 between two tables is found here, because both ends name it the same way.

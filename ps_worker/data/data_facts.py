@@ -1,4 +1,4 @@
-"""What a worker says of the data of a loader, which all workers have to say alike. Nothing is read of it.
+"""Facts of a loader's data, which all workers have to say alike. Nothing is read of the data.
 
 It must not know who compares it, nor how an epoch is dealt.
 """

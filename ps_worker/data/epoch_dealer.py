@@ -1,4 +1,4 @@
-"""What a worker hands out of the epochs of one loader, as the coordinator deals it, and how far it has come.
+"""The epochs of one loader as the coordinator deals them to this worker, and how far it has come in them.
 
 The coordinator has to know which batches are used whenever the worker goes, also by a crash. So each step's
 share of batches and samples is foretold by the pace of the one before; where that is wrong, the worker says
@@ -8,7 +8,7 @@ handed out when a piece ends, and is not in a step yet, is taken to be in the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -34,45 +34,54 @@ class PieceSource(Protocol):
         """Says how far this worker has come."""
 
 
+class ScriptSteps(Protocol):
+    """The worker's steps, as its data sees them."""
+
+    @property
+    def step(self) -> int:
+        """Steps that the worker has taken."""
+
+    def is_behind(self) -> bool:
+        """Whether the script replays steps: batches are handed out that were used already."""
+
+
 class EpochDealer:
-    """See the module's docstring. A `Dealer`.
+    """The epochs of one loader, as the coordinator deals them, and the steps that its batches go into.
+
+    A `Dealer`.
 
     Attributes:
-        taken: where this loader was in a position that the worker has taken up.
         trains: steps were made of its batches.
     """
 
     def __init__(
         self,
         loader: int,
-        deals: PieceSource,
-        samples: int,
+        source: PieceSource,
+        steps: ScriptSteps,
         *,
-        whole: EpochPiece | None = None,
-        behind: Callable[[], bool] = lambda: False,
-        data: Mapping[str, str] | None = None,
-        clock: Callable[[], int] | None = None,
+        samples: int,
+        whole: EpochPiece,
+        data: Mapping[str, str],
     ) -> None:
         """Deals nothing yet.
 
         Args:
             loader: its number.
-            deals: where pieces come from.
+            source: where pieces come from.
+            steps: of the worker.
             samples: of its epochs; 0: not known.
             whole: a share as this worker has it, of any epoch, to replay where none is known.
-            behind: whether the script still replays steps.
             data: what all workers have to say alike of it.
-            clock: steps that the worker has taken; default: as `take_step` says.
         """
-        self.taken: Position | None = None
+        self._taken: Position | None = None  # where this loader was, in a position that is taken up
         self.trains = False
         self._loader = loader
-        self._deals = deals
+        self._source = source
         self._samples = samples
-        self._replayed = whole or EpochPiece(epoch=0, place=0, count=1)
-        self._behind = behind
-        self._data = dict(data or {})
-        self._clock = clock
+        self._replayed = whole
+        self._data = dict(data)
+        self._steps = steps
         self._incarnation = 0  # that has the piece; 0: there is none
         self._requests = 0
         self._step = 0
@@ -83,7 +92,7 @@ class EpochDealer:
     @property
     def void(self) -> bool:
         """See `Dealer`."""
-        return self._incarnation != self._deals.incarnation
+        return self._incarnation != self._source.incarnation
 
     @property
     def under_way(self) -> bool:
@@ -98,12 +107,16 @@ class EpochDealer:
     @property
     def behind(self) -> bool:
         """See `Dealer`."""
-        return self._behind()
+        return self._steps.is_behind()
+
+    def take_up(self, position: Position) -> None:
+        """The script goes on where another process was, and this loader there."""
+        self._taken = position
 
     def replay(self, epoch: int) -> EpochPiece | None:
         """See `Dealer`."""
-        taken, self.taken = self.taken, None
-        if not self._behind():
+        taken, self._taken = self._taken, None
+        if not self._steps.is_behind():
             return None
         first = 0
         if taken is not None and taken.epoch == epoch:
@@ -116,8 +129,8 @@ class EpochDealer:
     def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
         """See `Dealer`."""
         kept = not self.void
-        if not kept and self._clock is not None:  # it has come into the job, or into another history of it
-            self._step = self._clock()
+        if not kept:  # it has come into the job, or into another history of it
+            self._step = self._steps.step
         self._requests += 1
         mark = PieceMark(
             step=self._step,
@@ -142,9 +155,9 @@ class EpochDealer:
             mark=mark_to_proto(mark),
             rest=mark_to_proto(rest),
         )
-        reply = self._deals.share(request)
+        reply = self._source.share(request)
         self._batches = self._of_samples = 0
-        self._incarnation = self._deals.incarnation
+        self._incarnation = self._source.incarnation
         self._used = PieceMark(step=self._step)
         self._told = PieceMark(
             step=self._step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples
@@ -175,5 +188,5 @@ class EpochDealer:
         self._used = now
         if self._told.at(step) != (now.batches, now.samples):
             with suppress(PsError):  # then the push that follows says it
-                self._deals.use(pb.UseRequest(loader=self._loader, mark=mark_to_proto(now)))
+                self._source.use(pb.UseRequest(loader=self._loader, mark=mark_to_proto(now)))
             self._told = now

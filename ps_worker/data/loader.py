@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -52,21 +51,21 @@ class Dealer(Protocol):
         """
 
 
-class Alone:
-    """Always the same share, of which nothing is left over."""
+class LoaderListener(Protocol):
+    """The script's data, which hears of the batches of its loaders on the thread that draws them."""
 
-    void = behind = False
+    @property
+    def current_epoch(self) -> int | None:
+        """The epoch that the script's loop is in, or None where it has no such loop."""
 
-    def __init__(self, rank: int, num_workers: int) -> None:
-        self._place, self._count = rank, num_workers
+    def begin_batch(self) -> None:
+        """Called before a batch is read in this process, or handed out that was used already."""
 
-    def replay(self, epoch: int) -> EpochPiece | None:  # noqa: ARG002 - nobody is behind
-        """See `Dealer`."""
-        return None
+    def hand_out(self, loader: Loader, samples: int) -> None:
+        """Called before a batch of so many samples is handed out, which is to be used."""
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
-        """See `Dealer`."""
-        return EpochPiece(epoch=epoch, place=self._place, count=self._count, first=first) if begins else None
+    def arrive(self) -> None:
+        """Called when an iteration goes on where `Loader.position` was set."""
 
 
 class Loader:
@@ -94,13 +93,9 @@ class Loader:
         num_workers: int,
         even: bool,
         ended: bool,
-        on_batch: Callable[[int], None],
         options: Mapping[str, Any],
-        current_epoch: Callable[[], int | None],
-        dealer: Dealer | None = None,
-        on_read: Callable[[], None] | None = None,
-        on_replayed: Callable[[], None] = lambda: None,
-        on_moved: Callable[[], None] = lambda: None,
+        dealer: Dealer,
+        listener: LoaderListener,
     ) -> None:
         """See `Worker.loader`.
 
@@ -115,12 +110,8 @@ class Loader:
             num_workers: of the job, which share the dataset.
             even: all get equally many batches.
             ended: the job has: nothing is handed out.
-            on_batch: called with the number of samples of each batch that is handed out.
-            current_epoch: the one that the script is in, or None where it does not say.
-            dealer: says what of an epoch is this worker's. Default: the share `rank` of `num_workers`.
-            on_read: called before a batch is read in this process.
-            on_replayed: called before a batch is handed out that was used already.
-            on_moved: called when an iteration goes on where `position` was set.
+            dealer: says what of an epoch is this worker's.
+            listener: the script's data.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
@@ -147,9 +138,8 @@ class Loader:
         self.num_workers: int = options.get("num_workers", 0)
         self.collate_fn: Callable[[Any], Any] = options.get("collate_fn") or default_collate
         self._ended = ended
-        self._on_batch, self._on_replayed, self._on_moved = on_batch, on_replayed, on_moved
-        self._current_epoch = current_epoch
-        self._dealer = dealer or Alone(rank, num_workers)
+        self._dealer = dealer
+        self._listener = listener
         self._next = Position(epoch=0)  # where the next iteration begins
         self._now: Position | None = None  # in the iteration that is under way, if one is
         self._own = False  # it is still in this worker's share
@@ -196,7 +186,7 @@ class Loader:
                 rank,
                 shuffle=bool(self._made_with["shuffle"]),
                 seed=seed,
-                on_read=partial(self._reads, on_read) if in_process and on_read is not None else None,
+                on_read=self._reads if in_process else None,
             )
             self._length = len(self._share.sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
@@ -265,7 +255,7 @@ class Loader:
                 self._moved = False
                 if self._next.epoch != start.epoch:
                     return
-                self._on_moved()
+                self._listener.arrive()
                 start, begins = self._next, True
             elif piece is None:
                 break
@@ -292,7 +282,7 @@ class Loader:
             found = next(batches, None)
             if found is None:
                 return
-            self._on_replayed()
+            self._listener.begin_batch()
             self._now = replace(self._now, offset=self._now.offset + 1)
             yield found[1]
 
@@ -318,13 +308,13 @@ class Loader:
                 )
             if self._ended or self._now is None or self._dealer.void:
                 return
-            self._on_batch(size)
+            self._listener.hand_out(self, size)
             self._now = replace(self._now, offset=self._now.offset + 1)
             yield batch
 
-    def _reads(self, on_read: Callable[[], None]) -> None:
+    def _reads(self) -> None:
         if self._now is not None:  # else the iteration has ended, and what is read is of no use
-            on_read()
+            self._listener.begin_batch()
 
     @property
     def goes_on(self) -> bool:
@@ -343,7 +333,7 @@ class Loader:
 
     def _find_start(self) -> Position:
         """Epoch and first batch of the iteration that begins."""
-        current = self._current_epoch()
+        current = self._listener.current_epoch
         if current is None or current == self._next.epoch:
             return self._next
         if self._next.offset:
@@ -358,7 +348,7 @@ class Loader:
 
     @property
     def position(self) -> Position:
-        """After the last batch that it has handed out; inside `on_batch`, before the one that follows.
+        """After the last batch that it has handed out; inside `hand_out`, before the one that follows.
 
         Setting it moves an iteration that is under way, too: inside its epoch it goes on from there, to
         another epoch it ends. The offset counts in this worker's share of that epoch, as it is dealt then.

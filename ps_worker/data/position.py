@@ -53,13 +53,15 @@ class Positions:
     """Where a script is in its data, between two of its steps.
 
     Attributes:
-        epoch: of its loop over `worker.epochs`; None where it has none.
+        epoch: of its loop over `worker.epochs`, counted over all its loops; None where it has none.
         loaders: by number, in the order in which it made them.
         worker: whose script; -1: not known.
         steps: table -> steps that the script has taken.
         clocks: table -> steps of the worker; more, where the script still replays some.
         inside: it is at a batch; else its loop is about to begin the epoch.
         calls: that it has made together with the other workers.
+        ends: the same, at the end of each loop over `worker.epochs` that is behind it.
+        between: it is in none of them, behind the last of these: before `epoch`.
     """
 
     epoch: int | None
@@ -69,6 +71,8 @@ class Positions:
     clocks: Mapping[int, int] = field(default_factory=dict)
     inside: bool = True
     calls: int = 0
+    ends: tuple[int, ...] = ()
+    between: bool = False
 
     def pack(self) -> dict[str, torch.Tensor]:
         """As a tensor by name, to lie among others."""
@@ -80,6 +84,8 @@ class Positions:
             "clocks": list(self.clocks.items()),
             "inside": self.inside,
             "calls": self.calls,
+            "ends": list(self.ends),
+            "between": self.between,
         }
         text = json.dumps(numbers).encode()
         return {POSITIONS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
@@ -103,4 +109,6 @@ class Positions:
             clocks=dict(numbers.get("clocks", ())),
             inside=numbers.get("inside", True),
             calls=numbers.get("calls", 0),
+            ends=tuple(numbers.get("ends", ())),
+            between=numbers.get("between", False),
         )

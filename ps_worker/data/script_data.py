@@ -1,4 +1,4 @@
-"""Where a script is in its data: its loaders, the epoch of its loop, the samples it has taken.
+"""The data of a script, and where in it the script is: its loaders, its loop's epoch, the samples taken.
 
 It must not know optimizers, nor when a step ends.
 """
@@ -6,33 +6,36 @@ It must not know optimizers, nor when a step ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from ps_wire.errors import RolledBack, UsageError
 from ps_wire.spec.consistency import BSP, Consistency
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of
-from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
+from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
 from ps_worker.data.loader import Loader
 from ps_worker.data.position import Position, Positions
 
 
-class DataListener(Protocol):
+class DataListener(ScriptSteps, Protocol):
     """The worker, which hears of batches and epochs on the thread that draws them."""
-
-    @property
-    def step(self) -> int:
-        """Steps that the worker has taken."""
-
-    def is_behind(self) -> bool:
-        """Whether the script replays steps: batches are handed out that were used already."""
 
     def begin_batch(self) -> None:
         """Called before a batch is read in this process, or handed out."""
 
     def begin_epoch(self, epoch: int) -> bool:
         """Called when the script's loop is about to begin an epoch; whether it is to."""
+
+    def end_loop(self) -> None:
+        """Called when the script's loop has come to its end by itself."""
+
+    @property
+    def next_call(self) -> int:
+        """The number of the next call that it makes together with the other workers."""
+
+    def pass_over_calls(self, number: int) -> None:
+        """Called when the script leaves out a loop that the job has behind it: this is the next call."""
 
 
 class ScriptData:
@@ -61,10 +64,16 @@ class ScriptData:
         self._loaders: WeakSet[Loader] = WeakSet()
         self._numbers: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
         self._num_loaders = 0
-        self._dealings: list[EpochDealer] = []
+        self._dealers: list[EpochDealer] = []
         self._saved_positions: list[Position] = []  # at a snapshot, by number of the loader
         self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
+        self._behind_loop = False  # it is to go to the end of the loop before that one
+        self._stop = 0  # of the loop that began last: its epochs and those of loops before
+        self._ends: list[int] = []  # calls made together, at the end of each loop
+        self._sent_ends: tuple[int, ...] = ()  # likewise, where it is to go
+        self._told = False  # that it was sent back, by `RolledBack`
+        self._undone_stop = 0  # as `_stop`, before it was
 
     def state_dict(self) -> dict[str, Any]:
         """Samples that were handed out."""
@@ -74,35 +83,30 @@ class ScriptData:
         """Counts on from there."""
         self.samples = state["samples"]
 
-    def make_loader(self, deals: PieceSource, **given: Any) -> Loader:
-        """A loader with these arguments of `Loader`; `deals` say what of an epoch is this worker's."""
+    def make_loader(self, source: PieceSource, **given: Any) -> Loader:
+        """A loader with these arguments of `Loader`; `source` says what of an epoch is this worker's."""
         self.used = True
         dataset = given["dataset"]
-        dealing = EpochDealer(
+        dealer = EpochDealer(
             self._num_loaders,
-            deals,
-            len(dataset) if isinstance(dataset, Sized) else 0,
+            source,
+            self._listener,
+            samples=len(dataset) if isinstance(dataset, Sized) else 0,
             whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
-            behind=self._listener.is_behind,
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
-            clock=lambda: self._listener.step,
         )
         if self._num_loaders < len(self._taken):
-            dealing.taken = self._taken[self._num_loaders]
+            dealer.take_up(self._taken[self._num_loaders])
         made = Loader(
             **given,
             even=self._even,
-            on_batch=partial(self._count_samples, dealing),
-            current_epoch=lambda: self._epoch,
-            dealer=dealing,
-            on_read=self._listener.begin_batch,
-            on_replayed=self._listener.begin_batch,
-            on_moved=self._arrive,
+            dealer=dealer,
+            listener=self,
         )
         if self._num_loaders < len(self._saved_positions):
             made.position = self._saved_positions[self._num_loaders]
         self._numbers[made] = self._num_loaders
-        self._dealings.append(dealing)
+        self._dealers.append(dealer)
         self._num_loaders += 1
         self._loaders.add(made)
         return made
@@ -113,14 +117,16 @@ class ScriptData:
 
     def take_step(self, step: int) -> None:
         """What loaders have handed out goes into the first `step` steps of this worker."""
-        for dealing in self._dealings:
-            dealing.take_step(step)
+        for dealer in self._dealers:
+            dealer.take_step(step)
 
     def positions(self) -> Positions:
         """Where this script is in its data."""
         at = {self._numbers[loader]: loader.position for loader in self._loaders}
         known = [at.get(number, Position(epoch=0)) for number in range(self._num_loaders)]
-        return Positions(epoch=self._epoch, loaders=tuple(known))
+        between = self._epoch is None and bool(self._ends) and not self._told
+        epoch = self._stop if between else self._epoch
+        return Positions(epoch=epoch, loaders=tuple(known), ends=tuple(self._ends), between=between)
 
     def take_up(self, at: Positions) -> None:
         """The script goes on where another process was: its loop at that epoch, and there its loaders.
@@ -129,10 +135,10 @@ class ScriptData:
         """
         self.drop_batch()
         self._taken = at.loaders
-        for dealing, position in zip(self._dealings, at.loaders, strict=False):
-            dealing.taken = position
-        if at.epoch is not None and at.epoch != self._epoch:
-            self._back_to = at.epoch
+        for dealer, position in zip(self._dealers, at.loaders, strict=False):
+            dealer.take_up(position)
+        if at.epoch is not None and (at.between or at.epoch != self._epoch):
+            self._go_to(at)
             if self._epoch is not None:
                 for loader in self._loaders:
                     loader.leave()
@@ -141,10 +147,26 @@ class ScriptData:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
         self.drop_batch()
         self._saved_positions = list(saved.loaders)
-        self._back_to = saved.epoch
+        self._go_to(saved)
         for loader in self._loaders:
             if self._numbers[loader] < len(saved.loaders):
                 loader.position = saved.loaders[self._numbers[loader]]
+
+    def _go_to(self, at: Positions) -> None:
+        self._back_to, self._behind_loop, self._sent_ends = at.epoch, at.between, at.ends
+
+    def run_again(self) -> None:
+        """The script is told that it was sent back: the loop that it begins next is its first one again."""
+        self._told = True
+
+    def check_arrived(self) -> None:
+        """Raises UsageError where the script was told that it was sent back, and has not gone there."""
+        had = max(self._undone_stop, self._stop if self._told else 0)
+        if self._back_to is not None and self._back_to < had:
+            raise UsageError(
+                f"this worker was sent back to epoch {self._back_to}, and its script has not gone there: "
+                "after RolledBack, run all its loops over worker.epochs again, from the first"
+            )
 
     def drop_batch(self) -> None:
         """What loaders have handed out is part of no step of this incarnation."""
@@ -164,13 +186,13 @@ class ScriptData:
     @property
     def between_steps(self) -> bool:
         """Whether all that loaders to train on have handed out is part of a step."""
-        return not any(dealing.trains and dealing.pending for dealing in self._dealings)
+        return not any(dealer.trains and dealer.pending for dealer in self._dealers)
 
     @property
     def between_epochs(self) -> bool:
         """Whether it has loaders, and is in no iteration over one that it trains on, as far as is known."""
-        training = [dealing for dealing in self._dealings if dealing.trains] or self._dealings
-        return bool(training) and not any(dealing.under_way for dealing in training)
+        training = [dealer for dealer in self._dealers if dealer.trains] or self._dealers
+        return bool(training) and not any(dealer.under_way for dealer in training)
 
     @property
     def goes_on(self) -> bool:
@@ -182,29 +204,60 @@ class ScriptData:
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""
-        used = [dealing for dealing in self._dealings if dealing.under_way]
-        return any(dealing.pending for dealing in used) if used else True
+        used = [dealer for dealer in self._dealers if dealer.under_way]
+        return any(dealer.pending for dealer in used) if used else True
 
     def epochs(self, numbers: range) -> Iterator[int]:
         """See `Worker.epochs`."""
         self.used = True
-        epoch = numbers.start
+        if self._told:
+            self._told, self._undone_stop, self._stop = False, max(self._stop, self._undone_stop), 0
+            self._ends.clear()
+        loop = len(self._ends)
+        epoch = first = max(numbers.start, self._stop)  # no number comes twice
+        stop = self._stop = first + len(numbers) if numbers else max(numbers.stop, self._stop)
         try:
             while True:
                 if self._back_to is not None:
-                    if self._back_to >= numbers.stop:  # the job is in a loop that follows
+                    if self._back_to < first:
+                        raise self._earlier_loop()
+                    if self._back_to >= stop:  # the job is in a loop that follows, or behind this one
+                        self._pass_over(loop)
                         return
-                    epoch, self._back_to = self._back_to, None
-                if epoch >= numbers.stop:
-                    return
+                    epoch, self._back_to, self._told = self._back_to, None, False
+                if epoch >= stop:
+                    break
                 self._epoch = epoch
                 if not self._listener.begin_epoch(epoch):
                     return
                 if self._back_to is None:  # else it was sent elsewhere while it asked
-                    yield epoch
+                    yield epoch - first + numbers.start
                     epoch += 1
+            self._leave_loop(loop)
+            self._listener.end_loop()
         finally:
-            self._epoch = None
+            self._leave_loop(loop)
+
+    def _leave_loop(self, loop: int) -> None:
+        self._epoch = None
+        if loop == len(self._ends):
+            self._ends.append(self._listener.next_call)
+
+    def _pass_over(self, loop: int) -> None:
+        """The script leaves this loop out, and the calls in it."""
+        if loop < len(self._sent_ends):
+            self._ends.append(self._sent_ends[loop])
+            self._listener.pass_over_calls(self._ends[loop])
+        if self._behind_loop and loop + 1 == len(self._sent_ends):
+            self._back_to = None
+
+    def _earlier_loop(self) -> RolledBack:
+        self._told = True
+        return RolledBack(
+            f"this worker was sent back to epoch {self._back_to}, which is one of an earlier loop over "
+            "worker.epochs: run the script's loops again, from the first, or start it again",
+            step=self._listener.step,
+        )
 
     def sample_weight(self) -> Callable[[], float]:
         """A function that gives the samples handed out since it was last called.
@@ -231,16 +284,29 @@ class ScriptData:
         """Whether the script's loop has yet to begin the epoch that it was sent to, or to begin it again."""
         return self._back_to is not None
 
-    def _arrive(self) -> None:
-        """A loader goes on inside this epoch: its loop need not begin again."""
+    # -- what a loader tells ---------------------------------------------------------------------------
+
+    @property
+    def current_epoch(self) -> int | None:
+        """See `LoaderListener`."""
+        return self._epoch
+
+    def begin_batch(self) -> None:
+        """See `LoaderListener`."""
+        self._listener.begin_batch()
+
+    def arrive(self) -> None:
+        """See `LoaderListener`: inside this epoch the script's loop need not begin again."""
         if self._back_to == self._epoch:
             self._back_to = None
 
-    def _count_samples(self, loader: EpochDealer, samples: int) -> None:
-        self._listener.begin_batch()
+    def hand_out(self, loader: Loader, samples: int) -> None:
+        """See `LoaderListener`."""
+        self.begin_batch()
         self.samples += samples
         self.batches += 1
-        loader.hand_out(samples)
-        self._arrive()
+        dealer = self._dealers[self._numbers[loader]]
+        dealer.hand_out(samples)
+        self.arrive()
         for counts in self._unweighed:
-            counts[loader] = counts.pop(loader, 0) + samples
+            counts[dealer] = counts.pop(dealer, 0) + samples

@@ -1,4 +1,4 @@
-"""What a `DataLoader` of torch's was made with, so that `Worker.shard` can make it again over a share."""
+"""The arguments of a `DataLoader` of torch's, so that `Worker.shard` can make it again over a share."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ a connection may have before there is a table.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ps_wire.errors import Evicted, PsError
 from ps_wire.frames import frame as wire
@@ -16,18 +16,50 @@ from ps_worker.exchange.exchange import Exchange
 
 
 class Exchanges:
-    """See the module's docstring."""
+    """The exchanges by the number of their table. Iterating gives those that are there now, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_failure: Callable[[], None]) -> None:
+        """Has none; `at_failure` is called, on any thread, before exchanges hear of a failure."""
+        self._at_failure = at_failure
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
         self._failure: PsError | None = None
 
-    @property
-    def exchanges(self) -> list[Exchange]:
-        """Of all tables, by number."""
+    def __iter__(self) -> Iterator[Exchange]:
         with self._lock:
-            return list(self._exchanges.values())
+            return iter(list(self._exchanges.values()))
+
+    def __getitem__(self, table: int) -> Exchange:
+        with self._lock:
+            return self._exchanges[table]
+
+    def add(self, exchange: Exchange) -> None:
+        """One more, which fails with what has failed the others; again where its start was interrupted."""
+        with self._lock:
+            self._exchanges[exchange.number] = exchange
+            failure = self._failure
+        if failure is not None:
+            exchange.fail(failure)
+
+    def remove(self, table: int) -> None:
+        """It is not to be, if it is there: its start has failed."""
+        with self._lock:
+            self._exchanges.pop(table, None)
+
+    @property
+    def failure(self) -> PsError | None:
+        """Why the job cannot go on for this worker; None: it can."""
+        with self._lock:
+            return self._failure
+
+    def reenter(self, incarnation: int) -> None:
+        """The worker has joined again: nothing has failed, and each begins anew before it connects."""
+        with self._lock:
+            self._failure = None
+        for exchange in self:
+            exchange.reenter(incarnation)
+
+    # -- from connections ------------------------------------------------------------------------------
 
     @trace.traced("take an answer")
     def take(self, frame: wire.Frame) -> None:
@@ -45,7 +77,7 @@ class Exchanges:
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`."""
-        for exchange in self.exchanges:
+        for exchange in self:
             yield from exchange.replay(shard)
 
     def fail(self, error: PsError) -> None:
@@ -54,9 +86,10 @@ class Exchanges:
         The first one counts, but that the coordinator has evicted this worker tells more than what a shard
         that comes back has said before: it can join again.
         """
+        self._at_failure()
         with self._lock:
             prevails = isinstance(error, Evicted) and not isinstance(self._failure, Evicted)
             if self._failure is None or prevails:
                 self._failure = error
-        for exchange in self.exchanges:
+        for exchange in self:
             exchange.fail(error)

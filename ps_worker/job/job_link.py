@@ -1,77 +1,129 @@
-"""A worker's link to the service: its membership, a connection to every shard, an exchange for every table.
+"""A worker's link to its job: it owns its presence there, the start of its tables, and what lies beside them.
 
-It starts tables, keeps what lies outside them (buffers, parameters without an optimizer) the same on all
-workers, and ends in order. It must not know optimizers, loaders or hooks.
-
-`_lock` guards `_exchanges`, which connections read while the user's thread adds tables, and `_failure`, which
-a connection may have before there is a table.
+It adds what takes several of them: calls that join again where the worker was evicted meanwhile, and the end.
+It must not know optimizers, loaders or hooks. The thread that is inside the worker's calls uses it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError, WeightsChanged
-from ps_wire.frames.carrier import Carrier
-from ps_wire.sockets.shared_memory import AVAILABLE, Layout
-from ps_wire.spec.consistency import BSP, SSP
-from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
+from ps_worker.data.position import Positions
 from ps_worker.exchange.exchange import Exchange
+from ps_worker.exchange.exchanges import Exchanges
+from ps_worker.job.link_listener import LinkListener
+from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
+from ps_worker.job.presence import Presence
 from ps_worker.job.rejoiner import Rejoiner
-from ps_worker.memory.os_memory import can_overlay
-from ps_worker.memory.table_memory import Sharing
-from ps_worker.model import model_table
+from ps_worker.job.resumption import Resumption
+from ps_worker.job.side_state import SideState
+from ps_worker.job.side_uploads import SideUploads
+from ps_worker.job.table_start import TableStart
+from ps_worker.membership.round_barrier import RoundBarrier
+from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.model.extras import ModelExtras
 from ps_worker.settings import Settings
-from ps_worker.transport.server_check import check_servers
 
-WORTH_MAPPING_BYTES = 8 << 10  # a parameter, on average: to show it elsewhere takes 1 us, as copying so much
+ALONE = "no PS_SERVERS: running alone, with a server in this process"
 FIGURES_LIMIT_S = 10.0  # for a shard to count; a script waits for it
 
+Result = TypeVar("Result")
 
-class JobLink(Rejoiner):
-    """See the module's docstring. A `Peer` of its connections.
+
+class JobLink:
+    """The link of one worker to its job. Has joined once `open` has returned.
 
     Attributes:
-        rank: the worker's number.
-        ended: the job had ended before this worker joined: it may only read.
-        resumed: the job has its weights and steps, which this worker takes up.
+        presence: its live incarnation.
+        side: what lies beside its tables.
+        promise: to snapshots: when they capture that.
+        rounds: where the script is, for others who join.
+        resumption: where the script goes on.
+        uploads: what others get of what lies beside tables.
+        optimizer_state: that lies on the shards.
+        start: of its tables.
+        rejoiner: its way back.
         written: what `close` found: the script had written into a parameter, or weights cannot be kept.
     """
 
-    written: PsError | None = None
+    def __init__(self, settings: Settings, listener: LinkListener) -> None:
+        """Has not joined, and asks nothing of the listener.
 
-    def __init__(
-        self, settings: Settings, *, progress: Callable[[], pb.Progress], say: Callable[[str], None]
-    ) -> None:
-        """Has not joined."""
-        super().__init__(settings, progress=progress, say=say)
-        self._newest: tuple[TableSpec, Exchange] | None = None
-        self._filled: set[int] = set()  # tables whose exchange has this worker's weights
-        self._uploaded: set[int] = set()
-        self._shares = (
-            bool(settings.servers)
-            and settings.carrier in (None, Carrier.SHM)
-            and AVAILABLE
-            and settings.shares
+        Args:
+            settings: of the worker.
+            listener: the worker.
+
+        Raises:
+            PsError: see `open_service`.
+        """
+        self._settings = settings
+        self._listener = listener
+        self.written: PsError | None = None
+        self.side = SideState(listener.say)
+        self.rounds = RoundBarrier(listener.clocks)
+        self.promise = SnapshotPromise(listener.clocks, lambda: self.side.pack_cut(listener.positions()))
+        self.presence = Presence(settings, listener, self.promise, self.rounds)
+        self.resumption = Resumption(self.presence, self.side, listener)
+        self.uploads = SideUploads(self.presence, self.side, listener)
+        self.optimizer_state = OptimizerStateCalls(
+            settings,
+            lambda: self.presence.membership,
+            calls_of=self.presence.service.shard,
+            say=listener.say,
+        )
+        self.start = TableStart(
+            settings,
+            self.presence,
+            self.side,
+            self.resumption,
+            self.optimizer_state,
+            begins=self._begin_push,
+            say=listener.say,
+        )
+        self.rejoiner = Rejoiner(
+            self.presence, self.start, self.resumption, listener, promise=self.promise, rounds=self.rounds
         )
 
     def open(self) -> None:
         """Checks the servers, joins and connects. Raises what `connect` raises."""
-        try:
-            check_servers(self._service, self._settings.connect_limit_s, self._say)
-            self._enter(None)
-        except BaseException:
-            self._service.close()
-            raise
-        self._now.connect(self._carriers, self._places)
+        if not self._settings.servers:
+            self._listener.say(ALONE)
+        self.presence.open()
+
+    # -- who it is -------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The worker's number."""
+        return self.presence.joined.worker
+
+    @property
+    def ended(self) -> bool:
+        """The job had ended before this worker joined: it may only read."""
+        return self.presence.joined.ended
+
+    @property
+    def resumed(self) -> bool:
+        """The job has its weights and steps, which this worker takes up."""
+        return self.presence.resumed
+
+    @property
+    def incarnation(self) -> int:
+        """The live one of this worker."""
+        return self.presence.joined.incarnation
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """Of all its tables."""
+        return self.presence.exchanges
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -79,20 +131,20 @@ class JobLink(Rejoiner):
         self,
         spec: TableSpec,
         values: Iterable[torch.Tensor],
-        outside: ModelExtras | None = None,
+        extras: ModelExtras | None = None,
         states: Sequence[Mapping[str, Any]] = (),
         *,
         strict: bool = False,
         pulls: bool = False,
     ) -> tuple[Exchange, int]:
-        """Makes a table and waits until it has started; then its weights, and `outside`, are the job's.
+        """Makes a table and waits until it has started; then its weights, and `extras`, are the job's.
 
         Where Ctrl-C ended it, it may be called again for the same table, and goes on.
 
         Args:
             spec: its number must be the next one.
             values: this worker's weights, in the order of the table's parameters; the starter's are used.
-            outside: what goes along with the table and is not in it; set in place.
+            extras: what goes along with the table and is not in it; set in place.
             states: the optimizer's state of each parameter in torch's format, or none at all; the starter's
                 are used.
             strict: a step that takes other hyper-parameters than this worker's is an error here.
@@ -106,139 +158,19 @@ class JobLink(Rejoiner):
         """
         while True:
             try:
-                return self._start_table(spec, values, outside, states, strict, pulls)
+                return self.start.start(spec, values, extras, states, strict=strict, pulls=pulls)
             except Evicted as error:
-                self._newest = None
-                self._uploaded.discard(spec.number)
-                with self._lock:
-                    self._exchanges.pop(spec.number, None)
-                self._refused(error)
+                self.start.give_up(spec.number)
+                self.rejoiner.refused(error)
 
-    def _start_table(
-        self,
-        spec: TableSpec,
-        values: Iterable[torch.Tensor],
-        outside: ModelExtras | None,
-        states: Sequence[Mapping[str, Any]],
-        strict: bool,
-        pulls: bool,
-    ) -> tuple[Exchange, int]:
-        live = self._first_live() if self.resumed and outside is not None else {}
-        exchange = self._made_again(spec)
-        if exchange is None:
-            self._membership.make_table(spec)
-            maps = pulls and all(value.is_cpu for value in values)
-            exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
-            exchange.connect(self._connections)
-            self._newest = spec, exchange
-        upload = self._membership.wait_made(spec.number)
-        with self._lock:
-            self._exchanges[spec.number] = exchange
-            failure = self._failure
-        if failure is not None:
-            exchange.fail(failure)
-        exchange.sharing.share()
-        if outside is not None:
-            self._outside[spec.number] = outside
-        step = None
-        while step is None:
-            if upload:
-                if spec.number not in self._uploaded:
-                    self._upload(exchange, spec.number, values, states)
-                self._membership.uploaded(spec.number)
-            step = self._membership.wait_started(spec.number)
-            upload = upload or step is None
-        self._get(exchange, step, read=self.ended)
-        if outside and not upload:
-            model_table.copy_into(self._live_or_kept(live, spec.number), outside.tensors())
-        self._begun = [*self._begun[: spec.number], spec]
-        return exchange, step
+    def begin_step(self, tables: Iterable[int] | None = None) -> None:
+        """A step is about to begin, or has begun, on these tables, None: all; see `SnapshotPromise.begin`."""
+        self.resumption.begin_step()
+        self.promise.begin(tables)
 
-    def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool) -> Exchange:
-        """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
-        plan = Plan(spec, len(self._connections))
-        make = partial(
-            Exchange,
-            table=spec.number,
-            plan=plan,
-            worker=self.rank,
-            incarnation=self._now.joined.incarnation,
-            start=spec.optimizer.hyperparameters,
-            strict=strict,
-            wire_dtype=self._settings.wire_dtype,
-            backup=getattr(self._settings.consistency, "backup", 0) > 0,
-            bounded=isinstance(self._settings.consistency, SSP),
-            begins=partial(self._begin_push, spec.number),
-        )
-        try:
-            return make(sharing=self._sharing(plan, pulls=pulls))
-        except OSError as error:
-            if self._settings.carrier is Carrier.SHM:
-                raise ConfigurationRefused(
-                    f"table {spec.number} can share no memory: {error.strerror} (PS_CARRIER=shm)"
-                ) from None
-            self._say(f"table {spec.number} shares no memory ({error.strerror}): its payloads travel")
-            return make(sharing=Sharing.PRIVATE)
-
-    def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
-        plain = pulls and self._settings.consistency == BSP() and not self.ended
-        if not self._shares:
-            lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
-            return Sharing.LENT if lends else Sharing.PRIVATE
-        worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
-        if worth and plain and can_overlay() and self._carriers.all_take(Carrier.SHM, plan.num_shards):
-            return Sharing.MAPPED
-        return Sharing.COPIED
-
-    def _made_again(self, spec: TableSpec) -> Exchange | None:
-        """The exchange of this table, if a start of it was interrupted."""
-        if self._newest is None or self._newest[0].number != spec.number:
-            return None
-        made, exchange = self._newest
-        if made != spec:
-            raise UsageError(
-                f"a call that was interrupted has made table {spec.number} of other parameters, optimizer or "
-                "options: make it as it was, or leave the job and connect again"
-            )
-        return exchange
-
-    def _upload(
-        self,
-        exchange: Exchange,
-        number: int,
-        values: Iterable[torch.Tensor],
-        states: Sequence[Mapping[str, Any]],
-    ) -> None:
-        if number not in self._filled:
-            with torch.no_grad():
-                torch._foreach_copy_(exchange.memory.staging.views, list(values))
-            self._filled.add(number)
-        exchange.load()
-        exchange.wait_acked()
-        exchange.memory.staged()
-        if any(states):
-            self.load_state(number, states)
-        outside = self._outside.get(number)
-        blob = model_table.pack({} if outside is None else outside.tensors())
-        self._membership.calls.put_state(f"start/{number}", blob)
-        self._uploaded.add(number)
-
-    def at_step_boundary(self, step: int) -> None:
-        """To be called between steps by the thread that trains: uploads what a reader has asked for.
-
-        Args:
-            step: that this worker has taken.
-        """
-        if self._membership.live_wanted:
-            try:
-                self._membership.put_live(self._live_state(), step)
-            except PsError as error:  # a reader's trouble: this worker trains on
-                self._say(f"a reader does not get this worker's buffers: {error}")
-        if self._membership.position_wanted:
-            if self._overdue:  # no step of this script begins where that is seen
-                self._put_position(step)
-            else:
-                self._overdue = True
+    def _begin_push(self, table: int) -> None:
+        self.rounds.begin(table)
+        self.begin_step((table,))
 
     # -- optimizer state -------------------------------------------------------------------------------
 
@@ -251,13 +183,13 @@ class JobLink(Rejoiner):
         Raises:
             PsError: a shard refuses, or cannot be reached within the retry limit.
         """
-        exchange = self._exchanges[table]
-        while True:
-            try:
-                exchange.wait_acked()
-                return self._state.dump(table, exchange.plan)
-            except Evicted as error:
-                self._refused(error)
+        exchange = self.exchanges[table]
+
+        def dump() -> list[dict[str, torch.Tensor]]:
+            exchange.wait_acked()
+            return self.optimizer_state.dump(table, exchange.plan)
+
+        return self._again(dump)
 
     def load_state(self, table: int, states: Sequence[Mapping[str, Any]]) -> None:
         """Sets the optimizer's state on the shards, in place of all that is there.
@@ -270,9 +202,9 @@ class JobLink(Rejoiner):
             UsageError: a value has not its parameter's shape.
             PsError: a shard refuses, such as a state that the optimizer cannot have, or cannot be reached.
         """
-        exchange = self._exchanges[table]
+        exchange = self.exchanges[table]
         exchange.wait_acked()
-        self._state.load(table, exchange.plan, states)
+        self.optimizer_state.load(table, exchange.plan, states)
 
     def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
         """Load `number` (from 1) of a table's state, which all workers call: worker 0's is set on the shards.
@@ -285,12 +217,106 @@ class JobLink(Rejoiner):
         """
         if self.ended:
             return
-        exchange = self._exchanges[table]
+        exchange = self.exchanges[table]
         try:
             exchange.wait_acked()
-            self._state.share(table, exchange.plan, number, states)
+            self.optimizer_state.share(table, exchange.plan, number, states)
         except Evicted as error:  # it comes back to what the others have set
-            self._refused(error)
+            self.rejoiner.refused(error)
+
+    # -- what lies beside tables -----------------------------------------------------------------------
+
+    def register(self, name: str, kept: object) -> None:
+        """See `Registered.add`; what comes late gets what a worker that trains has."""
+        self.side.registered.add(name, kept)
+        if self.resumed and not self.start.begun:
+            self.resumption.first(live=True)
+
+    def note_taken(self, at: Positions) -> None:
+        """This worker stands where another process was: if it goes at once, that is what is taken up."""
+        if self.resumption.state:
+            self.uploads.note_taken(self.resumption.state, at)
+
+    # -- calls to the coordinator ----------------------------------------------------------------------
+
+    def share(self, request: pb.ShareRequest) -> pb.ShareReply:
+        """What of an epoch of a loader this worker hands out next.
+
+        Raises:
+            PsError: the coordinator refuses, or cannot be reached.
+        """
+        while True:
+            try:
+                return self.presence.calls.share(request)
+            except Evicted as error:
+                self.rejoiner.refused(error)
+                if self._listener.announce():
+                    return pb.ShareReply()  # the script's loop goes back first
+                for mark in (request.mark, request.rest):  # of the incarnation that is gone
+                    mark.batches = mark.samples = 0
+
+    def use(self, request: pb.UseRequest) -> None:
+        """How far this worker has come in it; see `share`."""
+        self.presence.calls.use(request)
+
+    def begin_epoch(self, epoch: int) -> pb.EpochReply:
+        """Whether the script's loop is to begin an epoch; `last` is set where it is not.
+
+        Raises:
+            PsError: the coordinator refuses, or cannot be reached.
+        """
+        while True:
+            try:
+                return self.presence.calls.begin_epoch(epoch)
+            except Evicted as error:
+                self.rejoiner.refused(error)
+                self._listener.announce()
+
+    def stop_job(self, reason: str) -> pb.EpochReply:
+        """Ends the job for all after the same epoch; see `begin_epoch` for errors."""
+        return self._again(lambda: self.presence.calls.stop_job(reason))
+
+    def collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply | None:
+        """A call that all workers make together; see `CoordinatorCalls.collect` for errors.
+
+        While it waits it takes the steps that others need of it (`LinkListener.sit_out`).
+
+        Returns:
+            None: this worker joined again meanwhile, and its script goes on elsewhere.
+        """
+        until_s, can_step = time.monotonic() + limit_s, True
+        while True:
+            request.ClearField("clocks")
+            request.clocks.update(self._listener.clocks() if can_step else {})
+            try:
+                reply = self.presence.calls.collect(request, until_s=until_s, limit_s=limit_s)
+                if reply.done or not reply.steps:
+                    return reply
+                can_step = self._sit_out(reply.steps)
+            except Evicted as error:
+                self.rejoiner.refused(error)
+                if self._listener.announce() or self.ended:
+                    return None
+                until_s, can_step = time.monotonic() + limit_s, True
+
+    def _sit_out(self, steps: Mapping[int, int]) -> bool:
+        try:
+            with self.resumption.paused():
+                return self._listener.sit_out(steps)
+        finally:
+            self.rounds.pause()
+
+    def epochs(self) -> list[pb.EpochUse]:
+        """What became of the samples of the job's last epochs; see `share` for errors."""
+        return self.presence.calls.epochs()
+
+    def _again(self, call: Callable[[], Result]) -> Result:
+        """Makes a call; again where the worker was evicted meanwhile and has joined again."""
+        while True:
+            try:
+                return call()
+            except Evicted as error:
+                self.rejoiner.refused(error)
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -302,7 +328,7 @@ class JobLink(Rejoiner):
         """
         alone = self._settings.num_workers == 1  # then nobody trains on, and writes what is mapped here
         while True:
-            self.announce()  # there is more to train
+            self.rejoiner.announce()  # there is more to train
             try:
                 for exchange in self.exchanges:
                     exchange.wait_acked()
@@ -310,21 +336,14 @@ class JobLink(Rejoiner):
                 for exchange in () if alone else self.exchanges:
                     exchange.sharing.own()
                 if not self.ended:
-                    self._membership.finish(self._final_state)
+                    self.presence.membership.finish(self.side.pack_final)
                 break
             except Evicted as error:
-                self._refused(error)
-        for number, exchange in enumerate(self.exchanges):
-            self._get(exchange, 0, read=True)
+                self.rejoiner.refused(error)
+        for exchange in self.exchanges:
+            self.start.fetch(exchange, 0, read=True)
             exchange.sharing.own(ended=True)
-            if outside := self._outside.get(number):
-                outside.load(self._kept(number))
-
-    def _final_state(self) -> bytes:
-        return model_table.pack(self._outside_tensors())
-
-    def _live_state(self) -> bytes:
-        return model_table.pack(self._outside_tensors() | self.registered.tensors())
+        self.side.load_final(self.presence.calls.kept)
 
     def close(self, reason: str) -> None:
         """Leaves the job; `reason` is logged by the coordinator. See `written` afterwards."""
@@ -334,15 +353,10 @@ class JobLink(Rejoiner):
                     last()
                 except (WeightsChanged, ConfigurationRefused) as error:
                     self.written = error
-                    self._say(error.message)
-        for connection in self._connections:
-            connection.quiet()
-        self._membership.leave(reason, self.taken())
-        for connection in self._connections:
-            connection.close()
-        self._service.close()
-        self._membership.wait_threads()
-        self.fail(UsageError(f"this worker has left job {self._settings.job}: connect again to train on"))
+                    self._listener.say(error.message)
+        self.presence.leave(reason, self._listener.taken())
+        left = f"this worker has left job {self._settings.job}: connect again to train on"
+        self.exchanges.fail(UsageError(left))
 
     # -- figures ---------------------------------------------------------------------------------------
 
@@ -352,9 +366,10 @@ class JobLink(Rejoiner):
         Raises:
             ServerUnreachable: a shard does not answer.
         """
+        service = self.presence.service
         tables: list[shard_pb2.TableStatus] = []
-        for shard in range(len(self._service.addresses)):
-            reply = self._service.shard(shard).Tables(
+        for shard in range(len(service.addresses)):
+            reply = service.shard(shard).Tables(
                 shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
             )
             tables += [table for table in reply.tables if table.job == self._settings.job]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ps_wire.errors import PsError, StartLimitExceeded
-from ps_wire.frames.service import Calls
 from ps_wire.spec.plan import Plan
 from ps_wire.v1 import shard_pb2 as pb
+from ps_wire.v1.shard_pb2_calls import ShardCalls
 from ps_worker.membership.membership import Membership
 from ps_worker.model.optimizer_state import Gathering, Scattering
 from ps_worker.settings import Settings
@@ -25,21 +25,21 @@ STATE_LIMIT_S = 600.0  # of one call, which may carry gigabytes; a peer that is 
 
 
 class OptimizerStateCalls:
-    """See the module's docstring. Everything waits; for the user's thread."""
+    """Reads and sets of the state of whole tables. Everything waits; for the user's thread."""
 
     def __init__(
         self,
         settings: Settings,
-        membership: Membership,
+        membership: Callable[[], Membership],
         *,
-        calls_of: Callable[[int], Calls],
+        calls_of: Callable[[int], ShardCalls],
         say: Callable[[str], None],
     ) -> None:
         """Takes a way to reach each shard's service.
 
         Args:
             settings: of the worker.
-            membership: joined by now.
+            membership: the live one.
             calls_of: calls to the shard of that number.
             say: writes to the worker's log.
         """
@@ -48,14 +48,13 @@ class OptimizerStateCalls:
         self._calls_of = calls_of
         self._say = say
         self._said_differs = False
-        self._late = membership.joined.resumed and not membership.again
 
     def dump(self, table: int, plan: Plan) -> list[dict[str, torch.Tensor]]:
         """See `JobLink.dump_state`."""
         gathering = Gathering(plan)
         request = pb.DumpRequest(key=self._key(table))
 
-        def call(stub: Calls) -> None:
+        def call(stub: ShardCalls) -> None:
             for message in stub.Dump(request, timeout=STATE_LIMIT_S):
                 gathering.take(message)
 
@@ -72,22 +71,23 @@ class OptimizerStateCalls:
         key = self._key(table)
         for shard in range(plan.num_shards):
 
-            def call(stub: Calls, shard: int = shard) -> None:
+            def call(stub: ShardCalls, shard: int = shard) -> None:
                 stub.LoadState(scattering.messages(shard, key), timeout=STATE_LIMIT_S)
 
             self._call(shard, call)
 
     def share(self, table: int, plan: Plan, number: int, states: Sequence[Mapping[str, Any]]) -> None:
         """See `JobLink.share_state`."""
-        if self._late:
+        membership = self._membership()
+        if membership.joined.resumed and not membership.again:
             self._say("load_state_dict() of a worker that joins a job sets nothing: the job has its state")
             return
-        if self._membership.joined.worker == 0:
+        if membership.joined.worker == 0:
             self.load(table, plan, states)
-            self._membership.calls.put_state(_name(table), _count(number))
+            membership.calls.put_state(_name(table), _count(number))
             return
         limit_s = self._settings.start_limit_s
-        if not self._membership.calls.wait_state(_name(table), _count(number), limit_s):
+        if not membership.calls.wait_state(_name(table), _count(number), limit_s):
             raise StartLimitExceeded(
                 f"worker 0 has not called load_state_dict within {limit_s:g} s (PS_START_LIMIT): after wrap, "
                 "all workers of a job call it, and worker 0's state is used",
@@ -97,12 +97,12 @@ class OptimizerStateCalls:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _key(self, table: int) -> pb.TableKey:
-        joined = self._membership.joined
+        joined = self._membership().joined
         return pb.TableKey(
             job=self._settings.job, worker=joined.worker, incarnation=joined.incarnation, table=table
         )
 
-    def _call(self, shard: int, call: Callable[[Calls], None]) -> None:
+    def _call(self, shard: int, call: Callable[[ShardCalls], None]) -> None:
         broken_s: float | None = None
         while True:
             try:

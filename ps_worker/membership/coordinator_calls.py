@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 
-from ps_wire.errors import CallLimitExceeded, PsError, ServerNotReady, ServerUnreachable
+from ps_wire.errors import CallLimitExceeded, JobUnknown, PsError, ServerNotReady, ServerUnreachable
 from ps_wire.frames.messages import state_parts
 from ps_wire.frames.service import Service
 from ps_wire.text import one_line
@@ -81,6 +82,21 @@ class CoordinatorCalls:
             JobUnknown: nobody has.
         """
         return self._get_state(name, CALL_LIMIT_S)
+
+    def kept(self, table: int) -> dict[str, torch.Tensor]:
+        """What the job keeps with a table: as it was at the end, or at the start."""
+        with suppress(JobUnknown):
+            return model_table.unpack(self.get_state("final"), f"{table}/")
+        with suppress(JobUnknown):
+            return model_table.unpack(self.get_state(f"start/{table}"))
+        return {}  # the job was restored, from a snapshot in which no worker had anything else
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """What this worker had beside its tables at the snapshot that the job goes on from."""
+        try:
+            return model_table.unpack(self.get_state(f"snapshot/{self._joined().worker}"))
+        except JobUnknown:
+            return {}
 
     def _get_state(self, name: str, limit_s: float) -> bytes:
         return self._get_noted(name, limit_s)[0]

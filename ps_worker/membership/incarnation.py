@@ -1,11 +1,14 @@
 """One incarnation of a worker: its membership and its connections. An evicted one is followed by another.
 
 Once it is over, nothing that its threads still bring reaches the worker's tables: what they write or take at
-that moment is waited for, and what comes afterwards is dropped.
+that moment is waited for, and so is a failure that they hand on; what comes afterwards is dropped.
+
+`_failing` is held while a failure is handed on, and nothing else is guarded by it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 
 from ps_wire.errors import PsError
@@ -13,6 +16,8 @@ from ps_wire.frames import frame as wire
 from ps_wire.frames.service import Service
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.membership.membership import Membership
+from ps_worker.membership.round_barrier import RoundBarrier
+from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection, Peer
@@ -23,7 +28,12 @@ RECEIVED_LIMIT_S = 10.0  # for one frame to be taken; only a script's callback t
 
 
 class Incarnation:
-    """See the module's docstring. The `Peer` of its connections."""
+    """The membership and the connections of one incarnation; the `Peer` of these.
+
+    Attributes:
+        membership: its place in the job.
+        connections: to all shards, once it has connected.
+    """
 
     def __init__(
         self,
@@ -33,25 +43,46 @@ class Incarnation:
         peer: Peer,
         progress: Callable[[], pb.Progress],
         say: Callable[[str], None],
+        promise: SnapshotPromise,
+        rounds: RoundBarrier,
     ) -> None:
-        """Does nothing yet; frames and failures go to `peer`."""
-        self.membership = Membership(settings, service, progress=progress, on_failure=self.fail, log=say)
+        """Does nothing yet.
+
+        Args:
+            settings: of the worker.
+            service: with its servers.
+            peer: gets frames and failures.
+            progress: what a heartbeat brings.
+            say: says something to the person at the terminal.
+            promise: to snapshots; it outlives this incarnation.
+            rounds: where the script is, likewise.
+        """
+        self.membership = Membership(
+            settings,
+            service,
+            progress=progress,
+            on_failure=self.fail,
+            log=say,
+            promise=promise,
+            rounds=rounds,
+        )
         self.connections: list[Connection] = []
         self._settings = settings
         self._service = service
         self._peer = peer
         self._say = say
         self._over = False
+        self._failing = threading.Lock()
 
     @property
     def joined(self) -> pb.Joined:
         """As whom it has joined."""
         return self.membership.joined
 
-    def connect(self, carriers: CarrierChoice, places: ShardAddresses) -> None:
+    def connect(self, carriers: CarrierChoice, addresses: ShardAddresses) -> None:
         """Opens a connection to every shard, where it is now."""
         shards = self.joined.shards
-        places.update([shard.address for shard in shards])
+        addresses.update([shard.address for shard in shards])
         generations = [shard.generation for shard in shards] or [0] * len(self._service.addresses)
         self.connections += [
             Connection(
@@ -64,7 +95,7 @@ class Incarnation:
                 peer=self,
                 retry_limit_s=self._settings.retry_limit_s,
                 log=self._say,
-                seek=places.seek,
+                seek=addresses.seek,
                 generation=generation,
             )
             for shard, generation in enumerate(generations)
@@ -78,6 +109,8 @@ class Incarnation:
             connection.close(CLOSE_LIMIT_S)
         for connection in self.connections:
             connection.wait_received(RECEIVED_LIMIT_S)
+        if self._failing.acquire(timeout=RECEIVED_LIMIT_S):
+            self._failing.release()
 
     def take(self, frame: wire.Frame) -> None:
         """See `Peer.take`."""
@@ -94,5 +127,6 @@ class Incarnation:
 
     def fail(self, error: PsError) -> None:
         """See `Peer.fail`."""
-        if not self._over:
-            self._peer.fail(error)
+        with self._failing:
+            if not self._over:
+                self._peer.fail(error)

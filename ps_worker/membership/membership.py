@@ -51,8 +51,6 @@ class Membership:
         again: it was in the job before, and was evicted.
         live_wanted: a reader wants what lies outside tables, at the end of the next step.
         position_wanted: somebody who joins wants this worker's position, at the beginning of the next step.
-        capture: what snapshots take.
-        rounds: where the script is, for others who join.
     """
 
     def __init__(
@@ -63,7 +61,20 @@ class Membership:
         progress: Callable[[], pb.Progress],
         on_failure: Callable[[PsError], None],
         log: Callable[[str], None],
+        promise: SnapshotPromise,
+        rounds: RoundBarrier,
     ) -> None:
+        """Has not joined.
+
+        Args:
+            settings: of the worker.
+            service: whose coordinator it talks to.
+            progress: what a heartbeat brings.
+            on_failure: called once, when the job cannot go on for it; not before it has joined.
+            log: says something to the person at the terminal.
+            promise: to snapshots.
+            rounds: where the script is, for others who join.
+        """
         self._settings = settings
         self._service = service
         self._progress = progress
@@ -78,8 +89,8 @@ class Membership:
         self._error: PsError | None = None
         self._leaving = False
         self.live_wanted = self.position_wanted = False
-        self.capture: SnapshotPromise | None = None
-        self.rounds: RoundBarrier | None = None
+        self._promise: SnapshotPromise | None = promise
+        self._rounds: RoundBarrier | None = rounds
         self._stream: MemberStream | None = None
         self.joined = pb.Joined()
         self.again = False
@@ -256,7 +267,7 @@ class Membership:
         """This incarnation was evicted: its stream ends, without a word."""
         self._leaving = True
         self._end_holds()
-        self.capture = self.rounds = None  # what comes late is of no incarnation after this one
+        self._promise = self._rounds = None  # what comes late is of no incarnation after this one
         if self._stream is not None:
             self._stream.close(cancel=True)
 
@@ -300,36 +311,36 @@ class Membership:
             self._changed.notify_all()
 
     def _take_cut(self, reply: pb.MemberReply) -> None:
-        capture = self.capture
+        promise = self._promise
         match reply.WhichOneof("kind"):
             case "cut_prepare":
                 number = reply.cut_prepare.number
-                steps = capture.prepare(number) if capture is not None else {}
+                steps = promise.prepare(number, self.put_cut) if promise is not None else {}
                 self._send(cut_ready=pb.CutReady(number=number, steps=steps))
-            case "cut_armed" if capture is not None:
-                capture.arm(reply.cut_armed.number, reply.cut_armed.steps)
-            case "cut_ended" if capture is not None:
-                capture.end(reply.cut_ended.number)
+            case "cut_armed" if promise is not None:
+                promise.arm(reply.cut_armed.number, reply.cut_armed.steps)
+            case "cut_ended" if promise is not None:
+                promise.end(reply.cut_ended.number)
 
     def _take_hold(self, reply: pb.MemberReply) -> None:
-        rounds, hold = self.rounds, reply.hold
+        rounds, hold = self._rounds, reply.hold
         if reply.HasField("let_go"):
             if rounds is not None:
                 rounds.let_go(reply.let_go.number)
         elif rounds is not None and hold.named:
             rounds.hold(hold.number, hold.beyond)
         else:
-            steps = rounds.ask(hold.number) if rounds is not None else {}
+            steps = rounds.ask(hold.number, self._say_held) if rounds is not None else {}
             self._send(holding=pb.Holding(number=hold.number, steps=steps))
 
-    def held(self, number: int, steps: Mapping[int, int]) -> None:
+    def _say_held(self, number: int, steps: Mapping[int, int]) -> None:
         """This worker begins no round beyond these steps."""
         self._send(holding=pb.Holding(number=number, held=True, steps=steps))
 
     def _end_holds(self) -> None:
-        capture, rounds = self.capture, self.rounds  # another thread may abandon this incarnation
-        if capture is not None:
-            capture.end()
+        promise, rounds = self._promise, self._rounds  # another thread may abandon this incarnation
+        if promise is not None:
+            promise.end()
         if rounds is not None:
             rounds.let_go()
 

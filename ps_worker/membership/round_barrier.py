@@ -1,4 +1,4 @@
-"""Where the script is in its round over its tables, and its wait at the end of one while somebody joins.
+"""A script's round over its tables, and its wait at the end of one while somebody joins.
 
 A round is what a script of several optimizers does again and again: it steps each table, some perhaps more
 often than others. It begins with the table that the script has stepped first, once all others have had their
@@ -25,16 +25,14 @@ HOLD_LIMIT_S = 60.0  # then the coordinator is gone
 OUT_OF_USE = 100
 
 
-class RoundBarrier:
-    """See the module's docstring. The thread that trains calls `begin`, the stream's thread the others.
+Held = Callable[[int, Mapping[int, int]], None]  # takes the number of a joining, and steps by table
 
-    Attributes:
-        say: tells the coordinator that this worker is held, at these steps.
-    """
+
+class RoundBarrier:
+    """The end of rounds, where one is held. The thread that trains calls `begin`, the stream's the others."""
 
     def __init__(self, clocks: Callable[[], Mapping[int, int]]) -> None:
         """Takes what gives, by table, the step that is under way or comes next."""
-        self.say: Callable[[int, Mapping[int, int]], None] = lambda _number, _steps: None
         self._clocks = clocks
         self._changed = threading.Condition()
         self._first: int | None = None  # the table that rounds begin with
@@ -44,6 +42,7 @@ class RoundBarrier:
         self._begun: Mapping[int, int] = {}  # where the last round began
         self._next: dict[int, int] = {}  # by table, the step after the last that has begun
         self._number: int | None = None
+        self._say: Held | None = None  # of who has asked for that one
         self._beyond: Mapping[int, int] | None = None
         self._held = False
 
@@ -75,10 +74,15 @@ class RoundBarrier:
                 self._unused |= {it for it in clocks if it != table and self._counts[it] <= 1}
                 self._first = table if self._first in self._unused else self._first
 
-    def ask(self, number: int) -> Mapping[int, int]:
-        """No round is to begin any more; returns where the last one did, nothing if none has."""
+    def ask(self, number: int, held: Held) -> Mapping[int, int]:
+        """No round is to begin any more; returns where the last one did, nothing if none has.
+
+        Args:
+            number: of the joining.
+            held: called when the worker stands, with the steps at which it does; it does not wait.
+        """
         with self._changed:
-            self._number, self._beyond, self._held = number, None, False
+            self._number, self._say, self._beyond, self._held = number, held, None, False
             return dict(self._begun)
 
     def hold(self, number: int, beyond: Mapping[int, int]) -> None:
@@ -127,9 +131,9 @@ class RoundBarrier:
         """Says that the worker is held, if it is."""
         position, beyond = self._position(self._clocks()), self._beyond
         ahead = beyond is not None and any(step > beyond.get(table, -1) for table, step in position.items())
-        if ahead and not self._held and self._number is not None:
+        if ahead and not self._held and self._number is not None and self._say is not None:
             self._held = True
-            self.say(self._number, position)
+            self._say(self._number, position)
 
     @waits("a worker that joins to enter all tables")
     def _wait(self) -> None:

@@ -1,4 +1,6 @@
-"""When a snapshot captures what this worker has beside its tables: at the beginning of the cut's step.
+"""A worker's promise to a snapshot: which steps it does not begin before the cut is known.
+
+A snapshot captures what a worker has beside its tables at the beginning of the cut's step.
 
 A step begins when its first batch is about to be read by a loader of this process; else when the batch is
 handed out; without a loader, at the first forward of a wrapped model, at the latest with the first push. From
@@ -22,8 +24,11 @@ logger = logging.getLogger("ps_worker")
 PROMISE_LIMIT_S = 15.0  # then the coordinator, which gives the cut up before, must be gone
 
 
+Put = Callable[[int, bytes], None]  # takes the number of a cut, and what was captured for it
+
+
 class SnapshotPromise:
-    """See the module's docstring. The user's threads call `begin`, the stream's thread the others."""
+    """The promise for the cut that is coming. The user's threads call `begin`, the stream's the others."""
 
     def __init__(self, clocks: Callable[[], Mapping[int, int]], state: Callable[[], bytes]) -> None:
         """Takes what is asked when.
@@ -32,22 +37,26 @@ class SnapshotPromise:
             clocks: table -> this worker's step on it, the one that is under way or comes next.
             state: what is captured; called by the thread that begins the cut's step.
         """
-        self.put: Callable[[int, bytes], None] = lambda _number, _blob: None
-        self.before: Callable[[], None] = lambda: None  # called by who begins a step, first
         self._clocks = clocks
         self._state = state
         self._changed = threading.Condition()
         self._begun: Mapping[int, int] = {}
         self._number: int | None = None
+        self._put: Put | None = None  # of who has asked for that one
         self._promised: dict[int, int] = {}
         self._cut: Mapping[int, int] | None = None
 
-    def prepare(self, number: int) -> dict[int, int]:
-        """A cut is coming; returns the first steps that have not begun, by table: none begins until armed."""
+    def prepare(self, number: int, put: Put) -> dict[int, int]:
+        """A cut is coming; returns the first steps that have not begun, by table: none begins until armed.
+
+        Args:
+            number: of the cut.
+            put: called with what was captured, on a thread of its own; it may wait.
+        """
         with self._changed:
             clocks = self._clocks()
             steps = {table: step + (self._begun.get(table, -1) >= step) for table, step in clocks.items()}
-            self._number, self._promised, self._cut = number, steps, None
+            self._number, self._put, self._promised, self._cut = number, put, steps, None
             self._changed.notify_all()
             return steps
 
@@ -71,17 +80,17 @@ class SnapshotPromise:
         Args:
             tables: on which; None: on all, as where a batch comes.
         """
-        self.before()
         with self._changed:
             clocks = self._clocks()
             begins = clocks if tables is None else {table: clocks[table] for table in tables}
-            number = self._number if self._number is not None and self._due(clocks, begins) else None
-            if number is not None:
+            number, put = self._number, self._put
+            due = number is not None and self._due(clocks, begins)
+            if due:
                 self._number = self._cut = None
             self._begun = {**self._begun, **begins}
-        if number is not None:
+        if due and number is not None and put is not None:
             blob = self._state()
-            watched.thread("ps-capture", partial(self.put, number, blob), log=logger).start()
+            watched.thread("ps-capture", partial(put, number, blob), log=logger).start()
 
     def _due(self, clocks: Mapping[int, int], begins: Mapping[int, int]) -> bool:
         """Whether this is the beginning of the cut's step; waits where it may be, and nobody knows yet."""

@@ -87,6 +87,10 @@ class Together:
         if self._sent_to is not None:
             self._next, self._sent_to = self._sent_to, None
 
+    def pass_over(self, number: int) -> None:
+        """The script leaves out what the job has behind it, up to where this is the next call."""
+        self._next = max(self._next, number)
+
     def _report(self) -> None:
         self._place = self._incarnation(), self.number
 

@@ -1,4 +1,4 @@
-"""Where a worker's gradients and weights lie: flat, mapped, staged from a device, given back to the system.
+"""The memory of a worker's gradients and weights: flat, mapped, staged from a device, given back.
 
 It must not know frames or steps.
 """

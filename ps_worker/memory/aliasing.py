@@ -1,4 +1,4 @@
-"""Where tensors lie in memory, and which of them share elements.
+"""Tensors that share elements, by where they lie in memory.
 
 On any device: only addresses are compared, nothing is read. It must not know what is done about it.
 """

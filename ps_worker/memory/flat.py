@@ -25,7 +25,7 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 class FlatBuckets:
-    """See the module's docstring."""
+    """One flat tensor for each bucket, and a view for each parameter."""
 
     def __init__(self, plan: Plan, *, private: bool = False, memory: mmap.mmap | None = None) -> None:
         """Allocates zeros, shape (B,) per bucket, on the CPU.
@@ -43,9 +43,9 @@ class FlatBuckets:
         self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
             flat = tensor.numpy()
-            for place in bucket.placements:
-                piece = flat[place.offset : place.offset + place.numel]
-                self.views[place.parameter] = tensor_of(piece, plan.parameters[place.parameter])
+            for placement in bucket.placements:
+                piece = flat[placement.offset : placement.offset + placement.numel]
+                self.views[placement.parameter] = tensor_of(piece, plan.parameters[placement.parameter])
 
     def partition(self, partition: Partition) -> torch.Tensor:
         """A partition's elements, a view."""

@@ -20,7 +20,7 @@ from ps_worker.memory.os_memory import private_memory
 
 
 class Rounded:
-    """See the module's docstring.
+    """Gradients of a table as they travel rounded, and the codec of weights that are pulled.
 
     Attributes:
         codec: of what is pulled, for partitions that can be rounded.

@@ -40,7 +40,7 @@ class Ticket(Protocol):
 
 
 class Staging(Protocol):
-    """See the module's docstring. Used by one thread at a time."""
+    """The copies to and from one device. Used by one thread at a time."""
 
     def out(self, views: Tensors, gradients: Tensors) -> Ticket:
         """Begins to copy gradients into flat memory; neither may be written until the ticket is done."""

@@ -34,7 +34,7 @@ FOUND_WITHIN = 50  # steps: what a script has written to memory of shards; half 
 
 
 class Sharing(Enum):
-    """See the module's docstring."""
+    """How much of a table's memory shards may map; see the module's docstring."""
 
     PRIVATE = "private"
     LENT = "lent"
@@ -43,7 +43,7 @@ class Sharing(Enum):
 
 
 class TableMemory:
-    """See the module's docstring.
+    """The memory of one table: gradients, weights, and what of shards' memory is laid over them.
 
     `_lock` guards what is laid over halves, and where: connections of several shards lay at once, while the
     script's thread gives up sharing. It is held while the kernel maps.
@@ -101,8 +101,8 @@ class TableMemory:
         """Where weights that come may be received; None: elsewhere, and `put` takes them."""
         if partition.shard in self._laid:
             return None
-        place = self.of(version).bytes_of(partition)
-        return place if len(place) == nbytes else None
+        memory = self.of(version).bytes_of(partition)
+        return memory if len(memory) == nbytes else None
 
     def put(
         self, partition: Partition, version: int, payload: bytes | memoryview, codec: int = AS_THEY_ARE
@@ -214,7 +214,7 @@ class TableMemory:
         if turn is not None and windows:
             looks = -(-2 * len(windows) // FOUND_WITHIN)
             first = turn // 2 * looks  # halves take turns, too
-            windows = [windows[(first + place) % len(windows)] for place in range(looks)]
+            windows = [windows[(first + index) % len(windows)] for index in range(looks)]
         halves = zip(self._halves, self._flats, strict=False)
         shown = [half for half, flat in halves if turn is None or flat is self.weights]
         return any(half.written(at=at, nbytes=count) for half in shown for at, count in windows)

@@ -1,4 +1,4 @@
-"""What a model is made of beside its table: buffers, and parameters without an optimizer, by name.
+"""The extras of a model, which lie beside its table: buffers, and parameters without an optimizer.
 
 A script may put another tensor in a buffer's place at any time (`self.mean = 0.9 * self.mean + ...`, or
 `model.to(device)`, which makes all of them anew). So what is kept here is names; the tensors are looked up
@@ -16,7 +16,7 @@ from ps_worker.model import model_table
 
 
 class ModelExtras:
-    """See the module's docstring. Used by the thread that trains."""
+    """The extras of one model, looked up by name. Used by the thread that trains."""
 
     def __init__(
         self, model: torch.nn.Module, inside: Iterable[torch.Tensor], say: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""What a script has registered to be kept with the job: schedulers, generators, tensors; and how it travels.
+"""The state that a script has registered with the job (schedulers, generators, tensors), and its encoding.
 
 A state is what `state_dict()` gives: nested dicts, lists and plain values, with tensors in it. Its structure
 travels as JSON, its tensors as tensors, both in one safetensors: nothing is pickled.
@@ -20,7 +20,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 class Registered:
-    """See the module's docstring. Used by the thread that trains."""
+    """Objects whose state is kept with the job, by name. Used by the thread that trains."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -35,12 +35,12 @@ class _Table:
     exchange: Exchange
     weights: ShownWeights
     parameters: Mapping[str, torch.nn.Parameter]
-    place_of: Mapping[int, int]  # id of a parameter -> its place
-    partitions_of: tuple[frozenset[int], ...]  # by place
+    index_of: Mapping[int, int]  # id of a parameter -> its number in the table
+    partitions_of: tuple[frozenset[int], ...]  # by that number
 
 
 class Arrival:
-    """See the module's docstring.
+    """The weights of an optimizer's next step on their way, and the modules that wait for them.
 
     Attributes:
         under_way: `step()` has returned, and not all weights are known to be here.
@@ -65,7 +65,7 @@ class Arrival:
         self._settle = settle
         self._tables: list[_Table] = []
         self._hooks = ModuleHooks(model, enter=self._enter, settle=self._settle_all)
-        self._uncovered: list[tuple[_Table, list[int]]] = []  # places for which no module waits
+        self._uncovered: list[tuple[_Table, list[int]]] = []  # parameters for which no module waits
         self._planned = False
         self._worth = False
         self._entered = False
@@ -74,16 +74,16 @@ class Arrival:
         """One more table, whose weights are here: parameters show them."""
         exchange, parameters = started.exchange, started.parameters
         weights = ShownWeights(exchange.memory, parameters)
-        places: list[set[int]] = [set() for _ in parameters]
+        indices: list[set[int]] = [set() for _ in parameters]
         for partition in exchange.partitions:
             for piece in exchange.plan.placements(partition):
-                places[piece.parameter].add(partition.index)
+                indices[piece.parameter].add(partition.index)
         table = _Table(
             exchange,
             weights,
             parameters,
-            {id(parameter): place for place, parameter in enumerate(parameters.values())},
-            tuple(map(frozenset, places)),
+            {id(parameter): index for index, parameter in enumerate(parameters.values())},
+            tuple(map(frozenset, indices)),
         )
         self._tables = [*self._tables, table]
         self._planned = False
@@ -102,7 +102,7 @@ class Arrival:
             self._hooks.plan([it for table in self._tables for it in table.parameters.values()])
             covered = self._hooks.covered
             self._uncovered = [
-                (table, [place for key, place in table.place_of.items() if key not in covered])
+                (table, [index for key, index in table.index_of.items() if key not in covered])
                 for table in self._tables
             ]
             self._planned = True
@@ -130,8 +130,8 @@ class Arrival:
         """
         self.late.clear()
         self._entered = False
-        for table, places in self._uncovered:
-            self._wait(table, places)
+        for table, indices in self._uncovered:
+            self._wait(table, indices)
         self._hooks.put_on()
         self.under_way = True
 
@@ -139,10 +139,10 @@ class Arrival:
         """All weights are here, and are shown."""
         if self.under_way:
             for table in self._tables:
-                ids = list(table.place_of)
+                ids = list(table.index_of)
                 pending = sorted(table.weights.pending)
                 self.late |= dict(
-                    zip((ids[place] for place in pending), table.weights.names_of(pending), strict=True)
+                    zip((ids[index] for index in pending), table.weights.names_of(pending), strict=True)
                 )
         self._hooks.take_off()
         for table in self._tables:
@@ -218,7 +218,7 @@ class Arrival:
             return
         try:
             for table in self._tables:
-                self._wait(table, [table.place_of[key] for key in wanted if key in table.place_of])
+                self._wait(table, [table.index_of[key] for key in wanted if key in table.index_of])
         except Evicted:
             if first:  # nothing was read yet: the whole pass sees the weights of now
                 with suppress(PsError):
@@ -226,14 +226,14 @@ class Arrival:
         except PsError:
             return  # step() raises it
 
-    def _wait(self, table: _Table, places: list[int]) -> None:
-        if not places:
+    def _wait(self, table: _Table, indices: list[int]) -> None:
+        if not indices:
             return
-        wanted = frozenset().union(*(table.partitions_of[place] for place in places))
+        wanted = frozenset().union(*(table.partitions_of[index] for index in indices))
         started_s = time.monotonic()
         table.exchange.wait_pulled(self._report, wanted)
         self.waited_s += time.monotonic() - started_s
-        table.weights.arrive(places, table.exchange.versions[min(wanted, default=0)])
+        table.weights.arrive(indices, table.exchange.versions[min(wanted, default=0)])
 
 
 def _worth_waiting(parameters: Mapping[str, torch.nn.Parameter]) -> bool:

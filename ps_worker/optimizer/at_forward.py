@@ -13,7 +13,7 @@ import torch
 
 
 class AtForward:
-    """See the module's docstring."""
+    """A forward pre-hook that copies and pickles of the model leave out."""
 
     def __init__(self, tell: Callable[[], object] | None = None) -> None:
         """`tell` is called before each forward; None: nobody."""

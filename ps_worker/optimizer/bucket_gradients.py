@@ -1,4 +1,4 @@
-"""One bucket's gradients: gathered while backward runs, copied into flat memory, gone.
+"""The gradients of one bucket: gathered while backward runs, copied into flat memory, pushed.
 
 Legend: K = parameters of the bucket, in the order in which backward reaches them.
 
@@ -41,7 +41,7 @@ Unscale: TypeAlias = Callable[[torch.Tensor], object]
 
 
 class BucketGradients:
-    """See the module's docstring.
+    """The gradients of one bucket: hooks that note them, the copy that leaves, and what is kept of it.
 
     Attributes:
         bucket: of the table's plan.
@@ -69,19 +69,19 @@ class BucketGradients:
         self.arrived: list[torch.Tensor] = []
         self.ticket: Ticket = DONE
         self._exchange = exchange
-        mine = [place.parameter for place in bucket.placements]
-        self.parameters = [parameters[index] for index in mine]
-        self._names = [names[index] for index in mine]
-        self._views = [exchange.gradients.views[index] for index in mine]
+        mine = [placement.parameter for placement in bucket.placements]
+        self.parameters = [parameters[number] for number in mine]
+        self._names = [names[number] for number in mine]
+        self._views = [exchange.gradients.views[number] for number in mine]
         first, count = bucket.first_partition, bucket.num_partitions
         self.partitions = exchange.partitions[first : first + count]
-        place_of = {index: place for place, index in enumerate(mine)}
+        index_of = {number: index for index, number in enumerate(mine)}
         self._pieces = [
-            [place_of[placement.parameter] for placement in exchange.plan.placements(partition)]
+            [index_of[placement.parameter] for placement in exchange.plan.placements(partition)]
             for partition in self.partitions
         ]
         self._all = [(True,) * len(pieces) for pieces in self._pieces]
-        self._zeros = set(range(len(mine)))  # places whose flat memory holds zeros
+        self._zeros = set(range(len(mine)))  # parameters whose flat memory holds zeros, by index
         self._absent: list[int] = []
         self._sent: list[torch.Tensor | None] = []
         self._sent_there: list[torch.Tensor] = []
@@ -101,23 +101,23 @@ class BucketGradients:
         """Hooks that copy each gradient as it is complete, for `changed_since_noted`."""
         if not self._overlaps:
             return
-        for place, parameter in self._unhooked():
-            self._hook(parameter, place, partial(self._note, place, on_note))
+        for index, parameter in self._unhooked():
+            self._hook(parameter, index, partial(self._note, index, on_note))
 
     def overlap(self, on_complete: Callable[[BucketGradients], None]) -> None:
         """Hooks that call back once the gradients of all parameters that require one are there."""
         if not self._overlaps:
             return
         if self._late and self.arrived and self._distinct() == self._awaited():
-            trigger = self._place_of(self.arrived[-1])
+            trigger = self._index_of(self.arrived[-1])
             if trigger != self._trigger:
                 self._trigger = trigger
                 self.unhook()
-        for place, parameter in self._unhooked():
-            if place == self._trigger:
-                self._hook(parameter, place, partial(self._arrive, on_complete))
+        for index, parameter in self._unhooked():
+            if index == self._trigger:
+                self._hook(parameter, index, partial(self._arrive, on_complete))
             else:
-                self._hook(parameter, place, self.arrived.append)
+                self._hook(parameter, index, self.arrived.append)
 
     def unhook(self) -> None:
         """Takes all hooks off."""
@@ -127,34 +127,34 @@ class BucketGradients:
         self._hooked = [False] * len(self._hooked)
 
     def _unhooked(self) -> list[tuple[int, torch.nn.Parameter]]:
-        """Places without a hook whose parameter can have one: it may have been unfrozen since."""
+        """Parameters without a hook that can have one, by index: it may have been unfrozen since."""
         return [
-            (place, self.parameters[place])
-            for place, hooked in enumerate(self._hooked)
-            if not hooked and self.parameters[place].requires_grad
+            (index, self.parameters[index])
+            for index, hooked in enumerate(self._hooked)
+            if not hooked and self.parameters[index].requires_grad
         ]
 
-    def _hook(self, parameter: torch.nn.Parameter, place: int, hook: Callable[[torch.Tensor], None]) -> None:
+    def _hook(self, parameter: torch.nn.Parameter, index: int, hook: Callable[[torch.Tensor], None]) -> None:
         register: Callable[..., Handle] = parameter.register_post_accumulate_grad_hook
         self._handles.append(register(hook))
-        self._hooked[place] = True
+        self._hooked[index] = True
 
     @_disable_dynamo  # in a compiled train step it would trace hooks
-    def _note(self, place: int, on_note: Callable[[], None], parameter: torch.Tensor) -> None:
+    def _note(self, index: int, on_note: Callable[[], None], parameter: torch.Tensor) -> None:
         on_note()
         gradient = parameter.grad
         if gradient is None:
-            raise cleared(self._names[place])
+            raise cleared(self._names[index])
         self.arrived.append(parameter)
-        self._check_dense(gradient, place)
+        self._check_dense(gradient, index)
         try:
             self._exchange.wait_free(self.partitions)
         except Evicted:  # step() joins again
             return
-        self._zeros.discard(place)
+        self._zeros.discard(index)
         with torch.no_grad():  # a gradient may have a graph of its own
-            self._views[place].copy_(gradient)
-        self._noted[place] = (gradient, gradient._version)
+            self._views[index].copy_(gradient)
+        self._noted[index] = (gradient, gradient._version)
 
     @_disable_dynamo
     def _arrive(self, on_complete: Callable[[BucketGradients], None], parameter: torch.Tensor) -> None:
@@ -203,13 +203,13 @@ class BucketGradients:
         views = self._views
         self._absent = []
         if len(there) < len(views):
-            self._absent = [place for place, gradient in enumerate(gradients) if gradient is None]
-            views = [self._views[place] for place, gradient in enumerate(gradients) if gradient is not None]
+            self._absent = [index for index, gradient in enumerate(gradients) if gradient is None]
+            views = [self._views[index] for index, gradient in enumerate(gradients) if gradient is not None]
         self.ticket.synchronize()
         with torch.no_grad():
-            for place in self._absent:
-                if place not in self._zeros:
-                    self._views[place].zero_()
+            for index in self._absent:
+                if index not in self._zeros:
+                    self._views[index].zero_()
             self._zeros = set(self._absent)
             try:
                 if self._as_views:
@@ -227,15 +227,15 @@ class BucketGradients:
     def _move(self, gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
         """Copies what does not lie in flat memory yet, where it lies from then on; returns what is there."""
         moved = [
-            (place, gradient)
-            for place, gradient in enumerate(gradients)
-            if gradient is not None and gradient is not self._views[place]
+            (index, gradient)
+            for index, gradient in enumerate(gradients)
+            if gradient is not None and gradient is not self._views[index]
         ]
-        self._copy_out([self._views[place] for place, _ in moved], [gradient for _, gradient in moved])
-        for place, gradient in moved:
-            view = self._views[place]
+        self._copy_out([self._views[index] for index, _ in moved], [gradient for _, gradient in moved])
+        for index, gradient in moved:
+            view = self._views[index]
             if gradient.dtype is view.dtype and gradient.device == view.device:
-                self.parameters[place].grad = gradients[place] = view
+                self.parameters[index].grad = gradients[index] = view
         return [gradient for gradient in gradients if gradient is not None]
 
     def _copy_out(self, views: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
@@ -255,7 +255,7 @@ class BucketGradients:
         absent = set(self._absent)
         present: Sequence[Sequence[bool]] = self._all
         if absent:
-            present = [[place not in absent for place in pieces] for pieces in self._pieces]
+            present = [[index not in absent for index in pieces] for pieces in self._pieces]
         self._exchange.push(self.partitions, step=step, weight=weight, present=present)
 
     # -- checks ----------------------------------------------------------------------------------------
@@ -268,9 +268,9 @@ class BucketGradients:
         """
         if self._absent:
             arrived = set(map(id, self.arrived))
-            for place in self._absent:
-                if id(self.parameters[place]) in arrived:
-                    raise cleared(self._names[place])
+            for index in self._absent:
+                if id(self.parameters[index]) in arrived:
+                    raise cleared(self._names[index])
 
     def keep(self) -> None:
         """Notes what `changed_since_left` compares with."""
@@ -281,62 +281,62 @@ class BucketGradients:
         """What happened to a gradient between its hook and now, exactly, or None."""
         if self._distinct() != len(self.arrived):
             return "a gradient accumulated over several backward passes"
-        for place, (gradient, version) in self._noted.items():
-            now = self.parameters[place].grad
+        for index, (gradient, version) in self._noted.items():
+            now = self.parameters[index].grad
             if now is not gradient:
-                return replaced(self._names[place])
-            if now._version != version or not same(now.detach(), self._views[place]):
-                return changed(self._names[place])
+                return replaced(self._names[index])
+            if now._version != version or not same(now.detach(), self._views[index]):
+                return changed(self._names[index])
         return None
 
     def changed_since_left(self, sample: slice, turn: int) -> str | None:
         """What happened to a gradient since the bucket left, as far as the checks see, or None.
 
         Args:
-            sample: places whose bytes are compared: one row of each.
+            sample: parameters whose bytes are compared, by index: one row of each.
             turn: chooses the row.
         """
         kept = list(map(is_, map(_gradient_of, self.parameters), self._sent))
         if not all(kept):
             return replaced(self._names[kept.index(False)])
         if len(self.arrived) != self._sent_arrivals:
-            place = self._place_of(self.arrived[-1])
-            return f"a second backward added to the gradient of {self._names[place]!r}"
-        places: Sequence[int] = range(len(self._sent))
+            index = self._index_of(self.arrived[-1])
+            return f"a second backward added to the gradient of {self._names[index]!r}"
+        indices: Sequence[int] = range(len(self._sent))
         if self._absent:
-            places = [place for place in places if self._sent[place] is not None]
+            indices = [index for index in indices if self._sent[index] is not None]
         versions = list(map(_version_of, self._sent_there))
         if versions != self._sent_versions:
-            pairs = zip(versions, self._sent_versions, places, strict=True)
-            return changed(self._names[next(place for now, then, place in pairs if now != then)])
-        for place, gradient in zip(places[sample], self._sent_there[sample], strict=True):
-            now, sent = gradient.detach(), self._views[place]
+            pairs = zip(versions, self._sent_versions, indices, strict=True)
+            return changed(self._names[next(index for now, then, index in pairs if now != then)])
+        for index, gradient in zip(indices[sample], self._sent_there[sample], strict=True):
+            now, sent = gradient.detach(), self._views[index]
             if now.dim():
                 if not now.numel():
                     continue
                 row = turn % now.shape[0]
                 now, sent = now[row], sent[row]
             if not same(now, sent):
-                return changed(self._names[place])
+                return changed(self._names[index])
         return None
 
-    def _place_of(self, parameter: torch.Tensor) -> int:
-        return next(place for place, mine in enumerate(self.parameters) if mine is parameter)
+    def _index_of(self, parameter: torch.Tensor) -> int:
+        return next(index for index, mine in enumerate(self.parameters) if mine is parameter)
 
     def _check_all(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        for place, gradient in enumerate(gradients):
+        for index, gradient in enumerate(gradients):
             if gradient is not None:
-                self._check_dense(gradient, place)
+                self._check_dense(gradient, index)
 
-    def _check_dense(self, gradient: torch.Tensor, place: int) -> None:
+    def _check_dense(self, gradient: torch.Tensor, index: int) -> None:
         if gradient.layout is not torch.strided:
             raise UsageError(
-                f"the gradient of {self._names[place]!r} is sparse: tables are dense "
+                f"the gradient of {self._names[index]!r} is sparse: tables are dense "
                 "(for an Embedding, sparse=False)"
             )
-        view = self._views[place]
+        view = self._views[index]
         if gradient.shape != view.shape:
             raise ParameterUnsupported(
-                f"the gradient of {self._names[place]!r} has shape {tuple(gradient.shape)}; the parameter "
+                f"the gradient of {self._names[index]!r} has shape {tuple(gradient.shape)}; the parameter "
                 f"had {tuple(view.shape)} when it was wrapped"
             )

@@ -1,4 +1,4 @@
-"""What happened to gradients that must not change any more: comparisons, and what is said of it."""
+"""Changes of gradients that must not change any more: comparisons, and the texts of errors."""
 
 from __future__ import annotations
 

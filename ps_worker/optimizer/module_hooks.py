@@ -28,7 +28,7 @@ Parameters: TypeAlias = frozenset[int]  # by id
 
 
 class ModuleHooks:
-    """See the module's docstring.
+    """The hooks of one model: who waits for which parameters before its forward.
 
     Attributes:
         covered: ids of the parameters that some module waits for; empty before modules were watched.

@@ -40,14 +40,14 @@ _numel_of = torch.Tensor.numel
 
 
 class ShownWeights:
-    """See the module's docstring. Used by the thread that trains, but for the copy of a window."""
+    """The weights that a table's parameters show. Used by the thread that trains, but to copy a window."""
 
     def __init__(self, memory: TableMemory, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Makes the parameters show the flat weights of the version that came last."""
         self._memory = memory
         self._flat = flat = memory.weights
         self._twins: dict[int, list[torch.Tensor]] = {}  # by flat weights: what parameters show of them
-        self._places: list[list[int]] = []  # addresses of all twins
+        self._addresses: list[list[int]] = []  # of all twins
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._copied: set[int] = set()
@@ -72,12 +72,12 @@ class ShownWeights:
         self._show(flat)
         self.refresh()
 
-    def _show(self, flat: FlatBuckets, places: Iterable[int] | None = None) -> None:
+    def _show(self, flat: FlatBuckets, indices: Iterable[int] | None = None) -> None:
         """Parameters (default: all) that lie in flat weights lie in these from now on."""
         twins = self._twins_of(flat)
-        for place in range(len(twins)) if places is None else places:
-            if place not in self._copied:
-                self._parameters[place].data = twins[place]
+        for index in range(len(twins)) if indices is None else indices:
+            if index not in self._copied:
+                self._parameters[index].data = twins[index]
         self._note_pointers()
         self._flat = flat  # at last: where Ctrl-C came between, it is done again
 
@@ -85,7 +85,7 @@ class ShownWeights:
         twins = self._twins.get(id(flat))
         if twins is None:
             twins = self._twins[id(flat)] = list(map(twin, flat.views))
-            self._places.append(list(map(_pointer_of, twins)))  # now: `share_memory()` moves a twin along
+            self._addresses.append(list(map(_pointer_of, twins)))  # now: `share_memory()` moves a twin along
         return twins
 
     @torch.inference_mode(False)
@@ -100,18 +100,18 @@ class ShownWeights:
         if not self._looked and self._moved():
             self._follow(arrived=True)
         self._looked = False
-        places: Iterable[int] = range(len(self._parameters))
+        indices: Iterable[int] = range(len(self._parameters))
         if self._expecting:
-            places = sorted(self._pending)
-            self._note_touched(places)
+            indices = sorted(self._pending)
+            self._note_touched(indices)
         else:
             self._memory.stagings.reads_end()
         self._trusted = False
         if self._others or self._memory.weights is not self._flat:
-            self._show(self._memory.weights, places)
+            self._show(self._memory.weights, indices)
         self._others = False
-        self._fill([place for place in self._copied if not self._expecting or place in self._pending])
-        torch.autograd.graph.increment_version([self._parameters[index] for index in places])
+        self._fill([index for index in self._copied if not self._expecting or index in self._pending])
+        torch.autograd.graph.increment_version([self._parameters[index] for index in indices])
         self._versions = list(map(_version_of, self._parameters))
         self._trusted = True
         self._pending.clear()
@@ -140,35 +140,35 @@ class ShownWeights:
     @torch.inference_mode(False)
     @torch.no_grad()
     @trace.traced("show weights")
-    def arrive(self, places: Iterable[int], version: int) -> None:
+    def arrive(self, indices: Iterable[int], version: int) -> None:
         """The weights of some parameters are here, and nobody reads these now: they show them.
 
         Args:
-            places: of the table; those that show them already are left as they are.
+            indices: of the table; those that show them already are left as they are.
             version: that has arrived.
 
         Raises:
             ParameterUnsupported: as `refresh`.
         """
-        mine = [place for place in places if place in self._pending]
+        mine = [index for index in indices if index in self._pending]
         if not mine:
             return
         self._note_touched(mine)
-        parameters = [self._parameters[place] for place in mine]
+        parameters = [self._parameters[index] for index in mine]
         if any(map(self._has_moved, mine)):
             self._follow(arrived=True)
         self._trusted = False
         flat = self._memory.of(version)
         if flat is not self._flat:
             twins = self._twins_of(flat)
-            for place, parameter in zip(mine, parameters, strict=True):
-                if place not in self._copied:
-                    parameter.data = twins[place]
-                    self._pointers[place] = parameter.data_ptr()
-        self._fill([place for place in mine if place in self._copied], flat)
+            for index, parameter in zip(mine, parameters, strict=True):
+                if index not in self._copied:
+                    parameter.data = twins[index]
+                    self._pointers[index] = parameter.data_ptr()
+        self._fill([index for index in mine if index in self._copied], flat)
         torch.autograd.graph.increment_version(parameters)
-        for place, parameter in zip(mine, parameters, strict=True):
-            self._versions[place] = parameter._version
+        for index, parameter in zip(mine, parameters, strict=True):
+            self._versions[index] = parameter._version
         self._trusted = True
         self._pending.difference_update(mine)
 
@@ -179,32 +179,32 @@ class ShownWeights:
         self._expecting = False
         self._pending.clear()
 
-    def names_of(self, places: Iterable[int]) -> list[str]:
-        """Of parameters, by their places in the table."""
-        return [self._names[place] for place in places]
+    def names_of(self, indices: Iterable[int]) -> list[str]:
+        """The names of parameters of the table, by index."""
+        return [self._names[index] for index in indices]
 
     @property
     def pending(self) -> frozenset[int]:
-        """Places of the parameters that do not show the weights that were asked for."""
+        """The indices of parameters that do not show the weights that were asked for."""
         return frozenset(self._pending)
 
-    def _fill(self, places: list[int], flat: FlatBuckets | None = None) -> None:
+    def _fill(self, indices: list[int], flat: FlatBuckets | None = None) -> None:
         views = (flat or self._flat).views
         by_device: dict[torch.device, list[int]] = {}
-        for place in places:
-            by_device.setdefault(self._parameters[place].device, []).append(place)
+        for index in indices:
+            by_device.setdefault(self._parameters[index].device, []).append(index)
         for device, mine in by_device.items():
-            targets = [self._parameters[place].data for place in mine]
-            self._memory.stagings.of(device).into(targets, [views[place] for place in mine])
+            targets = [self._parameters[index].data for index in mine]
+            self._memory.stagings.of(device).into(targets, [views[index] for index in mine])
 
-    def _note_touched(self, places: Iterable[int]) -> None:
-        for place in places if self._trusted else ():
-            if self._parameters[place]._version != self._versions[place]:
-                self._touched = f"parameter {self._names[place]!r}"
+    def _note_touched(self, indices: Iterable[int]) -> None:
+        for index in indices if self._trusted else ():
+            if self._parameters[index]._version != self._versions[index]:
+                self._touched = f"parameter {self._names[index]!r}"
 
-    def _has_moved(self, place: int) -> bool:
-        parameter = self._parameters[place]
-        return parameter.data_ptr() != self._pointers[place] or parameter.numel() != self._numels[place]
+    def _has_moved(self, index: int) -> bool:
+        parameter = self._parameters[index]
+        return parameter.data_ptr() != self._pointers[index] or parameter.numel() != self._numels[index]
 
     @trace.traced("check weights")
     def check(self) -> None:
@@ -246,7 +246,7 @@ class ShownWeights:
         """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
         for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
             parameter, view = self._parameters[index], self._flat.views[index]
-            known = {pointer, *[places[index] for places in self._places]}
+            known = {pointer, *[addresses[index] for addresses in self._addresses]}
             if parameter.data_ptr() in known and parameter.shape == view.shape:
                 continue
             if parameter.shape != view.shape:

@@ -159,7 +159,7 @@ class GrpcStream(_Replies):
 
 
 class _Calls:
-    """A generated stub whose calls raise `PsError`: `ps_wire.frames.service.Calls`."""
+    """A generated stub whose calls raise `PsError`: a `CoordinatorCalls` or `ShardCalls`."""
 
     def __init__(self, stub: Callable[[grpc.Channel], Any], line: _Line) -> None:
         self._stub = stub

@@ -65,7 +65,7 @@ def adam(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
 
 def partitions_of(optimizer: Any, model: nn.Module, name: str) -> frozenset[int]:
     (table,) = arrival_of(optimizer)._tables
-    return table.partitions_of[table.place_of[id(model.get_parameter(name))]]
+    return table.partitions_of[table.index_of[id(model.get_parameter(name))]]
 
 
 def train(model: nn.Module, optimizer: Any, steps: Any, rank: int = 0, forward: Any = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
+from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.index_share import Share
 from ps_worker.data.loader import Loader
 
@@ -26,6 +27,48 @@ class Stream(IterableDataset[int]):
         return iter(range(1000 * self.epoch, 1000 * self.epoch + self.length))
 
 
+class Unmoved:
+    """The steps of a worker that takes none: `ScriptSteps`."""
+
+    step = 0
+
+    def is_behind(self) -> bool:
+        return False
+
+
+class Alone:
+    """A `Dealer` that always deals the same share, of which nothing is left over."""
+
+    void = behind = False
+
+    def __init__(self, rank: int, num_workers: int) -> None:
+        self._place, self._count = rank, num_workers
+
+    def replay(self, epoch: int) -> EpochPiece | None:
+        return None
+
+    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
+        return EpochPiece(epoch=epoch, place=self._place, count=self._count, first=first) if begins else None
+
+
+class Counting:
+    """A `LoaderListener` of a script without a loop: it counts what is handed out."""
+
+    current_epoch: int | None = None
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def begin_batch(self) -> None:
+        pass
+
+    def hand_out(self, loader: Loader, samples: int) -> None:
+        self.sizes.append(samples)
+
+    def arrive(self) -> None:
+        pass
+
+
 def made(samples: int | Dataset[Any], rank: int = 0, num_workers: int = 1, **given: Any) -> Loader:
     """A loader as a worker makes it; of the numbers below `samples`, or of a dataset."""
     values: dict[str, Any] = {
@@ -35,9 +78,9 @@ def made(samples: int | Dataset[Any], rank: int = 0, num_workers: int = 1, **giv
         "drop_last": False,
         "even": True,
         "ended": False,
-        "on_batch": lambda _size: None,
         "options": {},
-        "current_epoch": lambda: None,
+        "dealer": Alone(rank, num_workers),
+        "listener": Counting(),
     }
     dataset = range(samples) if isinstance(samples, int) else samples
     return Loader(dataset, rank=rank, num_workers=num_workers, **values | given)

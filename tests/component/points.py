@@ -47,7 +47,12 @@ class Points:
     def at(self, worker: ps.Worker, point: str) -> None:
         """The worker is there: if it is the next one, waits for the others, and until this one has heard."""
         left, link = self._left[worker.rank], link_of(worker)
-        if left[:1] != [point] or worker.step < self.first or link.undone or link._failure is not None:
+        if (
+            left[:1] != [point]
+            or worker.step < self.first
+            or link.rejoiner.undone
+            or link.exchanges.failure is not None
+        ):
             return
         left.pop(0)
         if self._meet.wait() == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ps_server.shard.state.codec import encode, facts_text
-from ps_server.shard.state.table_state import capture
 from ps_wire.snapshot import tensors as snapshot_tensors
 from ps_wire.snapshot.manifest import Manifest, SavedWorker, shard_file, worker_file
 from ps_wire.snapshot.store import SnapshotStore
@@ -21,7 +20,7 @@ def save(cluster: Cluster, folder: str, job: str, workers: dict[int, bytes]) -> 
         tensors, tables = {}, []
         for spec in specs:
             table = server.shard.table(job, spec.number)
-            own, facts = encode(table.plan, spec.number, capture(table))
+            own, facts = encode(table.plan, spec.number, table.dump())
             tensors |= own
             tables.append(facts)
             for cell in table.cells():

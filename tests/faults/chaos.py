@@ -134,7 +134,7 @@ def main() -> None:
         links.ip("link", "set", "lo", "up")
     minutes = given.minutes / 2 if both else given.minutes
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    zygote = Zygote(folder)
+    zygote = Zygote()
     numbers = itertools.count() if given.only is None else [given.only]
     until_s = time.monotonic() + 60 * minutes
     try:

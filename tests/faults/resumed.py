@@ -80,7 +80,7 @@ def main(record: Path) -> None:
                 best.copy_(loss)
             if early.see(max(IMPROVES - epoch, 0)):
                 worker.stop_job(f"not better for {PATIENCE} epochs")
-        ended = worker.ended
+        ended, looped = worker.ended, worker.step
         worker.finish()
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
         found = {
@@ -88,6 +88,7 @@ def main(record: Path) -> None:
             "ended": ended,
             "bodies": bodies,
             "steps": worker.step,
+            "looped": looped,  # steps at the end of its loops: who is evicted after that has those of the job
             "lr": optimizer.param_groups[0]["lr"],
             "per_epoch": decay.last_epoch,
             "per_step": warm.last_epoch,

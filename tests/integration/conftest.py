@@ -15,9 +15,9 @@ torch.set_num_threads(1)  # the bits of a matrix product depend on it; workers h
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def zygote() -> Iterator[Zygote]:
     """Starts commands cheaply."""
-    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    made = Zygote()
     yield made
     made.close()
 

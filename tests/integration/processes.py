@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from ps_lab.cluster import die_with_parent
 from ps_lab.cluster.cluster import command_path
+from ps_lab.cluster.fork_server import ForkServer
 from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
 TETHER = str(Path(die_with_parent.__file__))
+ZYGOTE = str(Path(__file__).with_name("zygote.py"))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PS_")} | {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
@@ -130,50 +130,19 @@ def start(*command: str, environment: Mapping[str, str] | None = None) -> Proces
 class Zygote:
     """Starts the project's commands by forking; see `zygote.py`."""
 
-    def __init__(self, folder: Path, *modules: str) -> None:
+    def __init__(self, *modules: str) -> None:
         """Modules are imported once, for all its children."""
-        self._socket = str(folder / "zygote")
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("zygote.py")), self._socket, *modules],
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._ready = False
+        run = f"runpy.run_path({ZYGOTE!r}, run_name='__main__')"
+        self._server = ForkServer(f"import runpy, sys; sys.argv += {list(modules)!r}; {run}")
 
     def start(self, *command: str, environment: Mapping[str, str] | None = None) -> Process:
         """As `start` above, in a hundredth of the time."""
-        assert self._process.stdout is not None
-        if not self._ready:
-            assert self._process.stdout.readline() == b"ready\n"
-            self._ready = True
-        link = socket.socket(socket.AF_UNIX)
-        link.settimeout(LIMIT_S)
-        link.connect(self._socket)
-        reading, writing = os.pipe()
-        request: dict[str, Any] = {"argv": command, "environment": ENVIRONMENT | dict(environment or {})}
-        socket.send_fds(link, [json.dumps(request).encode()], [writing])
-        os.close(writing)
-        replies = link.makefile()
-        pid = int(replies.readline())
-
-        def wait(limit_s: float) -> int:
-            link.settimeout(limit_s)
-            code = int(replies.readline())
-            with link, replies:
-                link.shutdown(socket.SHUT_WR)
-                assert not replies.readline(), "the process is reaped"
-            return code
-
-        return Process(" ".join(command), pid, open(reading, "rb"), wait)  # noqa: PTH123
+        forked = self._server.start(command, ENVIRONMENT | dict(environment or {}))
+        return Process(" ".join(command), forked.pid, forked.stdout, lambda _limit_s: forked.wait())
 
     def close(self) -> None:
         """Ends it and all that it has started."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(LIMIT_S)
-        self._process.stdout.close()
+        self._server.close()
 
 
 Start: TypeAlias = Callable[..., Process]

@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import ps_worker as ps
+from tests.component.loaders import made
 
 from .processes import Process, Zygote
 from .servers import Servers, fresh_job
@@ -39,9 +39,9 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def frameworks() -> Iterator[Zygote]:
     """Starts workers that have the frameworks imported already, which takes longer than all the training."""
-    made = Zygote(tmp_path_factory.mktemp("frameworks"), *PRELOADED)
+    made = Zygote(*PRELOADED)
     yield made
     made.close()
 
@@ -133,20 +133,8 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 def batches_of(rank: int, batch_size: int) -> Iterator[Any]:
     """A worker's batches, epoch after epoch."""
-    loader = ps.Loader(
-        TensorDataset(*digits()),
-        batch_size=batch_size,
-        shuffle=True,
-        seed=0,
-        drop_last=False,
-        rank=rank,
-        num_workers=NUM_WORKERS,
-        even=True,
-        ended=False,
-        on_batch=lambda _: None,
-        current_epoch=lambda: None,
-        options={},
-    )
+    data = TensorDataset(*digits())
+    loader = made(data, rank, NUM_WORKERS, batch_size=batch_size, shuffle=True)
     while True:
         yield from loader
 

@@ -5,6 +5,11 @@ from .mutant import Mutant
 BOOK = "ps_server/coordinator/epochs/epoch_book.py"
 BOOK_TESTS = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 DEALT = "tests/component/data/test_dealt_epochs.py"
+DATA = "ps_worker/data/script_data.py"
+LOOPS = "tests/component/snapshots/test_loops.py"
+COMES_AGAIN = f"{LOOPS}::test_who_comes_again_goes_on_in_the_loop_in_which_the_job_is"
+BEHIND = f"{LOOPS}::test_who_comes_while_the_others_are_behind_a_loop_goes_on_there_and_makes_their_calls"
+GOES_BACK = f"{LOOPS}::test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot"
 
 MUTANTS = (
     Mutant(
@@ -32,5 +37,54 @@ MUTANTS = (
             f"{BOOK_TESTS}::test_the_share_of_one_who_is_awaited_goes_to_who_comes_to_the_end_of_its_own",
             f"{DEALT}::test_who_goes_on_alone_with_a_job_that_all_have_left_uses_every_sample",
         ),
+    ),
+    Mutant(
+        name="again: each loop over epochs has numbers from its start",
+        file=DATA,
+        text="        epoch = first = max(numbers.start, self._stop)  # no number comes twice\n",
+        fault="        epoch = first = numbers.start\n",
+        tests=(COMES_AGAIN,),
+    ),
+    Mutant(
+        name="again: calls in loops that are left out are made",
+        file=DATA,
+        text="            self._listener.pass_over_calls(self._ends[loop])\n",
+        fault="            pass\n",
+        tests=(BEHIND,),
+    ),
+    Mutant(
+        name="again: nothing is noted behind a loop",
+        file=DATA,
+        text="            self._listener.end_loop()\n",
+        fault="            pass\n",
+        tests=(BEHIND,),
+    ),
+    Mutant(
+        name="again: who comes while all others finish has no position",
+        file="ps_server/coordinator/live_extras.py",
+        text="        for member in (*trained, *job.roster.behind_their_data()):\n",
+        fault="        for member in trained:\n",
+        tests=(BEHIND,),
+    ),
+    Mutant(
+        name="again: a later loop trains what an earlier one is sent back to",
+        file=DATA,
+        text="                    if self._back_to < first:\n",
+        fault="                    if False:\n",
+        tests=(GOES_BACK,),
+    ),
+    Mutant(
+        name="again: who runs its loops again goes on counting",
+        file=DATA,
+        text="        if self._told:\n            self._told",
+        fault="        if False:\n            self._told",
+        tests=(GOES_BACK,),
+    ),
+    Mutant(
+        name="again: who has not gone where it was sent is let finish",
+        file=DATA,
+        text="        if self._back_to is not None and self._back_to < had:\n",
+        fault="        if False:\n",
+        tests=(f"{LOOPS}::test_who_was_told_that_it_was_sent_back_and_does_not_go_there_is_not_let_finish",),
     ),
 )

@@ -14,7 +14,7 @@ OPTIMIZERS = "ps_server/shard/optimizer/piece_optimizer.py"
 ADAM = "ps_server/shard/optimizer/adam.py"
 KERNELS = "ps_wire/process/kernels.c"
 CLIPPING = "ps_server/agreement/clipping.py"
-DECISIONS = "ps_server/coordinator/fleet/decisions.py"
+BALLOTS = "ps_server/coordinator/fleet/ballots.py"
 LAW_1 = "tests/unit/ps_server/shard/test_law_1_in_process.py"
 CLIPS = "tests/unit/ps_server/agreement/test_clipping.py"
 EVICTION = "tests/unit/ps_server/shard/table/test_eviction.py"
@@ -386,8 +386,8 @@ MUTANTS = (
     Mutant(
         name="clipping: a norm that an evicted worker is in stays after its eviction",
         file=CLIPPING,
-        text="            self._squares.clear()\n\n    def take",
-        fault="\n    def take",
+        text="            self._squares.clear()\n",
+        fault="",
         tests=(f"{CLIPS}::test_a_shard_reports_the_norm_of_those_who_are_left",),
     ),
     Mutant(
@@ -412,31 +412,45 @@ MUTANTS = (
         tests=(f"{CLIPS}::test_the_coefficient_is_torchs",),
     ),
     Mutant(
-        name="decisions: a norm of an evicted worker enters the scale",
-        file=DECISIONS,
-        text="            table.epoch = norm.epoch\n            table.squares.clear()\n",
-        fault="            table.epoch = norm.epoch\n",
-        tests=(CLIPS, EVICTION),
+        name="ballots: scales that were decided are not handed on",
+        file=BALLOTS,
+        text="            scale.decided = decided\n",
+        fault="",
+        tests=("tests/unit/ps_server/coordinator/test_hand_off.py",),
     ),
     Mutant(
-        name="decisions: a norm of before an eviction is taken after it",
-        file=DECISIONS,
-        text="        if norm.step != table.step or norm.epoch < table.epoch:\n",
-        fault="        if norm.step != table.step:\n",
-        tests=(CLIPS, EVICTION),
-    ),
-    Mutant(
-        name="decisions: a table that is made again takes norms of the one before",
-        file=DECISIONS,
-        text="        if table is None or table.number != norm.opening or shard not in table.holders:\n",
-        fault="        if table is None or shard not in table.holders:\n",
+        name="ballots: a scale waits for orders of the job",
+        file=BALLOTS,
+        text="        return [Decision(pb.Order(decide=self.decided), self.holders, beside=True)]\n",
+        fault="        return [Decision(pb.Order(decide=self.decided), self.holders, beside=False)]\n",
         tests=(CLIPS,),
     ),
     Mutant(
-        name="decisions: shards add up their squares in order of arrival",
-        file=DECISIONS,
-        text="        squares = sum(table.squares[holder] for holder in table.holders)\n",
-        fault="        squares = sum(table.squares.values())\n",
+        name="ballots: a norm of an evicted worker enters the scale",
+        file=BALLOTS,
+        text="            self._epoch = norm.epoch\n            self._squares.clear()\n",
+        fault="            self._epoch = norm.epoch\n",
+        tests=(CLIPS, EVICTION),
+    ),
+    Mutant(
+        name="ballots: a norm of before an eviction is taken after it",
+        file=BALLOTS,
+        text="        if norm.step != open_step or norm.epoch < self._epoch:\n",
+        fault="        if norm.step != open_step:\n",
+        tests=(CLIPS, EVICTION),
+    ),
+    Mutant(
+        name="ballots: a table that is made again takes norms of the one before",
+        file=BALLOTS,
+        text="        if self.of.opening != report.opening or shard not in self.holders:\n",
+        fault="        if shard not in self.holders:\n",
+        tests=(CLIPS,),
+    ),
+    Mutant(
+        name="ballots: shards add up their squares in order of arrival",
+        file=BALLOTS,
+        text="        squares = sum(self._squares[holder] for holder in self.holders)\n",
+        fault="        squares = sum(self._squares.values())\n",
         tests=(CLIPS, "tests/unit/ps_server/coordinator/fleet/test_fleet.py"),
     ),
 )

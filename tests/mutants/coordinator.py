@@ -590,6 +590,13 @@ MUTANTS = (
         tests=("tests/unit/ps_server/coordinator/jobs/test_transitions.py",),
     ),
     Mutant(
+        name="hand-off: names of dropped jobs are left out",
+        file="ps_server/coordinator/coordinator.py",
+        text='        self._dropped.load(facts.get("dropped", ()))  # a release before has none\n',
+        fault="",
+        tests=("tests/unit/ps_server/coordinator/test_hand_off.py",),
+    ),
+    Mutant(
         name="hand-off: steps of a cut are left out",
         file=FIRST_STEPS,
         text='        self._of_cut = {(table, worker): step for (table, worker), step in facts["_first_steps"]}\n',

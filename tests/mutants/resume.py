@@ -10,7 +10,7 @@ GOES_BACK = f"{RESUME}::test_one_worker_that_goes_back_to_an_earlier_epoch_has_i
 END = "tests/unit/ps_server/coordinator/jobs/test_membership_end.py"
 STOP = "tests/component/members/test_stop_job.py"
 DATA = "ps_worker/data/script_data.py"
-REJOINING = "ps_worker/job/rejoiner.py"
+RESUMPTION = "ps_worker/job/resumption.py"
 STATE = "ps_worker/steps.py"
 BATCH = "ps_worker/data/batch_in_hand.py"
 
@@ -18,8 +18,8 @@ MUTANTS = (
     Mutant(
         name="resume: a loop begins at its first epoch",
         file=DATA,
-        text="            self._back_to = at.epoch\n",
-        fault="            self._back_to = None\n",
+        text="            self._go_to(at)\n            if",
+        fault="            if",
         tests=(ALL_LEFT, JOINS),
     ),
     Mutant(
@@ -52,15 +52,15 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: what is registered is not set once more where the loop begins",
-        file=REJOINING,
+        file=RESUMPTION,
         text="        self._set(again.state, own=again.own)\n        if again.inside:\n",
         fault="        if again.inside:\n",
         tests=(ALL_LEFT, GOES_BACK),
     ),
     Mutant(
         name="resume: what is registered is set while the script is still elsewhere",
-        file=REJOINING,
-        text="        if self._again is not None and self.arrived():\n",
+        file=RESUMPTION,
+        text="        if self._again is not None and self._listener.arrived():\n",
         fault="        if self._again is not None:\n",
         tests=(f"{RESUME}::test_who_was_evicted_has_the_schedules_where_it_was_sent_and_not_before",),
     ),
@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         name="resume: what one who came has used is counted from step 0",
         file="ps_worker/data/epoch_dealer.py",
-        text="            self._step = self._clock()\n",
+        text="            self._step = self._steps.step\n",
         fault="            pass\n",
         tests=(f"{RESUME}::test_who_is_killed_again_while_it_takes_steps_again_loses_nothing",),
     ),

@@ -9,7 +9,9 @@ SNAPSHOT_CUT = "ps_server/agreement/cut_points.py"
 SAVING = "ps_server/shard/state/snapshot_writer.py"
 TAKING = "ps_server/coordinator/snapshots/attempt.py"
 TAKINGS = "ps_server/coordinator/snapshots/scheduler.py"
-STATE = "ps_server/shard/state/table_state.py"
+CELL = "ps_server/shard/partition/cell.py"
+MACHINE = "ps_server/shard/partition/machine.py"
+VALUES = "ps_server/shard/optimizer/partition_tensors.py"
 CODEC = "ps_server/shard/state/codec.py"
 STATES = "ps_server/coordinator/state_store.py"
 WRITING = "ps_wire/snapshot/writing.py"
@@ -116,51 +118,50 @@ MUTANTS = (
     ),
     Mutant(
         name="snapshot: it keeps live weights",
-        file=STATE,
-        text="            weights=cell.values.now.clone(),\n",
-        fault="            weights=cell.values.now,\n",
+        file=VALUES,
+        text="            weights=self.now.clone(),\n",
+        fault="            weights=self.now,\n",
         tests=(LAW_15,),
     ),
     Mutant(
         name="snapshot: the clocks are those of when it is written",
-        file=STATE,
-        text="        ledgers={worker: replace(ledger) for worker, ledger in machine.ledgers.items()},\n"
-        "        members",
-        fault="        ledgers=machine.ledgers,\n        members",
+        file=MACHINE,
+        text="            ledgers={worker: replace(ledger) for worker, ledger in self.ledgers.items()},\n",
+        fault="            ledgers=self.ledgers,\n",
         tests=(LAW_15,),
     ),
     Mutant(
         name="snapshot: what is staged is read where a worker has it",
-        file=STATE,
-        text="replace(gradient, values=gradient.values.clone(), borrowed=False)",
-        fault="gradient",
+        file=CELL,
+        text="            if going_on:  # in memory of ours: workers write in theirs once it is handed over\n",
+        fault="            if False:\n",
         tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="snapshot: a restored partition begins at version 0",
-        file=STATE,
-        text="    machine.version = state.version\n",
+        file=MACHINE,
+        text="        self.version = state.version\n",
         fault="",
         tests=(TABLE_STATE,),
     ),
     Mutant(
         name="snapshot: a restored optimizer has no state",
-        file=STATE,
-        text="        cell.import_state(state.optimizer, state.pieces)\n",
+        file=VALUES,
+        text="        self.import_state(state.optimizer, state.parts)\n",
         fault="",
         tests=(TABLE_STATE,),
     ),
     Mutant(
         name="hand-off: an error that nobody has heard is forgotten",
-        file=STATE,
-        text="            cell.owed.load(state.owed)\n",
+        file=CELL,
+        text="            self.owed.load(state.owed)\n",
         fault="",
         tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(
         name="hand-off: a step that was complete waits for another push",
-        file=STATE,
-        text="            cell._carry_out(cell.machine._settle(now_s), now_s)\n",
+        file=CELL,
+        text="            self._carry_out(self.machine.resume(now_s), now_s)\n",
         fault="            pass\n",
         tests=(f"{TABLE_STATE}::test_a_step_that_is_complete_when_a_table_is_handed_off_closes_there",),
     ),

@@ -81,8 +81,8 @@ MUTANTS = (
     ),
     Mutant(
         name="together: a step that is sat out sets what is registered back",
-        file="ps_worker/job/rejoiner.py",
-        text="        if self._sits_out:\n            return\n",
+        file="ps_worker/job/resumption.py",
+        text="        if self._paused:\n            return\n",
         fault="",
         tests=(f"{FAULTS}::test_one_joins_in_an_epoch_that_ends_with_a_call",),
     ),

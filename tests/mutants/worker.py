@@ -9,7 +9,6 @@ IN_FLIGHT = "ps_worker/exchange/in_flight.py"
 CONNECTION = "ps_worker/transport/connection.py"
 OUTBOX = "ps_worker/transport/outbox.py"
 INCARNATION = "ps_worker/membership/incarnation.py"
-REJOINING = "ps_worker/job/rejoiner.py"
 STREAM = "ps_worker/membership/member_stream.py"
 STAGES = "ps_worker/optimizer/step_cycle.py"
 SENDING = "ps_worker/optimizer/sender.py"
@@ -168,8 +167,8 @@ MUTANTS = (
     Mutant(
         name="incarnation: a failure of an evicted one fails the next",
         file=INCARNATION,
-        text="        if not self._over:\n            self._peer.fail(error)\n",
-        fault="        self._peer.fail(error)\n",
+        text="            if not self._over:\n                self._peer.fail(error)\n",
+        fault="            self._peer.fail(error)\n",
         tests=("tests/unit/ps_worker/membership/test_incarnation.py",),
     ),
     Mutant(
@@ -275,6 +274,20 @@ MUTANTS = (
         tests=("tests/component/members/test_interrupted_step.py",),
     ),
     Mutant(
+        name="step: a step begins inside another",
+        file=STAGES,
+        text='        assert stage in TRANSITIONS[self.stage], f"{self.stage} to {stage}"\n',
+        fault="",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
+    ),
+    Mutant(
+        name="step: after an error a step is taken for under way",
+        file=STAGES,
+        text="            if self.stage is Stage.SENDING:\n                self._enter(Stage.NO_STEP)\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_worker/optimizer/test_step_cycle.py",),
+    ),
+    Mutant(
         name="step: weights that a forward has read too early are not found out",
         file=ARRIVAL,
         text="        for key in self.late.keys() & arrived:\n",
@@ -308,7 +321,7 @@ MUTANTS = (
     Mutant(
         name="gradients: one without a gradient sends the one of the step before",
         file=OUTGOING,
-        text="                if place not in self._zeros:\n                    self._views[place].zero_()\n",
+        text="                if index not in self._zeros:\n                    self._views[index].zero_()\n",
         fault="                pass\n",
         tests=("tests/component/wrap/test_wrap_gradients.py", "tests/component/training/test_overlap.py"),
     ),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_server.agreement.chooser import Chooser
-from ps_server.coordinator import hand_off
 from ps_server.coordinator.jobs.actions import Action, ToMember, TwoRounds
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.search.coordinator_visits import CoordinatorVisit
@@ -34,7 +33,7 @@ class Coordinators:
             visit.give(("make", worker, 1))
         visit.give(("uploaded", 0, 1))
         visit.settle(answers=True)
-        visit.shards._open(JOB, SPEC, 0, 0)
+        visit.shards._ballots.opened(JOB, SPEC, 0)
         return self._node(visit)
 
     def crashed(self, node: CoordinatorNode) -> CoordinatorNode:
@@ -49,10 +48,10 @@ class Coordinators:
         visit = CoordinatorVisit(self.jobs, None, last=node.last)
         visit.shards.standings.known.update(node.standings)
         visit.take_up(node.room)
-        visit.shards._choices.admitted(self.jobs.job.spec)
-        for (name, _), (opening, _) in node.choices._choosers.items():
-            visit.shards._open(name, SPEC, opening, 0)
-        visit.shards._choices.restore(node.choices.capture())
+        visit.shards._ballots.admitted(self.jobs.job.spec)
+        for (name, _), ballot in node.ballots._tables.items():
+            visit.shards._ballots.opened(name, SPEC, ballot.of.opening)
+        visit.shards._ballots.load(node.ballots.dump())
         return self._node(visit)
 
     def step(self, node: CoordinatorNode, given: Input) -> tuple[CoordinatorNode, tuple[Output, ...]]:
@@ -68,7 +67,7 @@ class Coordinators:
     def _node(self, visit: CoordinatorVisit) -> CoordinatorNode:
         room, shards = visit.room, visit.shards
         visit.forget_gone()
-        facts = None if room is None else hand_off._room_facts(room)
+        facts = None if room is None else room.dump()
         agenda = visit.agenda
         complete = shards._complete.is_set()
         known = dict(shards.standings.known)
@@ -87,7 +86,11 @@ class Coordinators:
             visit.again,
             visit.sent,
             None if visit.waits is None else visit.waits.SerializeToString(deterministic=True),
-            tuple(map(_chooser_key, shards._choices._choosers.values())),
+            tuple(
+                _chooser_key(it.of.opening, it.chooser)
+                for it in shards._ballots._tables.values()
+                if it.chooser
+            ),
         )
         if key not in self.known:
             members = room.job.roster.members.values() if room is not None else ()
@@ -105,7 +108,7 @@ class Coordinators:
                 again=visit.again,
                 sent=visit.sent,
                 waits=visit.waits,
-                choices=shards._choices,
+                ballots=shards._ballots,
                 members={it.worker: (it.incarnation, it.state.value) for it in members},
                 heard=frozenset(boxes),
                 told=frozenset(key for key, box in boxes.items() if box._kept),
@@ -114,8 +117,7 @@ class Coordinators:
         return self.known[key]
 
 
-def _chooser_key(known: tuple[int, Chooser]) -> object:
-    opening, chooser = known
+def _chooser_key(opening: int, chooser: Chooser) -> object:
     caught, reports = sorted(chooser._caught.items()), sorted(chooser._reports.items())
     return opening, chooser.last, chooser._held, tuple(caught), tuple(reports)
 

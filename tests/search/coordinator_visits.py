@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from ps_server.agreement.messages import attendance_from_proto
-from ps_server.coordinator.fleet.choices import FIRST_ROUNDS, SECOND_ROUNDS
+from ps_server.coordinator.fleet.ballots import FIRST_ROUNDS, SECOND_ROUNDS, Decision
 from ps_server.coordinator.fleet.fleet import _tables_of
 from ps_server.coordinator.jobs.actions import ToMember, ToShards
 from ps_server.coordinator.recovery import floor_of, restoration
@@ -69,23 +69,25 @@ class CoordinatorVisit(MemberVisit):
         self._order(restoration(self.of.saved[snapshot], self.shards.raise_generation()))
 
     def _on_report(self, shard: int, text: bytes) -> None:
-        """As `Fleet.attended`; a shard that does not follow is not heard."""
+        """As `Fleet.reported`; a shard that does not follow is not heard."""
         if shard > 0 and shard not in self.shards._registered:
             return
         attended = attendance_from_proto(pb.Attendance.FromString(text))
-        self._send(self.shards._choices.reported(shard, attended))
+        self._send(self.shards._ballots.reported(shard, attended))
 
-    def _send(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
-        """As `Fleet._send_choices`."""
-        for order, shards in choices:
-            there = tuple(shard for shard in shards if shard == 0 or shard in self.shards._registered)
-            self.outputs.append(("order", there, order.SerializeToString(deterministic=True)))
+    def _send(self, decisions: Iterable[Decision]) -> None:
+        """As `Fleet._send_decisions`."""
+        for decision in decisions:
+            there = tuple(
+                shard for shard in decision.shards if shard == 0 or shard in self.shards._registered
+            )
+            self.outputs.append(("order", there, decision.order.SerializeToString(deterministic=True)))
 
     def _order(self, order: pb.Order) -> None:
         """As `Fleet.order`."""
         kind = order.WhichOneof("kind") or ""
         if kind in FIRST_ROUNDS:
-            self.shards._choices.hold(JOB)
+            self.shards._ballots.hold(JOB)
         if not self.shards._complete.is_set():
             self.waits = order
             return
@@ -126,7 +128,7 @@ class CoordinatorVisit(MemberVisit):
         kind = pb.Order.FromString(order).WhichOneof("kind") or ""
         refused = any(outcome.HasField("refused") for outcome in outcomes)
         if kind in SECOND_ROUNDS or (refused and kind in FIRST_ROUNDS):
-            self._send(self.shards._choices.release(JOB))
+            self._send(self.shards._ballots.release(JOB))
         for outcome in outcomes:
             if outcome.HasField("refused"):
                 self._refused(refused_from_proto(outcome.refused))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ps_server.coordinator.fleet.choices import Choices
+from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.jobs.action_queue import ActionQueue
 from ps_server.coordinator.jobs.actions import Action
@@ -75,7 +75,7 @@ class CoordinatorNode:
     again: bool
     sent: Sent | None
     waits: pb.Order | None
-    choices: Choices
+    ballots: Ballots
     members: dict[int, tuple[int, str]] = field(default_factory=dict)
     heard: frozenset[tuple[int, int]] = frozenset()
     told: frozenset[tuple[int, int]] = frozenset()

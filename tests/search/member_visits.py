@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 from copy import deepcopy
 from typing import Any, cast
 
-from ps_server.coordinator import hand_off
 from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.following import FollowerStream
@@ -113,7 +112,7 @@ class MemberVisit:
             self.follows()
         self.recovers, self.again = before.recovers, before.again
         self.sent, self.waits = before.sent, before.waits
-        self.shards._choices = deepcopy(before.choices)
+        self.shards._ballots = deepcopy(before.ballots)
         was = before.agenda
         agenda = ActionQueue(was.frozen, deque(map(_copied, was._actions)), was._change)
         if before.room is not None:
@@ -127,7 +126,7 @@ class MemberVisit:
         if facts is None:
             return
         self.room = self.room_of(spec_pb2.Job.FromString(bytes.fromhex(facts["spec"])))
-        hand_off._restore_room(facts, self.room)
+        self.room.load(facts)
         for mailbox in self.room.mailboxes.values():
             mailbox.attach()
         self.check_leases()

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from ps_server.agreement.cut_points import clocks_of_snapshot, first_steps
 from ps_server.agreement.gate import Gate, gate_of
 from ps_server.coordinator.jobs.saved_job import SavedJob
-from ps_server.shard.state.table_state import capture
 from ps_wire.spec.consistency import Consistency
 from tests.search.coordinator_nodes import Coordinators
 from tests.search.coordinators import LEASE_S, CoordinatorNode, Jobs
@@ -114,7 +113,7 @@ class Moves:
         coordinator = self.coordinators.start(present)
         nodes = start(self.shards, str(self.model), present)
         parts = [
-            self.shards.parts.number(next(iter(capture(self.shards.made(node).table(JOB, 0)).cells.values())))
+            self.shards.parts.number(next(iter(self.shards.made(node).table(JOB, 0).dump().cells.values())))
             for node in nodes
         ]
         here = frozenset(range(present))

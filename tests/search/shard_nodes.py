@@ -15,7 +15,7 @@ import torch
 
 from ps_server.shard import hand_off
 from ps_server.shard.shard import Shard
-from ps_server.shard.state.table_state import TableState
+from ps_server.shard.table.table_state import TableState
 from ps_wire.v1 import spec_pb2
 from tests.search.shard_visits import ShardVisit
 from tests.search.shards import (
@@ -79,13 +79,13 @@ class Shards:
             )
         )
         if node.facts is not None:
-            hand_off._take_job(shard, node.facts, node.tensors)  # type: ignore[arg-type]
+            hand_off.load_job(shard, node.facts, node.tensors)  # type: ignore[arg-type]
         return shard
 
     def _node(self, shard: Shard, held: Held, follows: Follows) -> ShardNode:
         entry = next(iter(shard.jobs()), None)
         tensors: dict[str, torch.Tensor] = {}
-        facts = hand_off._job_facts(entry, tensors) if entry is not None else None
+        facts = hand_off.dump_job(entry, tensors) if entry is not None else None
         machine = machine_of(shard)
         applied = applied_of(weights_of(shard)) if machine is not None else {}
         key = (
@@ -149,7 +149,7 @@ def start(shards: Shards, consistency: str, workers: int) -> tuple[ShardNode, Sh
             )
         shard.open_table(JOB, SPEC)
         cell = shard.table(JOB, 0).cells()[0]
-        cell.load(torch.zeros_like(cell.values.now))
+        cell.set_weights(torch.zeros_like(cell.values.now))
         shard.start_table(JOB, 0)
         nodes.append(shards._node(shard, Held(), Follows(index, 1)))
     return nodes[0], nodes[1]

@@ -17,7 +17,6 @@ from ps_server.shard.follower import Follower
 from ps_server.shard.orders import execute_order
 from ps_server.shard.partition.machine import Pull
 from ps_server.shard.shard import Shard
-from ps_server.shard.state.table_state import capture_cell
 from ps_wire.errors import CutAborted, PsError
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
@@ -193,7 +192,7 @@ class ShardVisit:
             self.shard.table(JOB, 0).cells()[0].cut.end(CUT)
 
     def _take(self) -> None:
-        self.outputs.append(("taken", self.parts.number(capture_cell(self.shard.table(JOB, 0).cells()[0]))))
+        self.outputs.append(("taken", self.parts.number(self.shard.table(JOB, 0).cells()[0].dump())))
 
     # -- laws ----------------------------------------------------------------------------------------
 

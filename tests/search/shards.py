@@ -15,9 +15,9 @@ import torch
 
 from ps_server.shard.follower import Follower
 from ps_server.shard.hand_off import Inherited
+from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.machine import StepMachine
 from ps_server.shard.shard import Shard
-from ps_server.shard.state.table_state import CellState
 from ps_wire.errors import ServerNotReady
 from ps_wire.frames.messages import refused_to_proto
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
@@ -91,9 +91,10 @@ class Parts:
 
     def number(self, state: CellState) -> int:
         """Of a part; two with the same future have the same."""
-        clocks = tuple(sorted(state.machine.members.items()))
-        applied = tuple(sorted(applied_of(state.weights).items()))
-        key = tuple(state.pieces), state.machine.version, clocks, applied
+        members = sorted(state.machine.members.items())
+        clocks = tuple((worker, it.incarnation, it.clock) for worker, it in members)
+        applied = tuple(sorted(applied_of(state.tensors.weights).items()))
+        key = tuple(state.tensors.parts), state.machine.version, clocks, applied
         if key not in self._numbers:
             self._numbers[key] = len(self.known)
             self.known.append(state)

@@ -13,8 +13,8 @@ from typing import Any
 
 # Facts of processes, drawn or measured: their values differ from run to run, their keys do not.
 DRAWN = {"boot", "session", "opening", "pid", "host", "sha256", "created"}
-# Messages as bytes, in which an `opening` stands.
-ENCODED = {"choices", "done"}
+# Rows and messages as bytes, in which a `boot` or an `opening` stands.
+ENCODED = {"choices", "done", "standings"}
 # What members have not heard yet, or have said last: heartbeats, which come when they come.
 UNHEARD = {"mailboxes", "stands", "happened"}
 

@@ -1,1 +1,1 @@
-"""What the processes of a bench run: one program each, which does a round when it is told to."""
+"""Programs of a bench's processes: each does a round when it is told to."""

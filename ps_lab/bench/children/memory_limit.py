@@ -1,4 +1,4 @@
-"""What the memory allows: a round's sums and optimizer steps by one process, all cores, piece by piece.
+"""The limit that memory sets: a round's sums and optimizer steps by one process, all cores, piece by piece.
 
 Legend: W = workers, E = elements of a piece. The arithmetic is law 1's: the mean of W gradients in rank
 order, each operation rounded once, then the optimizer. Under BSP the step writes into the other half of

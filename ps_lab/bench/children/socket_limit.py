@@ -1,4 +1,4 @@
-"""What sockets allow: as many connections and bytes as a round has, both ways at once, and nothing else.
+"""The limit of sockets: as many connections and bytes as a round has, both ways at once, and nothing else.
 
 A server answers a worker's first bytes of a round with as many bytes of its own, while it still receives.
 Both ends read into memory of full size, as the weights and gradients of a round have to land somewhere.

@@ -89,7 +89,7 @@ class Direction:
 
 
 class ThrottledLink:
-    """See the module's docstring."""
+    """A link between a server and its workers that passes a given number of bytes a second."""
 
     def __init__(self, *, bytes_per_s: float, delay_s: float) -> None:
         """Takes the rate and the delay of each direction."""

@@ -59,13 +59,13 @@ class Agreed:
         """All workers ask anew."""
         self._facts.clear()
 
-    def hand_off(self) -> list[list[Any]]:
-        """All of it, for JSON; see `take_over`."""
+    def dump(self) -> list[list[Any]]:
+        """All of it, for JSON."""
         return [[loader, worker, said] for loader, (worker, said) in self._facts.items()]
 
-    def take_over(self, facts: Iterable[Any]) -> None:
-        """What was handed off."""
-        self._facts.update({loader: (worker, said) for loader, worker, said in facts})
+    def load(self, facts: Iterable[Any]) -> None:
+        """Goes on with what was dumped."""
+        self._facts = {loader: (worker, said) for loader, worker, said in facts}
 
 
 def _rank(name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -32,14 +32,27 @@ class DealtEpoch:
                 if left_over:
                     self.left.append((place, self.starts.get(worker, 0)))
 
-    def hand_off(self) -> dict[str, Any]:
-        """All of it, for JSON; see `taken_over`."""
-        pairs = {name: list(getattr(self, name).items()) for name in ("owners", "starts")}
-        return asdict(self) | pairs | {"begun": sorted(self.begun)}
+    def dump(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "owners": list(self.owners.items()),
+            "samples": self.samples,
+            "used": self.used,
+            "handed_on": self.handed_on,
+            "starts": list(self.starts.items()),
+            "begun": sorted(self.begun),
+            "left": list(self.left),
+        }
 
     @classmethod
-    def taken_over(cls, facts: Mapping[str, Any]) -> DealtEpoch:
-        """What was handed off."""
-        pairs = {name: dict(facts[name]) for name in ("owners", "starts")}
-        left = [(place, first) for place, first in facts["left"]]
-        return cls(**{**facts, **pairs, "begun": set(facts["begun"]), "left": left})
+    def load(cls, facts: Mapping[str, Any]) -> DealtEpoch:
+        """What was dumped."""
+        return cls(
+            owners=dict(facts["owners"]),
+            samples=facts["samples"],
+            used=facts["used"],
+            handed_on=facts["handed_on"],
+            starts=dict(facts["starts"]),
+            begun=set(facts["begun"]),
+            left=[(place, first) for place, first in facts["left"]],
+        )

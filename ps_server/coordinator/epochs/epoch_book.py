@@ -256,8 +256,12 @@ class EpochBook:
 
     def restore(self, captured: Iterable[SavedEpoch]) -> None:
         """All is as captured; each worker goes on in its share under the incarnation that asks first."""
-        for name in ("_epochs", "_dealt", "_training", "_live", "_ended", "_answers"):
-            getattr(self, name).clear()
+        self._epochs.clear()
+        self._dealt.clear()
+        self._training.clear()
+        self._live.clear()
+        self._ended.clear()
+        self._answers.clear()
         self.agreed.clear()
         for entry in captured:
             key = entry.loader, entry.epoch
@@ -275,13 +279,13 @@ class EpochBook:
             if entry.starts or entry.left:
                 self._live[key] = None
 
-    def hand_off(self) -> dict[str, Any]:
-        """All of it, as it is now, for JSON: what a coordinator that is stopped hands to its successor."""
+    def dump(self) -> dict[str, Any]:
+        """All of it, as it is now, for JSON; `capture` is of a cut."""
         return {
-            "agreed": self.agreed.hand_off(),
-            "epochs": [[*key, epoch.hand_off()] for key, epoch in self._epochs.items()],
+            "agreed": self.agreed.dump(),
+            "epochs": [[*key, epoch.dump()] for key, epoch in self._epochs.items()],
             "dealt": [
-                [*key, incarnation, [asdict(piece) for piece in pieces]]
+                [*key, incarnation, [piece.dump() for piece in pieces]]
                 for key, (incarnation, pieces) in self._dealt.items()
             ],
             "training": sorted(self._training),
@@ -293,13 +297,13 @@ class EpochBook:
             ],
         }
 
-    def take_over(self, facts: Mapping[str, Any]) -> None:
-        """Goes on with what was handed off."""
-        self.agreed.take_over(facts.get("agreed", ()))  # a release before has none
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was dumped."""
+        self.agreed.load(facts.get("agreed", ()))  # a release before has none
         for loader, number, epoch in facts["epochs"]:
-            self._epochs[loader, number] = DealtEpoch.taken_over(epoch)
+            self._epochs[loader, number] = DealtEpoch.load(epoch)
         for loader, worker, incarnation, pieces in facts["dealt"]:
-            self._dealt[loader, worker] = incarnation, [PieceUsage.taken_over(piece) for piece in pieces]
+            self._dealt[loader, worker] = incarnation, [PieceUsage.load(piece) for piece in pieces]
         self._training.update(facts["training"])
         self._live.update(dict.fromkeys(map(tuple, facts["live"])))
         self._ended.extend(EpochUse(**use) for use in facts["ended"])

@@ -8,7 +8,7 @@ exactly, whenever and however it goes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ps_wire.spec.epochs import PieceMark
@@ -44,9 +44,13 @@ class PieceUsage:
     open: bool = True
     marks: list[PieceMark] = field(default_factory=list)
 
+    def dump(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self)
+
     @classmethod
-    def taken_over(cls, facts: Mapping[str, Any]) -> PieceUsage:
-        """What was handed off, as `asdict` says it."""
+    def load(cls, facts: Mapping[str, Any]) -> PieceUsage:
+        """What was dumped."""
         return cls(**{**facts, "marks": [PieceMark(**mark) for mark in facts["marks"]]})
 
     def mark(self, mark: PieceMark) -> None:

@@ -14,11 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from ps_server.agreement.attendance import TableAttendance
-from ps_server.agreement.clipping import Norm
 from ps_server.agreement.messages import Report, job_of
-from ps_server.coordinator.fleet.choices import FIRST_ROUNDS, SECOND_ROUNDS, Choices
-from ps_server.coordinator.fleet.decisions import Decisions
+from ps_server.coordinator.fleet.ballots import FIRST_ROUNDS, SECOND_ROUNDS, Ballots, Decision
 from ps_server.coordinator.fleet.following import Answered, FollowerStream
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.fleet.own_shard import OwnShard
@@ -66,8 +63,7 @@ class Fleet:
         if self.num_shards == 1:
             self._complete.set()
         self._numbers = itertools.count(secrets.randbits(48))  # no coordinator before had the same
-        self._decisions = Decisions(own.num_shards)
-        self._choices = Choices(own.num_shards)
+        self._ballots = Ballots(own.num_shards)
         self._loop = loop
         # Shard 0, too, carries a job's orders out in the order in which they are sent.
         self._lanes = Lanes(pool)
@@ -193,7 +189,7 @@ class Fleet:
         self._lanes.close()
 
     async def drain(self) -> None:
-        """Before `capture`: nothing is decided any more, and shard 0 has carried out what it was told."""
+        """Before `dump`: nothing is decided any more, and shard 0 has carried out what it was told."""
         self._drained = True  # reports that come now come again, to the successor
         await asyncio.gather(*map(asyncio.wrap_future, self._lanes.pending()))
 
@@ -222,36 +218,28 @@ class Fleet:
             future.set_result(done)
 
     def _take_own(self, report: Report) -> None:
-        self._loop.call_soon_threadsafe(self._take, self._own.index, report)
+        self._loop.call_soon_threadsafe(self.reported, self._own.index, report)
 
-    def reported(self, shard: int, norm: Norm) -> None:
-        """A shard has its part of a step's norm. Once all have, each is told the scale; none answers."""
-        found = None if self._drained else self._decisions.reported(shard, norm)
-        if found is None:
-            return
-        decide, shards = found
-        order = pb.Order(decide=decide)  # beside others: it waits for none of them
-        for index in shards:
-            entry = self._registered.get(index)
-            if index == self._own.index:
-                decided = self._loop.run_in_executor(None, self._own.carry_out, order)
-                watched.outcome("the decision of a step", decided, log=logger)
-            elif entry is not None:  # else it reports again when it is back
-                entry.outbox.put_nowait(order)
-
-    def attended(self, shard: int, report: TableAttendance) -> None:
-        """A shard says who is there for a step with backup workers; what is chosen of it is sent at once."""
+    def reported(self, shard: int, report: Report) -> None:
+        """A shard's report; what follows from it is sent at once to each that it concerns; none answers."""
         if not self._drained:
-            self._send_choices(self._choices.reported(shard, report))
+            self._send_decisions(self._ballots.reported(shard, report))
 
-    def _send_choices(self, choices: Iterable[tuple[pb.Order, tuple[int, ...]]]) -> None:
-        for order, shards in choices:
-            for index in shards:
+    def _send_decisions(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            for index in decision.shards:
                 entry = self._registered.get(index)
                 if index == self._own.index:
-                    watched.outcome("the choice of a step", self._carry_out_own(order), log=logger)
+                    self._decide_own(decision)
                 elif entry is not None:  # else it reports again when it is back
-                    entry.outbox.put_nowait(order)
+                    entry.outbox.put_nowait(decision.order)
+
+    def _decide_own(self, decision: Decision) -> None:
+        if decision.beside:
+            decided = self._loop.run_in_executor(None, self._own.carry_out, decision.order)
+            watched.outcome("the decision of a step", decided, log=logger)
+        else:
+            watched.outcome("the choice of a step", self._carry_out_own(decision.order), log=logger)
 
     def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
         carried_out = self._lanes.submit(job_of(order), partial(self._own.carry_out, order))
@@ -294,7 +282,7 @@ class Fleet:
         """As `order`, with the answer of each shard, by number."""
         kind = order.WhichOneof("kind") or ""
         if kind in FIRST_ROUNDS:
-            self._choices.hold(getattr(order, kind).job)
+            self._ballots.hold(getattr(order, kind).job)
         ends = kind in SECOND_ROUNDS
         try:
             if limit_s is None:
@@ -305,7 +293,7 @@ class Fleet:
             raise
         finally:
             if ends:
-                self._send_choices(self._choices.release(getattr(order, kind).job))
+                self._send_decisions(self._ballots.release(getattr(order, kind).job))
 
     async def _order_each(self, order: pb.Order, *, absent_ok: bool, limit_s: _Limit) -> list[pb.OrderDone]:
         if not absent_ok:
@@ -331,51 +319,32 @@ class Fleet:
     def _note(self, order: pb.Order, specs: list[TableSpec]) -> None:
         match order.WhichOneof("kind"):
             case "admit":
-                self._choices.admitted(order.admit.job)
+                self._ballots.admitted(order.admit.job)
             case "open_table":
                 (spec,) = specs
-                self._open(order.open_table.job, spec, order.number, 0)
+                self._ballots.opened(order.open_table.job, spec, order.number, 0)
             case "restore":
-                self._choices.admitted(order.restore.job)
+                self._ballots.admitted(order.restore.job)
                 for spec in specs:
                     step = order.restore.steps[spec.number]
-                    self._open(order.restore.job.name, spec, order.number, step)
+                    self._ballots.opened(order.restore.job.name, spec, order.number, step)
             case "drop_job":
-                self._decisions.dropped(order.drop_job.job)
-                self._choices.dropped(order.drop_job.job)
+                self._ballots.dropped(order.drop_job.job)
 
-    def _open(self, job: str, spec: TableSpec, opening: int, step: int) -> None:
-        self._decisions.opened(job, spec, opening, step)
-        self._choices.opened(job, spec, opening, step)
-
-    def capture(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """What a successor needs beside its jobs, for JSON: who the shards are, and what was decided."""
-        known = self.standings.known.items()
-        standings = [[shard, boot.hex(), generation] for shard, (boot, generation) in known]
-        return {
-            "standings": standings,
-            "decisions": self._decisions.capture(),
-            "choices": self._choices.capture(),
-        }
+        return {"standings": self.standings.dump(), **self._ballots.dump()}
 
-    def take_over(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
-        """Goes on with what a predecessor has captured; shard 0 holds its part of these tables by now."""
-        for shard, boot, generation in facts["standings"]:
-            self.standings.known[shard] = bytes.fromhex(boot), generation
+    def load(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
+        """Goes on with what was dumped; shard 0 holds its part of these tables by now."""
+        self.standings.load(facts["standings"])
         for job, spec in tables:
             opening = self._own.opening_of(job.name, spec.number)
-            self._choices.admitted(job)
-            self._open(job.name, spec, opening, 0)
-        self._decisions.restore(facts["decisions"])
-        self._choices.restore(facts["choices"])
+            self._ballots.admitted(job)
+            self._ballots.opened(job.name, spec, opening, 0)
+        self._ballots.load(facts)
         for report in self._own.pending():  # others say it when they follow
-            self._take(self._own.index, report)
-
-    def _take(self, shard: int, report: Report) -> None:
-        if isinstance(report, Norm):
-            self.reported(shard, report)
-        else:
-            self.attended(shard, report)
+            self.reported(self._own.index, report)
 
     def _send(self, shard: int, order: pb.Order) -> _Sent | None:
         entry = self._registered.get(shard)

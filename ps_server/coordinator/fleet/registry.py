@@ -8,7 +8,9 @@ another boot holds nothing, and the one before it, if it lives, is fenced.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ps_server.coordinator.fleet.generations import Generations
 from ps_wire.errors import Fenced
@@ -64,3 +66,11 @@ class ShardRegistry:
         generation = self.generations.next()
         self.known = {shard: (boot, generation) for shard, (boot, _) in self.known.items()}
         return generation
+
+    def dump(self) -> list[list[Any]]:
+        """Who the shards are, for JSON."""
+        return [[shard, boot.hex(), generation] for shard, (boot, generation) in self.known.items()]
+
+    def load(self, facts: Iterable[Any]) -> None:
+        """Goes on with what was dumped."""
+        self.known = {shard: (bytes.fromhex(boot), generation) for shard, boot, generation in facts}

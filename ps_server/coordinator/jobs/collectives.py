@@ -195,8 +195,8 @@ class Collectives:
         self.roll_back()
         self._of_start.clear()
 
-    def hand_off(self) -> dict[str, Any]:
-        """What a coordinator that is stopped hands to its successor, for JSON; open calls are made again."""
+    def dump(self) -> dict[str, Any]:
+        """All of it but open calls, for JSON: those are made again."""
         return {
             "next": self._next,
             "stands": [[worker, *place] for worker, place in self._stands.items()],
@@ -204,8 +204,8 @@ class Collectives:
             "of_start": [[number, *_facts(made)] for number, made in self._of_start.items()],
         }
 
-    def take_over(self, facts: Mapping[str, Any]) -> None:
-        """Goes on with what was handed off."""
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was dumped."""
         self._next = facts["next"]
         self._stands = {worker: (incarnation, number) for worker, incarnation, number in facts["stands"]}
         self._kept = {number: _made_of(made) for number, *made in facts["kept"]}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ps_server.agreement.refusals import dropped
 from ps_wire.errors import JobDropped
@@ -26,6 +28,14 @@ class DroppedNames:
     def last_incarnation(self, job: str) -> int:
         """Of workers of jobs of this name that were dropped: the next one's are larger."""
         return self._last.get(job, 0)
+
+    def dump(self) -> list[list[Any]]:
+        """All of them, for JSON, the oldest first."""
+        return [[job, incarnation] for job, incarnation in self._last.items()]
+
+    def load(self, facts: Iterable[Any]) -> None:
+        """Goes on with what was dumped."""
+        self._last = OrderedDict((job, incarnation) for job, incarnation in facts)
 
     def over(self, job: str, incarnation: int) -> JobDropped | None:
         """Why an incarnation is in no job: its job was dropped; None: it was not, as far as is known."""

@@ -547,8 +547,8 @@ class Job:
             "state": phase.pop("state"),
             "plain": phase | self.loops.dump(),
             "pairs": self.starts.first_steps.dump(),
-            "shares": self.epochs.hand_off(),
-            "collectives": self.collectives.hand_off(),
+            "shares": self.epochs.dump(),
+            "collectives": self.collectives.dump(),
             "ends": [[worker, list(map(list, clocks.items()))] for worker, clocks in self.ends.items()],
             "awaited": sorted(self._awaited),
             "uploaders": [
@@ -562,9 +562,9 @@ class Job:
         """Goes on with what was dumped; what a release before does not say is as at the start."""
         self.phase.load({"state": facts["state"], **facts["plain"]})
         self.loops.load(facts["plain"])
-        self.epochs.take_over(facts["shares"])
+        self.epochs.load(facts["shares"])
         if "collectives" in facts:
-            self.collectives.take_over(facts["collectives"])
+            self.collectives.load(facts["collectives"])
         self.ends = {worker: dict(clocks) for worker, clocks in facts.get("ends", ())}
         self._awaited = set(facts["awaited"])
         self.roster.load(facts)

@@ -35,8 +35,8 @@ class Mailbox:
         self._kept: deque[pb.MemberReply] = deque()
         self._stream: Stream | None = None
 
-    def hand_off(self) -> dict[str, Any]:
-        """All of it but the stream, for JSON; see `taken_over`."""
+    def dump(self) -> dict[str, Any]:
+        """All of it but the stream, for JSON."""
         return {
             "session": self.session.hex(),
             "number": self._number,
@@ -45,8 +45,8 @@ class Mailbox:
         }
 
     @classmethod
-    def taken_over(cls, facts: Mapping[str, Any]) -> Mailbox:
-        """What a coordinator before this one has handed off."""
+    def load(cls, facts: Mapping[str, Any]) -> Mailbox:
+        """What was dumped."""
         session = bytes.fromhex(facts["session"])
         mailbox = cls(session=session, number=facts["number"], taken=facts["taken"])
         mailbox._kept.extend(pb.MemberReply.FromString(bytes.fromhex(reply)) for reply in facts["kept"])

@@ -132,6 +132,11 @@ class Roster:
         """Those who wait for the others to finish."""
         return [member for member in self.members.values() if member.state is MemberState.FINISHED]
 
+    def behind_their_data(self) -> list[Member]:
+        """Those, and who are about to be: they want no more data. By number."""
+        states = (MemberState.FINISHING, MemberState.FINISHED)
+        return [member for _, member in sorted(self.members.items()) if member.state in states]
+
     def first_finished(self) -> Member | None:
         """The lowest of them: it is asked for the last state."""
         return min(self.finished(), key=lambda member: member.worker, default=None)

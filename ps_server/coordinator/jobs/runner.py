@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from ps_server.coordinator.fleet.fleet import ORDER_LIMIT_S, RESTART_LIMIT_S, Fleet
 from ps_server.coordinator.jobs.action_queue import ActionQueue
@@ -78,6 +79,34 @@ class JobRunner:
         self.leases.grant(member.worker, member.incarnation, member.lease_s, time.monotonic())
         mailbox.put(self.job.go_back(member).reply)
         return mailbox
+
+    def dump(self) -> dict[str, Any]:
+        """The job, what its members have not heard, and counts of events, for JSON, while it is `idle`.
+
+        Leases are left out: who takes over grants full terms.
+        """
+        return {
+            "spec": self.job.spec.SerializeToString().hex(),
+            **self.job.dump(),
+            "mailboxes": [
+                {"worker": worker, "incarnation": incarnation} | mailbox.dump()
+                for (worker, incarnation), mailbox in self.mailboxes.items()
+            ],
+            "events": dict(self.events.counts),
+        }
+
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with what was dumped of a job that is the same."""
+        self.job.load(facts)
+        self.events.counts.update(facts["events"])
+        now_s = time.monotonic()
+        for box in facts["mailboxes"]:
+            key = box["worker"], box["incarnation"]
+            self.mailboxes[key] = Mailbox.load(box)
+            holder = self.job.roster.members.get(key[0])
+            if holder is not None and holder.incarnation == key[1] and holder.present:
+                self.leases.grant(*key, holder.lease_s, now_s)
+                self.heard_s[key[0]] = now_s
 
     def halt(self) -> None:
         """Does nothing any more."""

@@ -5,6 +5,9 @@ Used on the event loop only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from ps_server.agreement.refusals import too_many_jobs
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.dropped import DroppedNames
@@ -49,6 +52,15 @@ class JobRunners:
                 raise ServerNotReady(f"job {name} is being cleared away")
             runner.job = job
         return runner
+
+    def dump(self) -> list[dict[str, Any]]:
+        """All of them, for JSON, while all are idle."""
+        return [runner.dump() for runner in self.by_name.values()]
+
+    def load(self, facts: Iterable[Mapping[str, Any]]) -> None:
+        """Goes on with what was dumped."""
+        for known in facts:
+            self.of(spec_pb2.Job.FromString(bytes.fromhex(known["spec"]))).load(known)
 
     def _forget(self, runner: JobRunner) -> None:
         if self.by_name.get(runner.job.name) is runner:

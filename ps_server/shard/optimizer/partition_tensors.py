@@ -7,7 +7,8 @@ It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,12 +18,36 @@ from ps_server.shard.optimizer.bound_optimizer import BoundOptimizer, MakeOptimi
 from ps_server.shard.optimizer.piece_optimizer import State
 from ps_server.shard.optimizer.steppers import Stepper
 from ps_server.shard.optimizer.versioned_weights import VersionedWeights
+from ps_wire.errors import PayloadMismatch
 from ps_wire.frames.buffer import bytes_of
 from ps_wire.frames.carrier import Message
 from ps_wire.process import trace
 from ps_wire.spec import codec as codecs
 from ps_wire.spec.plan import Piece
 from ps_wire.spec.table import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorsState:
+    """The tensors of a partition at one moment.
+
+    Attributes:
+        weights: shape (E,), padding included; a copy.
+        parts: P pieces, or more where parts of one have counted different steps: see `PartitionTensors`.
+        optimizer: their states, as `PieceOptimizer.export_state` gives them; copies.
+        other: the half with the version before, shape (E,), where weights are doubled; shared, not copied.
+        kept: version -> weights of that older version, shape (E,); shared, for nobody writes them.
+    """
+
+    weights: torch.Tensor
+    parts: Sequence[Piece]
+    optimizer: Sequence[State]
+    other: torch.Tensor | None = None
+    kept: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def saved(self) -> TensorsState:
+        """What a snapshot keeps of it."""
+        return replace(self, other=None, kept={})
 
 
 class PartitionTensors:
@@ -108,7 +133,7 @@ class PartitionTensors:
         """See `VersionedWeights.sent`."""
         self._weights.sent(reply)
 
-    def load(self, values: torch.Tensor) -> None:
+    def set_weights(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state."""
         if self._weights.make_writable() and self._bound is not None:
             self._bound.rebind()
@@ -173,6 +198,40 @@ class PartitionTensors:
     def _use(self, bound: BoundOptimizer, cuts: tuple[Piece, ...]) -> None:
         """Steps go on with this optimizer; what fits is looked at again."""
         self._bound, self.cuts, self._group = bound, cuts, None
+
+    # -- all of it -------------------------------------------------------------------------------------
+
+    def dump(self) -> TensorsState:
+        """All tensors as they are now."""
+        return TensorsState(
+            weights=self.now.clone(),
+            parts=self.cuts,
+            optimizer=self.export_state(),
+            other=self._weights.other,
+            kept=dict(self._kept),
+        )
+
+    def load(self, state: TensorsState) -> None:
+        """Takes over a state, but for its other half: see `load_other`. Nobody maps these weights yet.
+
+        Raises:
+            PayloadMismatch: it is of another partition.
+        """
+        assert not self.doubled, "weights are mapped when workers have the state"
+        now, given = self.now, state.weights
+        if given.shape != now.shape or given.dtype != now.dtype:
+            raise PayloadMismatch(
+                f"the state has {tuple(given.shape)} weights of {given.dtype}; the partition has "
+                f"{tuple(now.shape)} of {now.dtype}"
+            )
+        self.set_weights(given)
+        self.import_state(state.optimizer, state.parts)
+        self._kept = {version: kept.clone() for version, kept in state.kept.items()}
+
+    def load_other(self, values: torch.Tensor) -> None:
+        """The half that holds the version before, shape (E,); the weights are doubled."""
+        assert self._weights.other is not None
+        self._weights.other.copy_(values)
 
     # -- the optimizer's state -------------------------------------------------------------------------
 

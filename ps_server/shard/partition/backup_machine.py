@@ -11,13 +11,14 @@ went on (its connection may have broken): `needs` says which versions those are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ps_server.agreement.attendance import Late
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import CellStanding
 from ps_server.shard.partition.inputs import Action, Answer, Contribution, Pull
 from ps_server.shard.partition.machine import StepMachine, _Member
+from ps_server.shard.partition.machine_state import MachineState
 
 
 @dataclass(slots=True)
@@ -97,6 +98,17 @@ class BackupStepMachine(StepMachine):
         """See `StepMachine.decide`: of a chosen step."""
         self._chosen = None
         return StepMachine.decide(self, step, workers, scale, now_s)
+
+    # -- all that it holds ---------------------------------------------------------------------------
+
+    def dump(self) -> MachineState:
+        """See `StepMachine.dump`."""
+        return replace(StepMachine.dump(self), chosen=self._chosen)
+
+    def load(self, state: MachineState, now_s: float) -> None:
+        """See `StepMachine.load`."""
+        StepMachine.load(self, state, now_s)
+        self._chosen = state.chosen
 
     # -- inside --------------------------------------------------------------------------------------
 

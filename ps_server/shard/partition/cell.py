@@ -24,6 +24,7 @@ from ps_server.shard.optimizer.mean import Scratch, is_plain, widened
 from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
 from ps_server.shard.partition.cell_cut import CellCut
+from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.gradient import Gradient, differ, owned
 from ps_server.shard.partition.lent_pushes import LentPushes
 from ps_server.shard.partition.machine import (
@@ -40,7 +41,7 @@ from ps_server.shard.partition.machine import (
 from ps_server.shard.partition.owed_errors import OwedErrors
 from ps_server.shard.partition.replies import Replies
 from ps_server.shard.partition.screening import Screen, Screening, mean_of
-from ps_wire.errors import JobUnknown, PsError
+from ps_wire.errors import JobUnknown, PayloadMismatch, PsError
 from ps_wire.frames.buffer import bytes_of
 from ps_wire.frames.carrier import Message, Outlet
 from ps_wire.process import trace
@@ -158,10 +159,10 @@ class Cell:
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
-    def load(self, values: torch.Tensor) -> None:
+    def set_weights(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
-            self.values.load(values)
+            self.values.set_weights(values)
             self.bytes_in += values.nbytes
             self.loaded = True
 
@@ -338,6 +339,56 @@ class Cell:
         if self._tally is not None:
             self._tally.stands(self._index, self.machine.standing)
             self.values.keep_only(self.machine.needs())
+
+    # -- all that it holds -----------------------------------------------------------------------------
+
+    def dump(self, *, going_on: bool = False) -> CellState:
+        """The partition as it stands; takes the lock, for a copy of what it holds.
+
+        Args:
+            going_on: somebody goes on in this moment; else it is what a snapshot keeps.
+
+        Raises:
+            PayloadMismatch: it has no weights, of which there is no snapshot.
+        """
+        with self.lock:
+            if not self.loaded and not going_on:
+                raise PayloadMismatch("a partition without weights has no state")
+            machine = self.machine.dump()
+            if going_on:  # in memory of ours: workers write in theirs once it is handed over
+                machine = replace(machine, staged=tuple(map(owned, machine.staged)))
+            state = CellState(
+                machine=machine,
+                tensors=self.values.dump(),
+                loaded=self.loaded,
+                hyper_mismatches=self.hyper_mismatches,
+                owed=self.owed.dump(),
+            )
+        return state if going_on else state.saved()
+
+    @trace.traced("restore")
+    def load(self, state: CellState) -> None:
+        """Takes over a state, but for its other half: see `load_other`. Nothing has come here yet.
+
+        Raises:
+            PayloadMismatch: it is of another partition.
+        """
+        with self.lock:
+            self.values.load(state.tensors)
+            self.machine.load(state.machine, time.monotonic())
+            self.owed.load(state.owed)
+            self.loaded = state.loaded
+            self.hyper_mismatches = state.hyper_mismatches
+
+    def load_other(self, values: torch.Tensor) -> None:
+        """See `PartitionTensors.load_other`."""
+        with self.lock:
+            self.values.load_other(values)
+
+    def resume(self, now_s: float) -> None:
+        """What was loaded may complete a step."""
+        with self.lock:
+            self._carry_out(self.machine.resume(now_s), now_s)
 
     # -- what the machine decided ----------------------------------------------------------------------
 

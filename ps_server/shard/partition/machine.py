@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from ps_server.agreement.attendance import Late
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import CellStanding
 from ps_server.shard.partition.inputs import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Pull
+from ps_server.shard.partition.machine_state import MachineState, MemberState
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
 __all__ = ["Ack", "Action", "Answer", "Apply", "Complete", "Contribution", "Ledger", "StepMachine", "Pull"]
@@ -46,6 +47,16 @@ class _Member:
     fenced: bool = False
     late: bool = False  # with backup workers: its last push came too late, and it has no clock to pull at
     asked: int = -1  # the clock at which it was late, and may ask again
+
+    def dump(self) -> MemberState:
+        return MemberState(
+            incarnation=self.incarnation,
+            clock=self.clock,
+            prepared=self.prepared,
+            fenced=self.fenced,
+            late=self.late,
+            asked=self.asked,
+        )
 
 
 @dataclass(slots=True)
@@ -251,6 +262,40 @@ class StepMachine:
     def catch_up(self, late: Late, step: int, now_s: float) -> list[Action]:  # noqa: ARG002
         """A late worker goes on at `step`: see `BackupStepMachine`. Here nobody is late."""
         raise AssertionError(f"{late} is to catch up, which is done with backup workers only")
+
+    # -- all that it holds ---------------------------------------------------------------------------
+
+    def dump(self) -> MachineState:
+        """All that it holds, but for pulls at the gate, which come again; of these, who waits to catch up."""
+        return MachineState(
+            version=self.version,
+            newest_clock=self.newest_clock,
+            mixed_steps=self.mixed_steps,
+            tau=dict(self.tau),
+            ledgers={worker: replace(ledger) for worker, ledger in self.ledgers.items()},
+            members={worker: member.dump() for worker, member in self._members.items()},
+            staged=self.staged,
+            late=tuple(worker for worker in sorted(self._waiting) if self._members[worker].late),
+        )
+
+    def load(self, state: MachineState, now_s: float) -> None:
+        """Takes over a state; nothing has come here yet. `resume` then says what follows."""
+        self.version = state.version
+        self.newest_clock = state.newest_clock
+        self.mixed_steps = state.mixed_steps
+        self.tau = Counter(state.tau)
+        self.ledgers = {worker: replace(ledger) for worker, ledger in state.ledgers.items()}
+        self._members |= {worker: _Member(**asdict(it)) for worker, it in state.members.items()}
+        self._staged |= {item.worker: item for item in state.staged}
+        for worker in state.late:
+            it = state.members[worker]
+            self._waiting[worker] = Pull(
+                worker=worker, incarnation=it.incarnation, clock=it.clock, asked_s=now_s
+            )
+
+    def resume(self, now_s: float) -> list[Action]:
+        """What follows from what was loaded."""
+        return self._settle(now_s)
 
     # -- inside --------------------------------------------------------------------------------------
 

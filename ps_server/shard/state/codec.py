@@ -21,15 +21,18 @@ import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from ps_server.shard.optimizer.partition_tensors import TensorsState
 from ps_server.shard.optimizer.piece_optimizer import State, known
+from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.gradient import Gradient
 from ps_server.shard.partition.machine import MAX_TAU, Contribution, Ledger
-from ps_server.shard.state.table_state import CellState, MachineState, TableState
+from ps_server.shard.partition.machine_state import MachineState, MemberState
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import SnapshotMismatch, from_wire
 from ps_wire.frames.frame import FIRST_READER
 from ps_wire.frames.messages import hyperparameters_from_proto, hyperparameters_to_proto, refused_to_proto
@@ -53,29 +56,29 @@ def encode_cell(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """One partition: its tensors, which are views of the state's, and its facts."""
     tensors: dict[str, torch.Tensor] = {}
-    for piece, own in zip(state.pieces, state.optimizer, strict=True):
+    held, machine = state.tensors, state.machine
+    for piece, own in zip(held.parts, held.optimizer, strict=True):
         whose = f"{piece.parameter_offset}/{plan.parameters[piece.parameter].name}"
-        tensors[f"{table}/{WEIGHT}/{whose}"] = state.weights[piece.offset : piece.offset + piece.numel]
+        tensors[f"{table}/{WEIGHT}/{whose}"] = held.weights[piece.offset : piece.offset + piece.numel]
         for kind, value in own.items():
             tensors[f"{table}/{kind}/{whose}"] = value
-    for item in state.staged:
+    for item in machine.staged:
         if item.payload is not None:
-            tensors[f"{table}/{STAGED}/{index}/{item.worker}"] = item.payload.values
-    machine = state.machine
+            tensors[f"{table}/{STAGED}/{index}/{item.worker}"] = item.payload.values.contiguous()
     facts: dict[str, Any] = {
         "index": index,
         "pieces": [
             [plan.parameters[piece.parameter].name, piece.parameter_offset, piece.numel, sorted(own)]
-            for piece, own in zip(state.pieces, state.optimizer, strict=True)
+            for piece, own in zip(held.parts, held.optimizer, strict=True)
         ],
         "version": machine.version,
         "newest_clock": machine.newest_clock,
         "mixed_steps": machine.mixed_steps,
-        "hyper_mismatches": machine.hyper_mismatches,
+        "hyper_mismatches": state.hyper_mismatches,
         "tau": sorted(machine.tau.items()),
         "ledgers": {str(worker): asdict(ledger) for worker, ledger in machine.ledgers.items()},
-        "members": [[worker, *standing] for worker, standing in sorted(machine.members.items())],
-        "staged": [_staged_facts(item) for item in state.staged],
+        "members": [[worker, it.incarnation, it.clock] for worker, it in sorted(machine.members.items())],
+        "staged": [_staged_facts(item) for item in machine.staged],
         "owed": [
             [worker, incarnation, type(error).__name__, error.message, refused_to_proto(error).facts]
             for worker, (incarnation, error) in sorted(state.owed.items())
@@ -125,13 +128,20 @@ def _staged_facts(item: Contribution) -> dict[str, Any]:
 # -- and back ------------------------------------------------------------------------------------------
 
 
+class _Books(NamedTuple):
+    """What a saved partition has beside tensors."""
+
+    machine: MachineState
+    hyper_mismatches: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Saved:
     """A piece that was saved: where, and which state it has."""
 
     numel: int
     kinds: tuple[str, ...]
-    machine: MachineState
+    books: _Books
     tensors: Tensors
 
 
@@ -166,7 +176,7 @@ class TableReader:
         self._sources: list[tuple[Tensors, Facts]] = []
         self._offsets: dict[str, list[int]] = {}
         self._pieces: dict[tuple[str, int], _Saved] = {}
-        self._first: MachineState | None = None
+        self._first: _Books | None = None
         for tensors, facts in sources:
             self.take(tensors, Field(facts))
 
@@ -180,14 +190,14 @@ class TableReader:
         for partition in facts.form(("table", "partitions", "hyper"))["partitions"].entries(MAX_COUNT):
             parts = partition.form(_PARTITION)
             parts["index"].whole()
-            machine = _machine(parts, self._num_workers)
-            self._first = self._first or machine
+            books = _Books(_machine(parts, self._num_workers), parts["hyper_mismatches"].whole())
+            self._first = self._first or books
             for piece in parts["pieces"].entries(MAX_COUNT):
-                self._take_piece(piece, machine, tensors)
+                self._take_piece(piece, books, tensors)
         for offsets in self._offsets.values():
             offsets.sort()
 
-    def _take_piece(self, given: Field, machine: MachineState, tensors: Tensors) -> None:
+    def _take_piece(self, given: Field, books: _Books, tensors: Tensors) -> None:
         parts = given.tuple(4)
         name = parts[0].value
         whole = self._shapes.get(name) if isinstance(name, str) else None
@@ -201,7 +211,7 @@ class TableReader:
             raise given.refuse("a piece that comes once")
         kinds = tuple(kind.text(MAX_KIND) for kind in parts[3].entries(MAX_KINDS))
         self._offsets.setdefault(name, []).append(offset)
-        self._pieces[name, offset] = _Saved(numel, kinds, machine, tensors)
+        self._pieces[name, offset] = _Saved(numel, kinds, books, tensors)
 
     def check(self, plan: Plan, shard: int) -> None:
         """Looks whether `shard` will find all that it reads; nothing is copied.
@@ -253,10 +263,10 @@ class TableReader:
         weights = torch.zeros(partition.numel, dtype=dtype)
         pieces: list[Piece] = []
         states: list[State] = []
-        first: MachineState | None = None
+        first: _Books | None = None
         for piece in plan.pieces(partition):
             parts = self._parts(plan, piece)
-            first = first or parts[0].saved.machine
+            first = first or parts[0].saved.books
             kept = weights[piece.offset : piece.offset + piece.numel]
             torch.cat([self._slice(plan, piece, part, WEIGHT) for part in parts], out=kept)
             for cut, own in self._cuts(piece, parts):
@@ -265,7 +275,11 @@ class TableReader:
         first = first or self._first  # padding only
         if first is None:
             raise SnapshotMismatch(f"nothing was saved of table {self.spec.number}")
-        return CellState(machine=first, weights=weights, pieces=pieces, optimizer=states)
+        return CellState(
+            machine=first.machine,
+            hyper_mismatches=first.hyper_mismatches,
+            tensors=TensorsState(weights=weights, parts=pieces, optimizer=states),
+        )
 
     def _parts(self, plan: Plan, piece: Piece) -> list[_Part]:
         """Saved pieces that a piece is made of."""
@@ -359,14 +373,7 @@ class TableReader:
             worker: (incarnation, from_wire(error, message, more))
             for worker, incarnation, error, message, more in facts["owed"]
         }
-        return CellState(
-            machine=state.machine,
-            weights=state.weights,
-            pieces=state.pieces,
-            optimizer=state.optimizer,
-            staged=staged,
-            owed=owed,
-        )
+        return replace(state, machine=replace(state.machine, staged=staged), owed=owed)
 
     def _source_of(self, index: int) -> Tensors:
         for tensors, table in self._sources:
@@ -390,8 +397,8 @@ def _hyper(text: str) -> Hyperparameters:
     return hyperparameters_from_proto(spec_pb2.Hyperparameters.FromString(bytes.fromhex(text)))
 
 
-_MACHINE = ("version", "newest_clock", "mixed_steps", "hyper_mismatches")
-_PARTITION = ("index", "pieces", *_MACHINE, "tau", "ledgers", "members", "staged", "owed")
+_COUNTS = ("version", "newest_clock", "mixed_steps", "hyper_mismatches")
+_PARTITION = ("index", "pieces", *_COUNTS, "tau", "ledgers", "members", "staged", "owed")
 _LEDGER = {field.name for field in fields(Ledger)}
 MAX_KIND, MAX_KINDS = 64, 16  # characters of the name of a state's tensor; tensors of a state
 MAX_INCARNATION = (1 << 64) - 1
@@ -405,10 +412,14 @@ def _machine(parts: Mapping[str, Field], num_workers: int) -> MachineState:
         tau[staleness.whole(MAX_TAU)] = count.whole()
     for member in parts["members"].entries(num_workers):
         worker, incarnation, clock = member.tuple(3)
-        members[worker.whole(num_workers - 1)] = incarnation.whole(MAX_INCARNATION), clock.whole()
+        members[worker.whole(num_workers - 1)] = MemberState(
+            incarnation=incarnation.whole(MAX_INCARNATION), clock=clock.whole()
+        )
     ledgers = parts["ledgers"].numbered(num_workers - 1, num_workers)
     return MachineState(
-        **{name: parts[name].whole() for name in _MACHINE},
+        version=parts["version"].whole(),
+        newest_clock=parts["newest_clock"].whole(),
+        mixed_steps=parts["mixed_steps"].whole(),
         tau=tau,
         ledgers={worker: _ledger(ledger) for worker, ledger in ledgers.items()},
         members=members,

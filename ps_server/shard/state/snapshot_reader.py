@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ps_server.shard.state.codec import TableReader
 from ps_server.shard.state.snapshot_writer import FACTS
-from ps_server.shard.state.table_state import TableState
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import SnapshotCorrupt, SnapshotMismatch, TableMismatch
 from ps_wire.snapshot.json_fields import Field, FieldInvalid, read
 from ps_wire.snapshot.manifest import Manifest, shard_file

@@ -20,9 +20,9 @@ import torch
 
 from ps_server.log import logger
 from ps_server.shard.partition.cell import Cell
+from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.cut import CutKey
 from ps_server.shard.state.codec import encode_cell, facts_text
-from ps_server.shard.state.table_state import CellState, capture_cell
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import InternalError, PsError
 from ps_wire.process import watched
@@ -111,7 +111,7 @@ class Saving:
 
     def _take(self, table: int, indices: Mapping[int, int], cell: Cell) -> None:
         """The moment of one partition; under its cell's lock."""
-        state = capture_cell(cell)
+        state = cell.dump()
         with self._lock:
             self._states[table][indices[id(cell)]] = state
             self._waiting -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from ps_wire.spec.table import Hyperparameters
 
@@ -31,7 +32,13 @@ class KeptHyperparameters:
             kept = self._kept.get(worker)
             return None if kept is None else kept.get(number)
 
-    def all(self) -> dict[int, dict[int, Hyperparameters]]:
+    def dump(self) -> dict[int, dict[int, Hyperparameters]]:
         """Worker -> number -> what is kept, the oldest first."""
         with self._lock:
             return {worker: dict(kept) for worker, kept in self._kept.items()}
+
+    def load(self, kept: Mapping[int, Mapping[int, Hyperparameters]]) -> None:
+        """Takes over what `dump` gave."""
+        for worker, own in kept.items():
+            for number, hyper in sorted(own.items()):
+                self.keep(worker, number, hyper)

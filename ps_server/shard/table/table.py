@@ -16,7 +16,6 @@ from functools import partial
 import torch
 
 from ps_server.agreement.attendance import TableAttendance
-from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.clipping import Clipping, Norm, holders
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import StepTally
@@ -30,7 +29,8 @@ from ps_server.shard.partition.screening import Screen
 from ps_server.shard.table.cuts import TableCuts
 from ps_server.shard.table.double_buffer import DoubleBuffer, Region
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
-from ps_server.shard.table.table_members import TableMembers
+from ps_server.shard.table.step_closer import StepCloser
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import (
     FrameMalformed,
     FrameRefused,
@@ -50,8 +50,17 @@ from ps_wire.spec.table import Hyperparameters, TableSpec
 from ps_wire.v1 import spec_pb2
 
 
-class ShardTable(TableMembers):
-    """See the module's docstring. Thread-safe: each cell has its lock; `_lock` guards `_halves`."""
+class ShardTable:
+    """A table's cells on this shard. Thread-safe: each cell has its lock; `_lock` guards `_halves`.
+
+    Attributes:
+        spec: of the table.
+        plan: of it.
+        opening: number of the order that opened it.
+        started: whether members may push and pull.
+        cut: of all cells together.
+        closer: of its steps.
+    """
 
     def __init__(
         self,
@@ -92,22 +101,14 @@ class ShardTable(TableMembers):
         self._shard = shard
         self._gate = gate
         self._lock = threading.Lock()
-        self._deciding = threading.RLock()
         self._halves: DoubleBuffer | None = None
-        scratch = Scratch()
         self._hyper = KeptHyperparameters()
-        self._warned_hyper = False
         self._cells: dict[int, Cell] = {}
         partitions = list(self.plan.partitions_of_shard(shard))
         clips = spec.clip_grad_norm is not None and partitions
-        self._clipping = Clipping(len(partitions)) if clips else None
-        self._submit = submit
-        alone = holders(self.plan) == (shard,)
-        self._report = None if alone else report
-        self._quorum = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
-        self._attend = None if alone else attend
-        self._chooser = Chooser(gate.backup, (0,)) if alone else None
-        screen = Screen(nonfinite, job=job, spec=spec)
+        clipping = Clipping(len(partitions)) if clips else None
+        tally = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
+        scratch, screen = Scratch(), Screen(nonfinite, job=job, spec=spec)
         region = Region(plan, shard)
         memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
         for partition in partitions:
@@ -123,11 +124,27 @@ class ShardTable(TableMembers):
                 machine=machine_of(gate),
                 screen=screen,
                 scratch=scratch,
-                clipping=self._clipping,
-                tally=self._quorum,
+                clipping=clipping,
+                tally=tally,
                 later=partial(self._later, partition.index),
             )
-        self.cut = TableCuts(self._cells.values(), settle=self._settle)
+        alone = holders(self.plan) == (shard,)
+        self.closer = StepCloser(
+            self._cells,
+            job=job,
+            spec=spec,
+            opening=opening,
+            backup=gate.backup,
+            clipping=clipping,
+            tally=tally,
+            report=None if alone else report,
+            attend=None if alone else attend,
+            submit=submit,
+        )
+        self.cut = TableCuts(self._cells.values(), settle=self.closer.settle)
+
+    def _later(self, index: int, close: Callable[[], None]) -> None:
+        self.closer.later(index, close)
 
     def forget(self, outlet: Outlet) -> None:
         """A connection is gone."""
@@ -170,7 +187,7 @@ class ShardTable(TableMembers):
         if self.started:
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
         cell = self.cell(frame.partition)
-        cell.load(self._values(cell, frame))
+        cell.set_weights(self._values(cell, frame))
         outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
 
     def _take_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
@@ -224,8 +241,8 @@ class ShardTable(TableMembers):
                 codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
             )
             cell.pull(pull, outlet)
-        if self._quorum is not None:
-            self._settle()
+        if self._gate.backup:
+            self.closer.settle()
 
     def _await_cut(self, frame: wire.Frame, cells: list[Cell], outlet: Outlet) -> None:
         self._require_started()
@@ -252,8 +269,105 @@ class ShardTable(TableMembers):
             payload=gradient,
         )
         cell.push(contribution, outlet, time.monotonic())
-        self._check_hyper(cell, frame.step)
-        self._settle()
+        self.closer.check_hyper(cell, frame.step)
+        self.closer.settle()
+
+    # -- members ---------------------------------------------------------------------------------------
+
+    def join(self, worker: int, incarnation: int, clock: int) -> None:
+        """A worker becomes a member of every partition; `clock` is its first step."""
+        now_s = time.monotonic()
+        with self.closer.changing():
+            for cell in self._cells.values():
+                cell.join(worker, incarnation, clock, now_s)
+        self.closer.settle()
+
+    def leave(self, worker: int, incarnation: int) -> int:
+        """A worker stops being a member; returns the newest clock over all partitions."""
+        now_s = time.monotonic()
+        with self.closer.changing():
+            newest = [cell.leave(worker, incarnation, now_s) for cell in self._cells.values()]
+        self.closer.settle()
+        return max(newest, default=0)
+
+    def prepare(self, worker: int, incarnation: int) -> int:
+        """A worker is about to join; returns the first step that it can take on all partitions here."""
+        with self.closer.changing():
+            return max((cell.prepare(worker, incarnation) for cell in self._cells.values()), default=0)
+
+    def fence(self, worker: int, incarnation: int) -> int | None:
+        """A worker is about to be evicted; returns its smallest clock here, None where it is no member."""
+        with self.closer.changing():
+            clocks = [cell.fence(worker, incarnation) for cell in self._cells.values()]
+        return min((clock for clock in clocks if clock is not None), default=None)
+
+    def evict(self, worker: int, incarnation: int, limit: int, epoch: int) -> int:
+        """A fenced worker is no member any more: pushes of steps below `limit` count.
+
+        Returns:
+            The newest clock over all partitions.
+        """
+        now_s = time.monotonic()
+        with self.closer.changing():
+            self.closer.reopen(epoch)
+            newest = [cell.evict(worker, incarnation, limit, now_s) for cell in self._cells.values()]
+        self.closer.settle()
+        return max(newest, default=0)
+
+    # -- all that it holds -----------------------------------------------------------------------------
+
+    def dump(self, *, going_on: bool = False) -> TableState:
+        """The table as it stands, partition after partition.
+
+        Args:
+            going_on: somebody goes on in this moment: with what is staged, said and owed. What is decided
+                meanwhile is on all partitions, or on none. Else it is what a snapshot keeps.
+
+        Raises:
+            PayloadMismatch: see `Cell.dump`.
+        """
+        with self.closer.changing():
+            cells = {index: cell.dump(going_on=going_on) for index, cell in self._cells.items()}
+            if not going_on:
+                return TableState(cells=cells)
+            return TableState(cells=cells, hyper=self._hyper.dump(), epoch=self.closer.dump())
+
+    def load(self, state: TableState, *, going_on: bool = False) -> None:
+        """Takes over a state of the same plan; it was opened, and has not started.
+
+        Args:
+            state: of all its partitions.
+            going_on: members are those of the state, and what was staged, said and owed still is; `resume`
+                must follow. Without it members come by `join`, as for a table that is new.
+
+        Raises:
+            PayloadMismatch: the state is not of this table; parts may have been loaded: it must not start.
+        """
+        if set(state.cells) != set(self._cells):
+            raise PayloadMismatch(
+                f"the state has {len(state.cells)} partitions, table {self.spec.number} has "
+                f"{len(self._cells)} here"
+            )
+        for index, cell in state.cells.items():
+            self._cells[index].load(cell if going_on else cell.vacated())
+        if not going_on:
+            self.closer.choose_from_here()
+            return
+        self._hyper.load(state.hyper)
+        self.closer.load(state.epoch)
+        others = {index: cell.tensors.other for index, cell in state.cells.items()}
+        for index, other in others.items():
+            if other is not None:
+                self.halves()
+                self._cells[index].load_other(other)
+
+    def resume(self) -> None:
+        """After `load` with `going_on` and the start of the table: steps that are complete close."""
+        self.closer.choose_from_here()
+        now_s = time.monotonic()
+        for cell in self._cells.values():
+            cell.resume(now_s)
+        self.closer.settle()
 
     # -- checks ----------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ def train(worker: ps.Worker, at_step, at_end_of_epoch) -> None:
 
 def note_refusals(worker: ps.Worker, asked: threading.Event) -> None:
     """Sets `asked` when a call of this worker is told to come again."""
-    calls = link_of(worker)._membership.calls
+    calls = link_of(worker).presence.membership.calls
     ask = calls._ask
 
     def noted(call):

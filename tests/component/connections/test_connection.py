@@ -134,7 +134,7 @@ def test_a_push_whose_ack_was_lost_is_sent_again_and_counts_once(cluster: Cluste
             if frame.kind is wire.Kind.ACK and frame.step not in lost:
                 lost.add(frame.step)
                 shard = exchange.partitions[frame.partition].shard
-                link_of(worker)._connections[shard]._call.cancel()
+                link_of(worker).presence.connections[shard]._call.cancel()
                 return
             take(frame)
 
@@ -163,7 +163,7 @@ def test_a_connection_that_waits_at_the_gate_is_made_again(cluster: Cluster):
             return table.pull().result(LIMIT_S).version
         table.push({"w": torch.ones(3000)}).result(LIMIT_S)
         pulled = table.pull()
-        for connection in link_of(worker)._connections:
+        for connection in link_of(worker).presence.connections:
             connection._call.cancel()
         waiting.set()
         return pulled.result(LIMIT_S).version
@@ -181,7 +181,7 @@ def test_where_packets_vanish_the_connection_is_made_again(one_shard: Cluster, s
     def body(worker: ps.Worker) -> int:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
         table.push({"w": torch.ones(30)}).result(LIMIT_S)
-        (connection,) = link_of(worker)._connections
+        (connection,) = link_of(worker).presence.connections
         before = connection._call
         if side == "worker":
             fall_silent(before._peer._socket)

@@ -146,7 +146,7 @@ def test_a_shard_that_waits_for_another_worker_is_not_taken_for_hung(
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
-        (connection,) = link_of(worker)._connections
+        (connection,) = link_of(worker).presence.connections
         table.push({"w": torch.ones(30)}).result(LIMIT_S) if not worker.rank else None
         before = connection._call
         if worker.rank:
@@ -169,7 +169,7 @@ def test_the_connection_to_a_shard_that_does_not_answer_is_made_again(
 
     def body(worker: ps.Worker) -> int:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
-        (connection,) = link_of(worker)._connections
+        (connection,) = link_of(worker).presence.connections
         if worker.rank:
             assert again.wait(LIMIT_S)
             table.push({"w": torch.ones(30)})
@@ -198,7 +198,7 @@ def test_a_shard_whose_frames_come_is_not_asked(one_shard: Cluster):
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(30)}, optimizer=ps.SGD(lr=1.0))
-        (connection,) = link_of(worker)._connections
+        (connection,) = link_of(worker).presence.connections
         for _ in range(3):
             table.push({"w": torch.ones(30)}).result(LIMIT_S)
             heard.append(connection._liveness._heard_s)

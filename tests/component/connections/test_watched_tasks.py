@@ -125,7 +125,7 @@ def test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name(
                 patch.setattr(connection, "_pause", bug)
                 connection._call.cancel()
             else:
-                stream: Any = link_of(worker)._membership._stream
+                stream: Any = link_of(worker).presence.membership._stream
                 patch.setattr(stream, "_take", bug)
                 room = one_shard.coordinator.runners[name]
                 mailbox = room.mailboxes[0, link_of(worker).incarnation]

@@ -9,10 +9,11 @@ import torch
 
 import ps_worker as ps
 from ps_lab.status.observer import ask
+from ps_wire.spec.epochs import EpochPiece
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.data.epoch_dealer import EpochDealer
+from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.job.job_link import JobLink
-from tests.component.loaders import Stream
+from tests.component.loaders import Stream, Unmoved
 from tests.component.service import fresh_name, together
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
@@ -136,7 +137,7 @@ def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(
                 for number, batch in enumerate(loader):
                     if rank == 1 and number == 4:
                         one_shard.evict(job, 1)
-                        until(lambda: link_of(worker)._failure is not None, "it has heard")
+                        until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
                     before = table.step
                     incarnation = link_of(worker).incarnation
                     table.push({"w": torch.ones(3)})
@@ -188,7 +189,7 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
             for number, batch in enumerate(loader):
                 if epoch == 0 and number == at:
                     one_shard.evict(job, 0)
-                    until(lambda: link_of(worker)._failure is not None, "it has heard")
+                    until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
                 before = table.step
                 table.push({"w": torch.ones(3)}).result(LIMIT_S)
                 table.pull().result(LIMIT_S)
@@ -238,6 +239,12 @@ class AskingTwice:
         return self.answers[-1][1]
 
 
+def dealer_of(source: PieceSource) -> EpochDealer:
+    """Of a loader over eight samples, for a worker that has taken no step."""
+    whole = EpochPiece(epoch=0, place=0, count=1)
+    return EpochDealer(0, source, Unmoved(), samples=8, whole=whole, data={})
+
+
 def test_a_question_for_samples_that_is_asked_again_gets_the_same_answer(one_shard):
     """What another worker has left over is not lost with the answer that brought it."""
     job = fresh_name()
@@ -247,12 +254,12 @@ def test_a_question_for_samples_that_is_asked_again_gets_the_same_answer(one_sha
 
     with join(0) as worker:
         with join(1) as other:
-            gone = EpochDealer(0, link_of(other), 8)
+            gone = dealer_of(link_of(other))
             gone.deal(0, begins=True, first=0)
             gone.hand_out(2)
             gone.take_step(1)
         asks = AskingTwice(link_of(worker))
-        dealing = EpochDealer(0, asks, 8)
+        dealing = dealer_of(asks)
         pieces = [dealing.deal(0, begins=begins, first=0) for begins in (True, False, False)]
     assert all(first == second for first, second in asks.answers)
     assert [piece and piece.place for piece in pieces] == [0, 1, None]

@@ -14,8 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 import ps_worker as ps
 from ps_wire.errors import UsageError
 from ps_worker.data.index_share import Share
-from ps_worker.data.loader import Loader
-from tests.component.loaders import epoch_of, made, shares
+from tests.component.loaders import Counting, epoch_of, made, shares
 from tests.component.service import Cluster, run_workers
 
 
@@ -112,8 +111,9 @@ def test_an_epoch_that_was_left_early_is_over():
 
 
 def test_batches_are_counted_when_they_are_handed_out():
-    counted: list[int] = []
-    loader = made(40, on_batch=counted.append)
+    counting = Counting()
+    counted = counting.sizes
+    loader = made(40, listener=counting)
     for number, batch in enumerate(loader, start=1):
         assert len(counted) == number
         assert counted[-1] == len(batch)
@@ -169,20 +169,7 @@ def test_options_of_a_dataloader_pass_through():
         seen.append(samples)
         return len(samples)
 
-    loader = Loader(
-        data,
-        batch_size=4,
-        shuffle=False,
-        seed=0,
-        drop_last=False,
-        rank=0,
-        num_workers=1,
-        even=True,
-        ended=False,
-        on_batch=lambda _size: None,
-        current_epoch=lambda: None,
-        options={"collate_fn": collate},
-    )
+    loader = made(data, batch_size=4, shuffle=False, options={"collate_fn": collate})
     assert list(loader) == [4, 4]
     assert [int(y) for _, y in seen[0]] == [0, 1, 2, 3]
     with pytest.raises(TypeError, match="colour"):

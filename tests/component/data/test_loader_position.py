@@ -129,23 +129,28 @@ def test_a_new_iteration_ends_the_one_before():
 
 def test_epochs_are_numbered_and_inside_the_loop_the_order_is_that_of_the_epoch(cluster: Cluster):
     """A run that goes on at epoch 2 has the orders of one that was never interrupted."""
+    orders: dict[int, dict[int, list[list[int]]]] = {}
 
-    def body(worker: ps.Worker) -> None:
-        whole, resumed, evaluated = (worker.loader(range(40), batch_size=6) for _ in range(3))
-        orders = {epoch: epoch_of(whole) for epoch in worker.epochs(4)}
-        assert list(orders) == [0, 1, 2, 3]
-        assert len({str(order) for order in orders.values()}) == 4
+    def whole(worker: ps.Worker) -> None:
+        loader, evaluated = (worker.loader(range(40), batch_size=6) for _ in range(2))
+        found = orders[worker.rank] = {epoch: epoch_of(loader) for epoch in worker.epochs(4)}
+        assert list(found) == [0, 1, 2, 3]
+        assert len({str(order) for order in found.values()}) == 4
+        assert epoch_of(evaluated) == found[0]  # outside of the loop it counts its own
+
+    def goes_on(worker: ps.Worker) -> None:
+        loader = worker.loader(range(40), batch_size=6)
         for epoch in worker.epochs(4, start=2):
-            assert epoch_of(resumed) == orders[epoch]
-            assert epoch_of(resumed) == orders[epoch]  # twice in one epoch: the same
-        assert resumed.epoch == 4
-        assert epoch_of(evaluated) == orders[0]  # outside of the loop it counts its own
+            assert epoch_of(loader) == orders[worker.rank][epoch]
+            assert epoch_of(loader) == orders[worker.rank][epoch]  # twice in one epoch: the same
+        assert loader.epoch == 4
         assert list(worker.epochs(2, start=3)) == []
         for count, start in ((-1, 0), (1, -1)):
             with pytest.raises(UsageError, match="must be >= 0"):
                 worker.epochs(count, start=start)
 
-    run_workers(cluster, body)
+    run_workers(cluster, whole)
+    run_workers(cluster, goes_on)
 
 
 def test_a_position_inside_an_epoch_belongs_to_that_epoch_of_the_loop(cluster: Cluster):
@@ -159,15 +164,19 @@ def test_a_position_inside_an_epoch_belongs_to_that_epoch_of_the_loop(cluster: C
         resumed = loader()
         resumed.load_state_dict(state)
         assert [epoch_of(resumed) for _ in worker.epochs(3, start=1)] == [expected[1][2:], expected[2]]
-        misplaced = loader()
+
+    def misplaces(worker: ps.Worker) -> None:
+        first, misplaced = (worker.loader(range(40), batch_size=6) for _ in range(2))
+        state = {**misplaced.state_dict(), "epoch": 1, "batches": 2}
         misplaced.load_state_dict(state)
         for _ in worker.epochs(1):
             with pytest.raises(UsageError, match=r"inside epoch 1, worker.epochs is at 0.*start=1"):
                 list(misplaced)
             misplaced.epoch = 1
-            assert epoch_of(misplaced) == expected[0]
+            assert epoch_of(misplaced) == epoch_of(first)
 
     run_workers(cluster, body)
+    run_workers(cluster, misplaces)
 
 
 def test_after_the_last_batch_the_position_is_in_the_next_epoch():

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 import ps_worker as ps
 from ps_wire.errors import UsageError
 from ps_worker.data.stream_share import StreamShare
-from tests.component.loaders import Stream, epoch_of, made
+from tests.component.loaders import Counting, Stream, epoch_of, made
 from tests.component.service import Cluster, run_workers
 
 
@@ -117,8 +117,9 @@ def test_an_iterable_dataset_is_not_shuffled_from_outside():
 
 
 def test_true_sizes_are_counted_when_a_batch_is_handed_out():
-    counted: list[int] = []
-    loader = made(Stream(11), 0, 4, batch_size=2, on_batch=counted.append, options={"collate_fn": tuple})
+    counting = Counting()
+    counted = counting.sizes
+    loader = made(Stream(11), 0, 4, batch_size=2, listener=counting, options={"collate_fn": tuple})
     for number, batch in enumerate(loader, start=1):
         assert len(counted) == number
         assert counted[-1] == len(batch)

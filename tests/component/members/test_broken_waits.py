@@ -70,7 +70,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
         loss.backward()
         moments.never.clear()
         optimizer.step()
-        assert link_of(worker)._now.joined.incarnation == 2
+        assert link_of(worker).presence.joined.incarnation == 2
         train(model, optimizer, range(4, 6))
         assert worker.step >= before + 2
         worker.finish()

@@ -178,10 +178,10 @@ def test_the_next_job_of_the_name_knows_nobody_of_the_one_before(cluster):
     """Incarnations go on, so that a worker that hung meanwhile is no worker of the next job."""
     job = fresh_name()
     with connect(cluster, job) as old:
-        before = link_of(old)._now.joined.incarnation
+        before = link_of(old).presence.joined.incarnation
         drop(cluster, job, force=True)
         with connect(cluster, job) as new:
-            assert link_of(new)._now.joined.incarnation > before
+            assert link_of(new).presence.joined.incarnation > before
             assert cluster.coordinator._drops.over(job, before) is not None
             assert cluster.coordinator._drops.over(job, before + 1) is None
         with pytest.raises(JobDropped):

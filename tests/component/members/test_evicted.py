@@ -64,7 +64,7 @@ def test_a_silent_worker_is_evicted_and_joins_again(cluster, consistency, caplog
                 step(table)
             again.set()
             worker.finish()
-            return before, entered, link_of(worker)._now.joined.incarnation
+            return before, entered, link_of(worker).presence.joined.incarnation
 
     with caplog.at_level("INFO"):
         (values, steps), (before, entered, incarnation) = together([stays, falls_silent])
@@ -176,7 +176,7 @@ def test_a_stream_that_breaks_is_no_death(cluster, caplog):
         ps.connect(servers=cluster.servers, job=job, num_workers=1) as worker,
     ):
         for number in range(3):
-            link_of(worker)._membership._stream._call.cancel()
+            link_of(worker).presence.membership._stream._call.cancel()
             table = worker.table({f"w{number}": torch.zeros(10)}, optimizer=ps.SGD(lr=1.0))
             table.push({f"w{number}": torch.ones(10)}).result(LIMIT_S)
         worker.finish()
@@ -212,9 +212,9 @@ def test_who_is_evicted_after_a_shard_has_called_it_a_stranger_joins_again(one_s
     job = fresh_name()
     with ps.connect(servers=one_shard.servers, job=job, num_workers=1) as worker:
         first = table_of(worker)
-        link_of(worker).fail(StrangerRefused("worker 0 with incarnation 1 has not joined"))
+        link_of(worker).exchanges.fail(StrangerRefused("worker 0 with incarnation 1 has not joined"))
         one_shard.evict(job, 0)
-        until(lambda: isinstance(link_of(worker)._failure, Evicted))
+        until(lambda: isinstance(link_of(worker).exchanges.failure, Evicted))
         second = table_of(worker)
         assert link_of(worker).incarnation == 2
         assert step(first) == step(second) == 1.0
@@ -234,7 +234,7 @@ def test_who_is_evicted_before_the_start_starts_with_the_others(one_shard):
             else:
                 waits.set()
             table = table_of(worker)
-            return step(table), link_of(worker)._now.joined.incarnation
+            return step(table), link_of(worker).presence.joined.incarnation
 
     assert together([lambda: body(0), lambda: body(1)]) == [(1.0, 1), (1.0, 2)]
 

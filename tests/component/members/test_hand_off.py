@@ -45,7 +45,9 @@ def body(cluster, job, rank, carrier, clip_grad_norm, at_step):
             optimizer.step()
             optimizer.zero_grad()
         worker.finish()
-        return [parameter.detach().clone() for parameter in model.parameters()], link_of(worker)._now.joined
+        return [parameter.detach().clone() for parameter in model.parameters()], link_of(
+            worker
+        ).presence.joined
 
 
 @pytest.mark.parametrize(("carrier", "clip_grad_norm"), [("shm", None), ("tcp", 0.01)])
@@ -166,7 +168,12 @@ def test_a_rolling_restart_with_backup_workers_is_the_replay_of_whom_it_took(las
             meet.wait()
         stats = worker.stats()
         worker.finish()
-        return [it.detach().clone() for it in model.parameters()], numbers, stats, link_of(worker)._now.joined
+        return (
+            [it.detach().clone() for it in model.parameters()],
+            numbers,
+            stats,
+            link_of(worker).presence.joined,
+        )
 
     found = run_workers(lasting, train, num_workers=workers, consistency=f"bsp:backup={backup}", job=job)
     model = seeded(lambda: torch.nn.Linear(256, 64))

@@ -87,7 +87,7 @@ def test_an_exception_in_the_loop_leaves_at_once_and_names_itself_to_the_others(
 
     def body(worker: ps.Worker) -> int:
         model = seeded(Mlp)
-        link_of(worker)._membership._log = say if worker.rank == 0 else print
+        link_of(worker).presence.membership._log = say if worker.rank == 0 else print
         optimizer = worker.wrap(sgd(model), model)
         train(worker.rank, model, optimizer, range(1))
         if worker.rank == 1:

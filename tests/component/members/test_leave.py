@@ -42,7 +42,7 @@ def test_whatever_an_exception_says_the_worker_leaves_and_the_others_go_on(clust
             heard.set()
 
     def body(worker: ps.Worker) -> int:
-        link_of(worker)._membership._log = say if worker.rank == 0 else print
+        link_of(worker).presence.membership._log = say if worker.rank == 0 else print
         model = seeded(Mlp)
         optimizer = worker.wrap(sgd(model), model)
         train(worker.rank, model, optimizer, range(1))

@@ -68,7 +68,7 @@ def connect(cluster: Cluster, job: str, rank: int, consistency: str, num_workers
 def in_between(worker: ps.Worker, inside: threading.Event) -> None:
     """Waits, in the middle of a round, until a newcomer cannot go on without this worker, or is in."""
     link = link_of(worker)
-    until(lambda: inside.is_set() or link.rounds.held_up or link._membership.live_wanted)
+    until(lambda: inside.is_set() or link.rounds.held_up or link.presence.membership.live_wanted)
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:0"])
@@ -134,7 +134,7 @@ def test_who_is_evicted_in_the_middle_of_a_round_goes_on_with_the_rounds_of_the_
                 for which in range(2):
                     if (round_, which) == (ROUNDS, found_at):
                         one_shard.evict(job, 1)
-                        until(lambda: link_of(worker)._failure is not None)
+                        until(lambda: link_of(worker).exchanges.failure is not None)
                     pair.step(which)
             steps = pair.steps
             over.set()

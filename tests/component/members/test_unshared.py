@@ -163,7 +163,7 @@ def comes_as_payload(worker: ps.Worker) -> None:
         steps.append(0)
         if len(steps) == 3:
             exchange.memory.descriptors = ()
-            for connection in link_of(worker)._connections:
+            for connection in link_of(worker).presence.connections:
                 connection._call.cancel()
 
     model.register_forward_hook(cut)

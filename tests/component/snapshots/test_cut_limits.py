@@ -14,6 +14,7 @@ from ps_wire.access.access import OPEN
 from ps_wire.errors import CutAborted
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.membership import snapshot_promise
+from ps_worker.membership.snapshot_promise import Put
 from tests.component.service import Cluster, fresh_name, run_workers, together
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
@@ -38,12 +39,12 @@ def test_a_worker_that_does_not_answer_holds_nobody_for_longer_than_a_limit(savi
     steps = [0, 0]
 
     def body(worker: ps.Worker) -> None:
-        mine = link_of(worker).capture
+        mine = link_of(worker).promise
         prepare = mine.prepare
 
-        def late(number: int) -> dict[int, int]:
+        def late(number: int, put: Put) -> dict[int, int]:
             assert answers.wait(WAIT_S)
-            return prepare(number)
+            return prepare(number, put)
 
         if worker.rank == 1:
             mine.prepare = late
@@ -71,13 +72,13 @@ def test_an_answer_to_a_cut_of_before_does_not_count(saving):
     steps, too_early = [0, 0], []
 
     def body(worker: ps.Worker) -> None:
-        mine = link_of(worker).capture
+        mine = link_of(worker).promise
         prepare, arm = mine.prepare, mine.arm
 
-        def late(number: int) -> dict[int, int]:
+        def late(number: int, put: Put) -> dict[int, int]:
             asked.set()
             assert answers.wait(WAIT_S)
-            return prepare(number)
+            return prepare(number, put)
 
         def armed(number: int, cut: dict[int, int]) -> None:
             told.set()

@@ -159,6 +159,6 @@ def test_law_15_a_script_goes_on_in_the_middle_of_an_epoch_with_the_numbers_it_w
 
 def prepared(worker: ps.Worker) -> bool:
     """Waits until the worker was asked where it can be cut."""
-    capture = link_of(worker).capture
+    capture = link_of(worker).promise
     with capture._changed:
         return capture._changed.wait_for(lambda: capture._number is not None, WAIT_S)

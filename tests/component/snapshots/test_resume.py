@@ -117,7 +117,7 @@ def test_who_comes_to_a_job_that_all_have_left_goes_on_where_it_is(one_shard, un
         script(worker, run, ends)
     if evicted:
         one_shard.evict(job, 0)
-        link_of(worker).fail(ps.UsageError("its process is gone"))
+        link_of(worker).exchanges.fail(ps.UsageError("its process is gone"))
     worker.leave("it is gone")
     assert run.epochs == list(range(at // 12 + 1))
     with connect(one_shard, job) as again:

@@ -23,7 +23,7 @@ def test_who_does_not_know_the_session_takes_over_no_stream(one_shard: Cluster, 
     job = fresh_name()
 
     def body(worker: ps.Worker) -> None:
-        joined = link_of(worker)._now.joined
+        joined = link_of(worker).presence.joined
         resume = pb.Resume(job=job, worker=0, incarnation=joined.incarnation, session=of(joined.session))
         with grpc.insecure_channel(one_shard.servers, options=CLIENT) as channel:
             stream = CoordinatorStub(channel).Member(iter([pb.MemberRequest(resume=resume)]), timeout=LIMIT_S)

@@ -63,7 +63,7 @@ def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp
                 except ps.RolledBack as error:
                     seen.append((error.step, table.step))
             worker.finish()
-            return values, seen, link_of(worker)._now.joined.incarnation
+            return values, seen, link_of(worker).presence.joined.incarnation
 
     whole = together([lambda rank=rank: train(rank, "whole", faults=False) for rank in range(2)])
     found = together([lambda rank=rank: train(rank, job, faults=True) for rank in range(2)], 60.0)

@@ -133,7 +133,7 @@ def test_a_worker_that_joined_after_the_snapshot_comes_back_with_the_others(dura
             durable.kill(0)
             durable.start_again(0)
             with pytest.raises(ps.RolledBack):
-                link_of(other)._membership.calls.get_state("what nobody has put")
+                link_of(other).presence.membership.calls.get_state("what nobody has put")
             for it, rank in ((table, 0), (late, 1)):
                 with pytest.raises(ps.RolledBack):
                     step(it, rank)
@@ -162,7 +162,7 @@ def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_lo
     room = durable.coordinator.runners[job]
     assert not threading.Event().wait(0.3)  # several of the limits above
     assert room.job.phase.broken is None
-    link_of(other)._membership.abandon()
+    link_of(other).presence.membership.abandon()
     durable.start_again(1)
     until(lambda: room.events.counts["rollback"], "the job goes back")
     with pytest.raises(ps.RolledBack):

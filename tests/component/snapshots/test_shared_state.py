@@ -23,7 +23,7 @@ SMALL = ps.BucketOptions(partition_bytes=4096)
 
 def hurry(worker: ps.Worker) -> None:
     """From now on it waits for a load for a moment only."""
-    state = link_of(worker)._state
+    state = link_of(worker).optimizer_state
     state._settings = dataclasses.replace(state._settings, start_limit_s=0.2)
 
 
@@ -103,7 +103,8 @@ def test_who_joins_a_job_that_has_state_sets_none(one_shard, caplog):
 
 def beside(worker: ps.Worker, calls_of: Callable, say: Callable = print) -> OptimizerStateCalls:
     """Another one of the same worker, with another way to the shards."""
-    return OptimizerStateCalls(worker._settings, link_of(worker)._membership, calls_of=calls_of, say=say)
+    presence = link_of(worker).presence
+    return OptimizerStateCalls(worker._settings, lambda: presence.membership, calls_of=calls_of, say=say)
 
 
 def test_a_call_that_breaks_is_made_again(cluster):
@@ -119,7 +120,7 @@ def test_a_call_that_breaks_is_made_again(cluster):
             if shard not in broken:
                 broken.add(shard)
                 return nobody.shard(0)
-            return link_of(worker)._service.shard(shard)
+            return link_of(worker).presence.service.shard(shard)
 
         worker.wrap(torch.optim.SGD(model.parameters(), momentum=0.9), model, buckets=SMALL)
         plan = link_of(worker).exchanges[0].plan
@@ -144,7 +145,7 @@ def test_the_log_says_once_that_steps_differ(one_shard):
         optimizer = worker.wrap(torch.optim.Adam(model.parameters()), model, buckets=SMALL)
         loss_of(model, 0, 0).backward()
         optimizer.step()
-        state = beside(worker, link_of(worker)._service.shard, said.append)
+        state = beside(worker, link_of(worker).presence.service.shard, said.append)
         plan = link_of(worker).exchanges[0].plan
         state.dump(0, plan)
         assert said == []
@@ -196,14 +197,14 @@ def test_a_state_that_the_optimizer_cannot_have_is_refused_and_the_old_one_stays
             with pytest.raises(PayloadMismatch, match="exp_avg"):
                 link.load_state(0, [bad, *before[1:]])
         for wrong in ({"worker": 7}, {"incarnation": 99}):
-            mine = link._state._key(0)
+            mine = link.optimizer_state._key(0)
             stranger = pb.TableKey(**{**{field.name: value for field, value in mine.ListFields()}, **wrong})
-            link._state._key = lambda _, key=stranger: key
+            link.optimizer_state._key = lambda _, key=stranger: key
             with pytest.raises(StrangerRefused):
                 link.dump_state(0)
             with pytest.raises(StrangerRefused):
                 link.load_state(0, before)
-            del link._state._key
+            del link.optimizer_state._key
         return before, link.dump_state(0)
 
     ((before, after),) = run_workers(one_shard, body)

@@ -23,6 +23,7 @@ from ps_wire.snapshot.manifest import Manifest
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.membership.snapshot_promise import Put
 from tests.component.service import Cluster, fresh_name, run_workers, together
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
@@ -303,14 +304,17 @@ def written_late(monkeypatch, completed: threading.Event) -> None:
 
 
 def captured_late(worker: ps.Worker, completed: threading.Event) -> None:
-    capture = link_of(worker).capture
-    put = capture.put
+    capture = link_of(worker).promise
+    prepare = capture.prepare
 
-    def putting(*what: object) -> None:
-        completed.wait(TOO_EARLY_S)
-        put(*what)
+    def preparing(number: int, put: Put) -> dict[int, int]:
+        def putting(number: int, blob: bytes) -> None:
+            completed.wait(TOO_EARLY_S)
+            put(number, blob)
 
-    capture.put = putting
+        return prepare(number, putting)
+
+    capture.prepare = preparing
 
 
 @pytest.mark.parametrize("late", ["capture", "write"])
@@ -358,13 +362,13 @@ def test_workers_go_on_when_all_shards_know_the_cut(cluster, monkeypatch):
 
     def one(rank: int) -> None:
         with ps.connect(servers=cluster.servers, job=job, worker=rank, num_workers=2) as worker:
-            arm = link_of(worker).capture.arm
+            arm = link_of(worker).promise.arm
 
             def armed(number: int, steps: dict[int, int]) -> None:
                 told.set()
                 arm(number, steps)
 
-            link_of(worker).capture.arm = armed
+            link_of(worker).promise.arm = armed
 
             def over(step: int) -> bool:
                 if step == 2:

@@ -120,7 +120,7 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
         for _ in range(STEPS):
             table.push({"w": torch.ones(3000)})
         worker.finish()
-        return link_of(worker)._now.joined.incarnation
+        return link_of(worker).presence.joined.incarnation
 
     fast, slow = run_workers(cluster, body, num_workers=2, consistency="ssp:0", job=job)
     assert fast > slow == 1
@@ -142,7 +142,7 @@ def test_a_connection_that_breaks_while_the_gate_is_shut_asks_again(cluster: Clu
 
         def cut() -> None:
             assert waiting.wait(LIMIT_S)
-            for connection in link_of(worker)._connections:
+            for connection in link_of(worker).presence.connections:
                 connection._call.cancel()
             broken.set()
 

@@ -79,12 +79,12 @@ def test_a_worker_that_goes_is_not_waited_for_the_next_one_is_asked_for_buffers(
         optimizer = worker.wrap(torch.optim.SGD([mine.w], lr=0.1), mine)
         if worker.rank == 0:
             reading.start()
-            until(lambda: link_of(worker)._membership.live_wanted)
+            until(lambda: link_of(worker).presence.membership.live_wanted)
             asked.set()
         else:
             assert asked.wait(LIMIT_S)
             mine.steps.fill_(7.0)
-            until(lambda: link_of(worker)._membership.live_wanted)
+            until(lambda: link_of(worker).presence.membership.live_wanted)
             mine.w.sum().backward()
             optimizer.step()
         worker.finish()

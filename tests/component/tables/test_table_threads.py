@@ -18,8 +18,8 @@ from ps_wire.process import trace
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.exchange.exchange import Exchange
-from ps_worker.process.one_thread import OneThread
 from ps_worker.table import Table
+from tests.component.hosts import Host
 from tests.component.sent import Sent
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.inside import link_of, tables_of
@@ -32,34 +32,6 @@ SPEC = TableSpec(
     optimizer=OptimizerSpec(name="SGD", hyperparameters=HYPER),
     buckets=BucketOptions(bucket_bytes=0, first_bucket_bytes=0, partition_bytes=4096),
 )
-
-
-class Host:
-    """A worker that no step concerns: a `StepHost`."""
-
-    def __init__(self) -> None:
-        self.inside = OneThread()
-
-    def closed(self) -> str | None:
-        return None
-
-    def announce(self) -> bool:
-        return False
-
-    def before_step(self, step: int) -> None:
-        pass
-
-    def after_step(self, step: int) -> None:
-        pass
-
-    def rejoin(self) -> None:
-        raise AssertionError("nobody evicts")
-
-    def say(self, text: str) -> None:
-        print(text)
-
-    def say_wait(self, text: str) -> None:
-        print(text)
 
 
 class Played:
@@ -391,7 +363,7 @@ def test_an_answer_that_is_being_taken_when_a_worker_joins_again_is_waited_for(c
         assert held.holding.wait(LIMIT_S)
         cluster.evict(name, 0)
         until(lambda: exchange.evicted, "it is evicted")
-        joining = beside(link_of(worker).rejoin)
+        joining = beside(link_of(worker).rejoiner.rejoin)
         with pytest.raises(TimeoutError):
             joining.result(1.0)
         assert exchange._incarnation == before

@@ -60,7 +60,7 @@ def test_error_ends_the_sender_and_the_others_go_on(cluster: Cluster, consistenc
             if "left: NonFiniteGradient" in text:
                 heard.set()
 
-        link_of(worker)._membership._log = say
+        link_of(worker).presence.membership._log = say
         train(worker, spoil=False, model=model)
         assert heard.wait(LIMIT_S)
         worker.finish()

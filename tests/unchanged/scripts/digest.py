@@ -41,21 +41,9 @@ def digests(value: Any) -> Any:
 
 def ledger(stats: Any) -> dict[str, Any]:
     """The figures of `Worker.stats` that are no times, nor hang on them."""
-    names = (
-        "step",
-        "abstained",
-        "dropped",
-        "missed",
-        "samples",
-        "bytes_pushed",
-        "bytes_pulled",
-        "max_gap",
-        "spread",
-    )
-    plain = {name: getattr(stats, name) for name in names}
-    return (
-        plain | dict(_fields("staleness", stats.staleness)) | {"epochs": [str(use) for use in stats.epochs]}
-    )
+    plain = {name: getattr(stats, name) for name in PLAIN}
+    epochs = {"epochs": [str(use) for use in stats.epochs]}
+    return plain | dict(_fields("staleness", stats.staleness)) | epochs
 
 
 def _fields(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

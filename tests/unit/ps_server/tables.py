@@ -21,7 +21,7 @@ from ps_server.agreement.attendance import CatchUp, Choose, TableAttendance
 from ps_server.agreement.chooser import Chooser, Sent
 from ps_server.agreement.clipping import Norm, holders
 from ps_server.agreement.gate import gate_of
-from ps_server.coordinator.fleet.decisions import Decisions
+from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.shard.optimizer.piece_optimizer import (
     KNOWN,
 )
@@ -124,8 +124,8 @@ class Servers:
         seed: int = 0,
     ) -> None:
         """Loads `weights` and starts; frames arrive in an order drawn from `seed`."""
-        self.decisions = Decisions(num_shards)
-        self.decisions.opened("j", spec, 1)
+        self.ballots = Ballots(num_shards)
+        self.ballots.opened("j", spec, 1)
         self.chosen: dict[int, frozenset[int]] = {}
         self.caught: list[CatchUp] = []
         self.spec = spec
@@ -143,7 +143,7 @@ class Servers:
                 gate=gate_of(consistency),
                 nonfinite=nonfinite,
                 opening=1,
-                report=partial(self.report, shard),
+                report=lambda norm, shard=shard: self.report(shard, norm),  # type: ignore[misc]
                 attend=partial(self.attend, shard),
             )
             for shard in range(num_shards)
@@ -164,11 +164,9 @@ class Servers:
 
     def report(self, shard: int, norm: Norm) -> None:
         """What the coordinator makes of a norm."""
-        found = self.decisions.reported(shard, norm)
-        if found is not None:
-            decide, shards = found
-            for index in shards:
-                self.shards[index].decide(decide.step, decide.scale)
+        for made in self.ballots.reported(shard, norm):
+            for index in made.shards:
+                self.shards[index].closer.decide(made.order.decide.step, made.order.decide.scale)
 
     def attend(self, shard: int, attended: TableAttendance) -> None:
         """What the coordinator chooses after a report, brought to all shards in one order."""
@@ -183,7 +181,7 @@ class Servers:
             else:
                 self.caught.append(choice)
             for index in set(shards) - self.deaf:
-                self.shards[index].choose(choice)
+                self.shards[index].closer.choose(choice)
         self._choosing = False
 
     def leave(self, worker: int) -> None:
@@ -206,7 +204,8 @@ class Servers:
         """One frame arrives."""
         self._give(frame.partition, frame)
         for shard in self.shards:  # one that holds all chooses by itself
-            if shard._chooser is not None and (choice := shard._chooser.last) is not None:
+            chooser = shard.closer._chooser
+            if chooser is not None and (choice := chooser.last) is not None:
                 self.chosen.setdefault(choice.step, choice.workers)
 
     def _say_hyper(self, worker: int, hyper: Hyperparameters) -> None:

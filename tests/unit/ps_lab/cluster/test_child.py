@@ -11,7 +11,7 @@ import pytest
 
 from ps_lab.cluster import die_with_parent
 from ps_lab.cluster.child import LINE_BYTES, Child
-from ps_lab.cluster.process_handle import ProcessHandle
+from tests.unit.ps_lab.cluster.gone import wait_gone
 from tests.until import LIMIT_S
 
 
@@ -48,16 +48,6 @@ def _start() -> Iterator[type[Recorded]]:
     for recorded in started:
         recorded.child.kill()
         recorded.child.join()
-
-
-def wait_gone(pid: int) -> None:
-    """Until a process that is not our child has ended; fails at the limit."""
-    try:
-        handle = ProcessHandle(pid)
-    except ProcessLookupError:
-        return
-    assert handle.wait(LIMIT_S), f"process {pid} is still there"
-    handle.close()
 
 
 def test_every_line_arrives_before_the_end_and_the_last_needs_no_newline(start: type[Recorded]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ps_server.agreement.clipping import Clipping, Norm, coefficient, holders
-from ps_server.coordinator.fleet.decisions import Decisions
+from ps_server.coordinator.fleet.ballots import Ballots
 from ps_wire.spec.plan import Plan
 from tests.unit.ps_server.local import Local
 from tests.unit.ps_server.tables import Push, Servers, draw, group, same, table_spec
@@ -89,8 +89,6 @@ def test_no_shard_closes_a_step_before_all_have_it():
     before = servers.pull(0, 0)
     held = []
     servers.report = lambda shard, norm: held.append((shard, norm))
-    for number, table in enumerate(servers.shards):
-        table._report = lambda norm, number=number: servers.report(number, norm)
     servers.step(0, [Push(worker=0, gradients=draw(spec, 2))], spec.optimizer.hyperparameters)
     assert sorted(shard for shard, _ in held) == [0, 1]
     assert servers.pull(0, 1) is None
@@ -122,15 +120,14 @@ def test_a_leave_while_the_decision_is_awaited_changes_nothing():
     for leaves in (False, True):
         servers = Servers(spec, draw(spec, 1), num_shards=2, num_workers=2)
         held = []
-        for number, table in enumerate(servers.shards):
-            table._report = lambda norm, number=number, held=held: held.append((number, norm))
+        servers.report = lambda shard, norm, held=held: held.append((shard, norm))
         pushes = [Push(worker=worker, gradients=draw(spec, worker)) for worker in range(2)]
         servers.step(0, pushes, spec.optimizer.hyperparameters)
         if leaves:
             servers.leave(1)
         assert len(held) == 2
         for report in held:
-            servers.report(*report)
+            Servers.report(servers, *report)
         runs.append(servers.pull(0, 1))
         assert all(table.ledger(1).applied == len(table.cells()) for table in servers.shards)
     assert runs[0] is not None
@@ -144,9 +141,9 @@ def test_a_decision_that_comes_again_is_not_taken_twice():
     servers.step(0, [Push(worker=0, gradients=draw(spec, 2))], spec.optimizer.hyperparameters)
     after = servers.pull(0, 1)
     for step in (0, 1, 7):
-        servers.shards[0].decide(step, 1.0)
+        servers.shards[0].closer.decide(step, 1.0)
     assert same(servers.pull(0, 1), after)
-    assert servers.shards[0].undecided() is None
+    assert servers.shards[0].closer.undecided() is None
 
 
 def test_a_suspended_clipped_job_can_go_on():
@@ -156,7 +153,7 @@ def test_a_suspended_clipped_job_can_go_on():
     frames = servers.frames(0, Push(worker=0, gradients=draw(spec, 2)))
     servers._give(frames[0].partition, frames[0])
     servers.leave(0)
-    assert [table.undecided() for table in servers.shards] == [None, None]
+    assert [table.closer.undecided() for table in servers.shards] == [None, None]
     for table in servers.shards:
         table.join(0, 2, 1)
     versions = {cell.machine.version for table in servers.shards for cell in table.cells()}
@@ -171,17 +168,27 @@ def norm(step, squares=4.0, opening=1, **fields):
 
 
 def opened(spec=None, num_shards=2):
-    decisions = Decisions(num_shards)
+    decisions = Ballots(num_shards)
     decisions.opened("j", spec or spec_of(1.0), 1)
     return decisions
+
+
+def said(decisions, shard, norm):
+    """The scale that follows from a norm, and the shards that it goes to; None: none does."""
+    found = decisions.reported(shard, norm)
+    if not found:
+        return None
+    (made,) = found
+    assert made.beside
+    return made.order.decide, made.shards
 
 
 def test_a_step_is_decided_when_all_shards_have_reported_it():
     """With the norm over all of them, for all of them; a shard that reports twice counts once."""
     decisions = opened()
-    assert decisions.reported(1, norm(0, 7.0)) is None
-    assert decisions.reported(1, norm(0, 7.0)) is None
-    decide, shards = decisions.reported(0, norm(0, 9.0))
+    assert said(decisions, 1, norm(0, 7.0)) is None
+    assert said(decisions, 1, norm(0, 7.0)) is None
+    decide, shards = said(decisions, 0, norm(0, 9.0))
     assert shards == (0, 1)
     assert (decide.job, decide.table, decide.opening, decide.step) == ("j", 0, 1, 0)
     assert decide.scale == coefficient(1.0, 16.0)
@@ -190,11 +197,11 @@ def test_a_step_is_decided_when_all_shards_have_reported_it():
 def test_a_shard_that_has_not_heard_a_decision_is_told_again():
     """The same one, alone; the next step goes on."""
     decisions = opened()
-    decisions.reported(0, norm(0))
-    decide, _ = decisions.reported(1, norm(0))
-    assert decisions.reported(1, norm(0, 99.0)) == (decide, (1,))
-    assert decisions.reported(0, norm(1)) is None
-    again, shards = decisions.reported(1, norm(1))
+    said(decisions, 0, norm(0))
+    decide, _ = said(decisions, 1, norm(0))
+    assert said(decisions, 1, norm(0, 99.0)) == (decide, (1,))
+    assert said(decisions, 0, norm(1)) is None
+    again, shards = said(decisions, 1, norm(1))
     assert (again.step, shards) == (1, (0, 1))
 
 
@@ -206,19 +213,19 @@ def test_a_shard_that_has_not_heard_a_decision_is_told_again():
 def test_a_report_out_of_place_is_no_part_of_a_decision(wrong):
     """A step that is not open, a table that was made before, a stranger."""
     decisions = opened()
-    assert decisions.reported(0, wrong) is None
-    assert decisions.reported(1, norm(0)) is None
-    assert decisions.reported(7, norm(0)) is None
-    assert decisions.reported(0, norm(0)) is not None
+    assert said(decisions, 0, wrong) is None
+    assert said(decisions, 1, norm(0)) is None
+    assert said(decisions, 7, norm(0)) is None
+    assert said(decisions, 0, norm(0)) is not None
 
 
 def test_a_norm_with_an_evicted_worker_in_it_enters_no_scale():
     """Whether it has come before the first report of the new epoch, or comes again after it."""
     decisions = opened()
-    assert decisions.reported(0, norm(0, 900.0)) is None
-    assert decisions.reported(1, norm(0, 7.0, epoch=1)) is None
-    assert decisions.reported(0, norm(0, 900.0)) is None
-    decide, _ = decisions.reported(0, norm(0, 2.0, epoch=1))
+    assert said(decisions, 0, norm(0, 900.0)) is None
+    assert said(decisions, 1, norm(0, 7.0, epoch=1)) is None
+    assert said(decisions, 0, norm(0, 900.0)) is None
+    decide, _ = said(decisions, 0, norm(0, 2.0, epoch=1))
     assert decide.scale == coefficient(1.0, 9.0)
 
 
@@ -252,15 +259,15 @@ def test_tables_that_are_gone_are_forgotten():
     """A dropped job, and a table that is opened again with or without clipping."""
     decisions = opened()
     decisions.dropped("k")
-    assert decisions.reported(0, norm(0)) is None
+    assert said(decisions, 0, norm(0)) is None
     decisions.dropped("j")
-    assert decisions.reported(1, norm(0)) is None
+    assert said(decisions, 1, norm(0)) is None
     decisions = opened()
-    decisions.reported(0, norm(0))
+    said(decisions, 0, norm(0))
     decisions.opened("j", spec_of(1.0), 2)
-    assert decisions.reported(1, norm(0, opening=2)) is None
+    assert said(decisions, 1, norm(0, opening=2)) is None
     decisions.opened("j", spec_of(None), 3)
-    assert decisions.reported(0, norm(0, opening=3)) is None
+    assert said(decisions, 0, norm(0, opening=3)) is None
 
 
 def test_squares_are_added_in_partition_order():
@@ -293,10 +300,10 @@ def test_what_was_taken_before_members_have_gone_is_of_the_epoch_before():
 
 def test_a_job_that_went_back_to_a_snapshot_is_decided_from_its_step_on():
     """A table is opened again at a later step than 0."""
-    decisions = Decisions(2)
+    decisions = Ballots(2)
     decisions.opened("j", spec_of(), 7, step=5)
     norms = [Norm(job="j", table=0, opening=7, step=5, squares=4.0) for _ in range(2)]
-    assert decisions.reported(0, norms[0]) is None
-    found = decisions.reported(1, norms[1])
+    assert said(decisions, 0, norms[0]) is None
+    found = said(decisions, 1, norms[1])
     assert found is not None
     assert found[0].step == 5

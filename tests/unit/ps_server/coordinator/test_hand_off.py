@@ -6,12 +6,17 @@ import asyncio
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ps_server.coordinator import hand_off
+from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.epochs.epoch_book import EpochBook
+from ps_server.coordinator.fleet.ballots import Ballots
+from ps_server.coordinator.fleet.fleet import Fleet
+from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.fleet.registry import ShardRegistry
+from ps_server.coordinator.jobs.dropped import DroppedNames
 from ps_server.coordinator.jobs.first_steps import FirstSteps
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.loops import Loops
@@ -19,12 +24,19 @@ from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.phase import Phase
 from ps_server.coordinator.jobs.roster import Roster
 from ps_server.coordinator.jobs.runner import JobRunner
+from ps_server.coordinator.jobs.runners import JobRunners
 from ps_server.coordinator.jobs.tables import TableRecord
 from ps_server.coordinator.state_store import StateStore
+from ps_server.shard.shard import Shard
+from ps_wire.errors import JobDropped
 from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.desk import Desk, alone, table
+from tests.unit.ps_server.fleets import fleet_of
+from tests.unit.ps_server.tables import group, table_spec
+
+NO_FLEET = cast(Fleet, None)  # nothing is ordered here
 
 
 def dealt() -> EpochBook:
@@ -47,8 +59,8 @@ def dealt() -> EpochBook:
 def test_epochs_that_are_under_way_are_handed_on_through_json():
     """Each field: a successor goes on as if it had dealt them itself."""
     shares, successor = dealt(), EpochBook()
-    facts = json.loads(json.dumps(shares.hand_off()))
-    successor.take_over(facts)
+    facts = json.loads(json.dumps(shares.dump()))
+    successor.load(facts)
     assert shares._live
     assert shares._ended
     assert successor == shares
@@ -57,10 +69,11 @@ def test_epochs_that_are_under_way_are_handed_on_through_json():
 
 
 def there_and_back(room: JobRunner, states: StateStore) -> tuple[JobRunner, StateStore]:
-    facts, tensors = hand_off.capture({room.job.name: room}, states)
+    facts = json.loads(json.dumps(room.dump()))
     again, kept = alone(Job("j", "bsp", 2)), StateStore()
-    hand_off.restore(json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=kept)
-    assert hand_off.capture({"j": again}, kept)[0] == facts
+    again.load(facts)
+    kept.load(states.dump())
+    assert json.loads(json.dumps(again.dump())) == facts
     return again, kept
 
 
@@ -83,7 +96,7 @@ def test_a_job_its_members_and_what_they_have_not_heard_are_handed_on_through_js
         assert again.job.roster.members == desk.job.roster.members
         assert again.mailboxes[0, 1].session == box.session
         assert again.mailboxes[0, 1].attach().get_nowait().waiting.whom == "worker 1"
-        assert sorted(kept.all()) == sorted(states.all())
+        assert kept.dump() == states.dump()
 
     asyncio.run(run())
 
@@ -99,16 +112,13 @@ def test_what_a_release_before_has_handed_off_is_taken_up():
 
     async def run() -> None:
         room, again = alone(desk.job), alone(Job("j", "bsp", 2))
-        facts, tensors = hand_off.capture({"j": room}, StateStore())
-        (known,) = facts["rooms"]
+        known = json.loads(json.dumps(room.dump()))
         for name, path in NEWER.items():
             place = known
             for key in path:
                 place = place[key]
             del place[name]
-        hand_off.restore(
-            json.loads(json.dumps(facts)), tensors, room_of=lambda _job: again, states=StateStore()
-        )
+        again.load(known)
         assert again.job.epochs == desk.job.epochs
         assert again.job.roster.members == desk.job.roster.members
 
@@ -120,18 +130,12 @@ RECORDED = Path(__file__).with_name("handed_off.json")
 
 def test_what_the_build_before_these_classes_has_handed_off_is_taken_up_and_handed_on_the_same():
     """Recorded of jobs that run, wait, went back, are suspended, or end: no key or value is another one."""
-    facts = json.loads(RECORDED.read_text())
-    rooms: dict[str, JobRunner] = {}
-
-    def room_of(spec: spec_pb2.Job) -> JobRunner:
-        job = Job(spec.name, spec.consistency, spec.num_workers, spec.nonfinite, spec.min_workers)
-        return rooms.setdefault(job.name, alone(job))
+    rooms = json.loads(RECORDED.read_text())["rooms"]
 
     async def run() -> None:
-        states = StateStore()
-        hand_off.restore({"rooms": facts["rooms"]}, {}, room_of=room_of, states=states)
-        again, _ = hand_off.capture(rooms, states)
-        assert json.loads(json.dumps(again["rooms"])) == facts["rooms"]
+        runners = JobRunners(NO_FLEET, StateStore(), DroppedNames())
+        runners.load(rooms)
+        assert json.loads(json.dumps(runners.dump())) == rooms
 
     asyncio.run(run())
 
@@ -173,3 +177,41 @@ def test_every_part_of_a_job_is_handed_on():
         "_uploaders",
     }
     assert vars(Desk(2).job).keys() == of_spec | by_parts | {"ends", "_awaited", "_uploaders"}
+
+
+def test_what_the_build_before_had_decided_is_taken_up_and_handed_on_the_same():
+    """Recorded of a scale, a choice and who goes on where: a shard may not have heard them."""
+    recorded = json.loads(RECORDED.read_text())["shards"]
+    ballots, registry = Ballots(2), ShardRegistry(Generations(None))
+    clipped = table_spec("SGD", group(lr=1.0), shapes=((9000,),), clip_grad_norm=1.0)
+    ballots.admitted(spec_pb2.Job(name="backup", consistency="bsp:backup=1", num_workers=3))
+    ballots.opened("clipped", clipped, 11)
+    ballots.opened("backup", dataclasses.replace(clipped, clip_grad_norm=None), 12)
+    ballots.load(recorded)
+    registry.load(recorded["standings"])
+    assert {"standings": registry.dump(), **ballots.dump()} == recorded
+
+
+def test_who_comes_back_to_a_job_that_was_dropped_hears_why_from_a_successor_too():
+    """And the next job of the name gives none of its incarnations again."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        first, successor = (
+            Coordinator(fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop))
+            for _ in range(2)
+        )
+        try:
+            first._dropped.note("j", 5)
+            facts, blobs = first.dump()
+            successor.load(json.loads(json.dumps(facts)), blobs)
+            with pytest.raises(JobDropped):
+                successor._members._resume(pb.Resume(job="j", worker=0, incarnation=5))
+            room = successor._runners.of(Job("j", "bsp", 1).spec)
+            member, _ = room.job.join(room.job.spec, worker=0, host="h", pid=1)
+            assert member.incarnation == 6
+        finally:
+            first.halt()
+            successor.halt()
+
+    asyncio.run(run())

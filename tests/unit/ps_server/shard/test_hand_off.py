@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import struct
 from pathlib import Path
@@ -18,6 +19,7 @@ from ps_server.shard.restoring import restore
 from ps_server.shard.shard import Shard
 from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
 from ps_wire.frames import frame as wire
+from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from tests.unit.ps_server.tables import Kept
@@ -284,3 +286,41 @@ def test_a_fence_without_its_verdict_is_handed_off_with_the_table(tmp_path):
     assert went_on.pulled(0, 1) == set()
     went_on.shard.members.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
     assert {frame.version for frame in went_on.outlet.take() if frame.kind is wire.Kind.PULLED} == {1}
+
+
+def facts_and_tensors(path: Path) -> tuple[dict[str, object], dict[str, torch.Tensor]]:
+    """What a hand-off says, and what it holds."""
+    file = TensorFile(path, str(path))
+    facts = json.loads(file.facts[hand_off.FACTS])
+    for job in facts["jobs"]:
+        for table in job["tables"]:
+            table["flags"].sort()  # by partition and worker: their order says nothing
+    return facts, {name: file[name].clone() for name in file}
+
+
+def test_what_the_release_before_has_handed_off_is_taken_up_and_handed_on_as_it_is(tmp_path):
+    """To the key and to the bit. It was written by a server of 2026-11-22: see `data/README.md`."""
+    before = Path(__file__).parent / "data"
+    shard = Shard(index=0, num_shards=2, memory_limit_bytes=None, submit=[].append)  # no step closes
+    found = hand_off.find(before, shard)
+    assert found is not None
+    assert found.inherited is not None
+    hand_off.write(tmp_path, shard, found.inherited)
+    said, held = facts_and_tensors(found.path)
+    says, holds = facts_and_tensors(hand_off.file_of(tmp_path, 0))
+    assert says == said
+    assert holds.keys() == held.keys()
+    for name, tensor in held.items():
+        assert torch.equal(holds[name], tensor), name
+
+
+def test_what_the_release_before_has_handed_off_goes_on():
+    """A late worker is told where it goes on, and a step that was chosen closes."""
+    shard = Shard(index=0, num_shards=2, memory_limit_bytes=None)
+    assert hand_off.find(Path(__file__).parent / "data", shard) is not None
+    assert {cell.machine.version for cell in shard.table("backup", 0).cells()} == {2}
+    assert [(late.worker, late.clock) for late in shard.unchosen()[0].report.late] == [(3, 1)]
+    mapped = shard.table("mapped", 0)
+    assert mapped.started
+    assert mapped.evict(2, 1, 1, 4) == 2
+    assert not shard.table("fresh", 0).cells()[0].loaded

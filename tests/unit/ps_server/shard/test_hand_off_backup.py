@@ -10,15 +10,19 @@ import pytest
 
 from ps_server.agreement.attendance import Attendance, CatchUp, Choose, Late, TableAttendance
 from ps_server.agreement.messages import choice_from_proto
-from ps_server.coordinator.fleet.choices import Choices
+from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.shard import hand_off
 from ps_server.shard.hand_off import Inherited
 from ps_server.shard.job import ShardJob
+from ps_server.shard.optimizer.partition_tensors import TensorsState
 from ps_server.shard.partition.backup_machine import BackupStepMachine
+from ps_server.shard.partition.cell import Cell
+from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.machine import _Member
+from ps_server.shard.partition.machine_state import MachineState, MemberState
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.codec import TableReader, encode
-from ps_server.shard.state.table_state import MachineState, TableState, capture, restore
+from ps_server.shard.table.table_state import TableState
 from ps_wire.spec.consistency import BSP
 from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.shard.table.backup_walk import SHAPES, Walk, sgd, spec_hyper
@@ -108,7 +112,7 @@ def test_a_chosen_step_that_waits_for_its_scale_is_handed_on_as_chosen(tmp_path)
         servers.step(0, pushes[2:], spec_hyper(spec))
         servers.silent = False
         for number, shard in enumerate(servers.shards):
-            servers.report(number, shard.undecided())
+            servers.report(number, shard.closer.undecided())
         assert servers.chosen == {0: {0, 1}}
         found.append([servers.pull(worker, 1) for worker in range(3)])
         ledger = servers.shards[1].ledger(2)
@@ -165,12 +169,12 @@ def test_the_coordinators_choices_are_handed_on_to_shards_that_have_not_heard_th
     def said(choices, shard, **report):
         given = TableAttendance(job="j", table=0, opening=4, report=Attendance(**report))
         return [
-            (choice_from_proto(getattr(order, order.WhichOneof("kind"))), shards)
-            for order, shards in choices.reported(shard, given)
+            (choice_from_proto(getattr(made.order, made.order.WhichOneof("kind"))), made.shards)
+            for made in choices.reported(shard, given)
         ]
 
     def fresh():
-        choices = Choices(2)
+        choices = Ballots(2)
         choices.admitted(spec_pb2.Job(name="j", consistency="bsp:backup=1", num_workers=3))
         choices.opened("j", spec, 4)
         return choices
@@ -183,7 +187,7 @@ def test_the_coordinators_choices_are_handed_on_to_shards_that_have_not_heard_th
         caught = said(before, shard, step=1, late=frozenset({late}))
     choose, catch_up = Choose(step=0, workers=ready), CatchUp(late=late, step=1)
     assert (chosen, caught) == ([(choose, (0, 1))], [(catch_up, (0, 1))])
-    after.restore(json.loads(json.dumps(before.capture())))
+    after.load(json.loads(json.dumps(before.dump())))
     assert said(after, 0, step=1) == []
     assert said(after, 1, step=0, ready=ready, members=members) == [(choose, (1,))]
     assert said(after, 1, step=1, late=frozenset({late})) == [(catch_up, (1,))]
@@ -198,11 +202,11 @@ def test_a_shard_alone_goes_on_choosing_where_its_snapshot_is():
         [Push(worker=worker, gradients=draw(spec, 9 * step + worker)) for worker in (0, 1)] for step in (0, 1)
     ]
     before.step(0, pushes[0], spec_hyper(spec))
-    source = encode(before.plan, 0, capture(before.shards[0]))
+    source = encode(before.plan, 0, before.shards[0].dump())
     (fresh,) = after.shards
     for worker in range(3):
         fresh.leave(worker, 1)
-    restore(fresh, TableState(cells=dict(TableReader(spec, [source]).shard(before.plan, 0))))
+    fresh.load(TableState(cells=dict(TableReader(spec, [source]).shard(before.plan, 0))))
     for worker in range(3):
         fresh.join(worker, 2, 1)
     for servers, incarnation in ((before, 1), (after, 2)):
@@ -213,13 +217,40 @@ def test_a_shard_alone_goes_on_choosing_where_its_snapshot_is():
 
 
 def test_whoever_adds_a_field_to_a_partition_is_asked_what_its_successor_gets():
-    """Of `_waiting`, those who are late are handed on; others ask again."""
-    captured = {field.name for field in dataclasses.fields(MachineState)} - {"members", "hyper_mismatches"}
-    assert {field.name for field in dataclasses.fields(BackupStepMachine)} == captured | {
-        "gate",
-        "_members",
-        "_staged",
-        "_waiting",
-        "_chosen",
+    """Each is dumped, or named here with the reason why it is not."""
+    state = {field.name for field in dataclasses.fields(MachineState)}
+    machine = {field.name.removeprefix("_") for field in dataclasses.fields(BackupStepMachine)}
+    given, asks_again = {"gate"}, {"waiting"}  # of pulls, those of late workers are kept, as `late`
+    assert machine == (state - {"late"}) | given | asks_again
+    member = {field.name for field in dataclasses.fields(_Member)}
+    assert member == {field.name for field in dataclasses.fields(MemberState)}
+    assert member == {"incarnation", "clock", *hand_off.FLAGS}
+
+
+def test_whoever_adds_a_field_to_a_cell_is_asked_what_its_successor_gets():
+    """As for a partition's machine."""
+    state = {field.name for field in dataclasses.fields(CellState)}
+    given = {
+        "clipping",
+        "group",
+        "index",
+        "later",
+        "lock",
+        "pieces",
+        "scratch",
+        "screening",
+        "table",
     }
-    assert {field.name for field in dataclasses.fields(_Member)} == {"incarnation", "clock", *hand_off.FLAGS}
+    comes_again = {
+        "closing",
+        "cut",
+        "held",
+        "outlets",
+        "replies",
+        "tally",
+    }  # steps complete again
+    counts, copied = {"bytes_in", "bytes_out"}, {"loans"}
+    slots = {name.removeprefix("_") for name in Cell.__slots__}
+    assert slots - {"values"} == (state - {"tensors"}) | given | comes_again | counts | copied
+    tensors = {field.name for field in dataclasses.fields(TensorsState)}
+    assert tensors == {"weights", "parts", "optimizer", "other", "kept"}

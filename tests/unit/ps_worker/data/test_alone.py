@@ -20,10 +20,10 @@ import pytest
 import torch
 
 import ps_worker as ps
-import ps_worker.transport.reach
+import ps_worker.transport.open_service
 from ps_server.process.in_process import LocalService
 from ps_wire.v1 import coordinator_pb2, shard_pb2
-from ps_worker.job.rejoiner import ALONE
+from ps_worker.job.job_link import ALONE
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, seeded
 from tests.inside import link_of
@@ -134,7 +134,7 @@ def test_nothing_is_left_after_leave():
     worker = ps.connect()
     table = worker.table({"w": torch.zeros(100)}, optimizer=ps.SGD(lr=1.0))
     table.push({"w": torch.ones(100)}).result(LIMIT_S)
-    shard = weakref.ref(link_of(worker)._service._shard)
+    shard = weakref.ref(link_of(worker).presence.service._shard)
     cells = [weakref.ref(cell) for cell in shard().table("default", 0).cells()]
     assert cells
     worker.leave()
@@ -176,13 +176,13 @@ def test_a_connection_that_is_cut_is_made_again():
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         for _ in range(STEPS):
             table.push({"w": torch.full((3000,), -1.0)})
-            link_of(worker)._connections[0]._call.cancel()
+            link_of(worker).presence.connections[0]._call.cancel()
             values = table.pull().result(LIMIT_S).values["w"]
         assert torch.equal(values, torch.full((3000,), float(STEPS)))
 
 
 def test_a_missing_entry_point_says_what_to_do(monkeypatch: Any):
-    monkeypatch.setattr(ps_worker.transport.reach, "entry_points", lambda group: ())
+    monkeypatch.setattr(ps_worker.transport.open_service, "entry_points", lambda group: ())
     with pytest.raises(ps.UsageError, match=r"install torch-parameter-server again .* or set PS_SERVERS"):
         ps.connect()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 
 from ps_worker.membership.round_barrier import OUT_OF_USE, RoundBarrier
 from tests.until import LIMIT_S
@@ -16,7 +17,12 @@ class Script:
         self.clocks = Counter(dict.fromkeys(tables, 0))
         self.rounds = RoundBarrier(lambda: dict(self.clocks))
         self.said: list[dict[int, int]] = []
-        self.rounds.say = lambda _number, steps: self.said.append(dict(steps))
+        self.lets_go = False
+
+    def hears(self, _number: int, steps: Mapping[int, int]) -> None:
+        self.said.append(dict(steps))
+        if self.lets_go:
+            self.rounds.let_go(1)
 
     def step(self, *tables: int) -> None:
         for table in tables:
@@ -25,7 +31,7 @@ class Script:
 
     def begun(self) -> dict[int, int]:
         """Where the last round began."""
-        steps = dict(self.rounds.ask(1))
+        steps = dict(self.rounds.ask(1, self.hears))
         self.rounds.let_go()
         return steps
 
@@ -41,7 +47,7 @@ def test_a_round_begins_with_its_first_table_when_all_others_had_their_turn():
 def test_a_script_that_has_stepped_nothing_is_in_no_round():
     script = Script(0, 1)
     assert script.begun() == {}
-    assert script.rounds.ask(7) == {}
+    assert script.rounds.ask(7, script.hears) == {}
     script.rounds.hold(7, {})
     assert script.said == [{0: 0, 1: 0}]
 
@@ -58,12 +64,12 @@ def test_a_table_that_is_stepped_no_more_belongs_to_no_round():
 def test_who_is_behind_goes_on_to_the_end_of_the_round_of_who_is_ahead():
     script = Script(0, 1)
     script.step(0, 1)
-    script.rounds.ask(1)
+    script.rounds.ask(1, script.hears)
     script.rounds.hold(1, {0: 1, 1: 1})
     script.step(0, 1)
     assert script.said == []
     held = threading.Thread(target=script.step, args=(0, 1))
-    script.rounds.say = lambda _number, steps: (script.said.append(dict(steps)), script.rounds.let_go(1))
+    script.lets_go = True
     held.start()
     held.join(LIMIT_S)
     assert not held.is_alive()
@@ -74,6 +80,6 @@ def test_a_script_that_does_something_else_between_two_rounds_is_held_at_once():
     """As in a validation pass: the last two rounds were alike, and all of it has been done."""
     script = Script(0, 1)
     script.step(0, 1, 0, 1)
-    script.rounds.ask(1)
+    script.rounds.ask(1, script.hears)
     script.rounds.hold(1, {0: 1, 1: 1})
     assert script.said == [{0: 2, 1: 2}]

@@ -20,7 +20,9 @@ class Worker:
         self.capture = SnapshotPromise(lambda: dict(self.clocks), lambda: b"state of %d" % self.clocks[0])
         self.put: list[tuple[int, bytes]] = []
         self._there = threading.Event()
-        self.capture.put = self._keep
+
+    def prepare(self, number: int) -> dict[int, int]:
+        return self.capture.prepare(number, self._keep)
 
     def _keep(self, number: int, blob: bytes) -> None:
         self.put.append((number, blob))
@@ -55,24 +57,24 @@ def test_a_step_that_begins_on_one_table_begins_on_no_other():
     clocks[0] = 5
     capture.begin([1])
     clocks[1] = 5
-    assert capture.prepare(1) == {0: 5, 1: 5}
+    assert capture.prepare(1, lambda *_: None) == {0: 5, 1: 5}
 
 
 def test_the_first_step_that_has_not_begun_is_promised():
     """The one that comes next, or the one after that where it has begun already."""
     worker = Worker({0: 4})
-    assert worker.capture.prepare(1) == {0: 4}
+    assert worker.prepare(1) == {0: 4}
     worker.capture.end(1)
     worker.capture.begin()
-    assert worker.capture.prepare(2) == {0: 5}
+    assert worker.prepare(2) == {0: 5}
     worker.clocks[0] = 5
-    assert worker.capture.prepare(3) == {0: 5}
+    assert worker.prepare(3) == {0: 5}
 
 
 def test_no_promised_step_begins_before_the_cut_is_known():
     """Then it does, with what the worker has at its beginning."""
     worker = Worker({0: 4})
-    assert worker.capture.prepare(1) == {0: 4}
+    assert worker.prepare(1) == {0: 4}
     step = waiting(worker.step)
     assert worker.put == []
     worker.capture.arm(1, {0: 4})
@@ -83,7 +85,7 @@ def test_no_promised_step_begins_before_the_cut_is_known():
 def test_what_is_captured_is_that_of_the_beginning_of_the_cuts_step():
     """A later one than was promised, on all tables."""
     worker = Worker({0: 4, 1: 6})
-    worker.capture.prepare(1)
+    worker.prepare(1)
     worker.capture.arm(1, {0: 6, 1: 8})
     worker.step()
     worker.step()
@@ -98,7 +100,7 @@ def test_what_is_captured_is_that_of_the_beginning_of_the_cuts_step():
 def test_a_cut_that_is_given_up_lets_the_step_begin(number: int | None):
     """Nothing is captured."""
     worker = Worker({0: 4})
-    worker.capture.prepare(1)
+    worker.prepare(1)
     step = waiting(worker.step)
     worker.capture.end(number)
     step.join(LIMIT_S)
@@ -109,7 +111,7 @@ def test_a_cut_that_is_given_up_lets_the_step_begin(number: int | None):
 def test_what_is_said_of_another_cut_is_no_news():
     """Neither that it is armed nor that it is over."""
     worker = Worker({0: 4})
-    worker.capture.prepare(2)
+    worker.prepare(2)
     step = waiting(worker.step)
     worker.capture.arm(1, {0: 4})
     worker.capture.end(1)
@@ -124,7 +126,7 @@ def test_nobody_waits_for_ever_for_a_coordinator_that_is_gone(monkeypatch: pytes
     """It gives the cut up before."""
     monkeypatch.setattr(capturing, "PROMISE_LIMIT_S", 0.05)
     worker = Worker({0: 4})
-    worker.capture.prepare(1)
+    worker.prepare(1)
     step = threading.Thread(target=worker.step, daemon=True)
     step.start()
     step.join(LIMIT_S)

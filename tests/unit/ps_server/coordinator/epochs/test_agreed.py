@@ -37,7 +37,7 @@ def test_a_successor_compares_with_what_was_said_and_who_comes_after_all_have_go
     shares = EpochBook()
     shares.agreed.check(0, 0, {"seed": "3"})
     successor = EpochBook()
-    successor.take_over(json.loads(json.dumps(shares.hand_off())))
+    successor.load(json.loads(json.dumps(shares.dump())))
     with pytest.raises(JobMismatch):
         successor.agreed.check(0, 1, {"seed": "4"})
     successor.suspend()

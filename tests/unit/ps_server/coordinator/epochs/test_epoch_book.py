@@ -126,7 +126,7 @@ def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it()
 
     assert ask(shares, 2) == ask(shares, 2) == piece(0, 1, 3, first=4)
     successor = EpochBook()
-    successor.take_over(json.loads(json.dumps(shares.hand_off())))
+    successor.load(json.loads(json.dumps(shares.dump())))
     assert ask(successor, 2) == piece(0, 1, 3, first=4)
     assert ask(successor, 3) == piece(0, 2, 3, first=6)
     assert ask(successor, 4) is None

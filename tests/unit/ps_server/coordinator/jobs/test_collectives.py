@@ -159,7 +159,7 @@ def test_a_successor_goes_on_with_what_was_made():
     calls.settle(0, {0: 1})
     calls.bring(1, 0, 1, Part(form="broadcast", op="broadcast", source=3))
     calls.settle(1, {0: 1})
-    successor.take_over(json.loads(json.dumps(calls.hand_off(), allow_nan=False)))
+    successor.load(json.loads(json.dumps(calls.dump(), allow_nan=False)))
     assert math.isnan(successor.outcome(0).values[0])
     assert successor.outcome(0).values[1] == math.inf
     with pytest.raises(JobUnknown):

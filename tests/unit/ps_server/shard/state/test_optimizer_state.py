@@ -131,7 +131,7 @@ def test_what_is_dumped_can_be_loaded(name):
     table, fresh = served(name), served(name)
     expected = states(table)
     for cell in fresh.cells():
-        cell.load(cell.values.now.clone())
+        cell.set_weights(cell.values.now.clone())
     loading = Loading(fresh)
     _take_all(loading, messages(table))
     assert loading.partitions == set(table.partitions())
@@ -238,5 +238,5 @@ def test_loading_weights_starts_a_partition_without_state():
     """A starter that comes back brings all of it again."""
     table = served()
     cell = table.cell(0)
-    cell.load(torch.zeros_like(cell.values.now))
+    cell.set_weights(torch.zeros_like(cell.values.now))
     assert not any(cell.export_state())

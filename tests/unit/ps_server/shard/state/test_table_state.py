@@ -9,8 +9,8 @@ import torch
 from ps_server.agreement.gate import gate_of
 from ps_server.shard.state.codec import TableReader, encode
 from ps_server.shard.state.optimizer_state import Loading, dump
-from ps_server.shard.state.table_state import TableState, capture, restore, resume
 from ps_server.shard.table.table import ShardTable
+from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import SnapshotMismatch
 from ps_wire.spec.consistency import ASP, BSP, SSP
 from ps_wire.spec.nonfinite import NonFinite
@@ -45,7 +45,7 @@ def saved(servers: Servers, *, going_on: bool = False):
     """Through bytes: tensors copied, facts as JSON text."""
     sources = []
     for shard in servers.shards:
-        tensors, facts = encode(servers.plan, servers.spec.number, capture(shard, going_on=going_on))
+        tensors, facts = encode(servers.plan, servers.spec.number, shard.dump(going_on=going_on))
         copied = {name: value.clone() for name, value in tensors.items()}
         sources.append((copied, json.loads(json.dumps(facts))))
     return sources
@@ -61,7 +61,7 @@ def continued(before: Servers, sources, num_shards: int, step: int, consistency)
         shard = after.shards[number] = ShardTable(
             job="j", spec=before.spec, plan=after.plan, shard=number, gate=gate_of(consistency)
         )
-        restore(shard, TableState(cells=dict(reader.shard(after.plan, number))))
+        shard.load(TableState(cells=dict(reader.shard(after.plan, number))))
         for worker in range(WORKERS):
             shard.join(worker, 1, step)
         shard.started = True
@@ -103,9 +103,9 @@ def test_a_table_in_the_middle_of_a_step_is_handed_off_with_what_is_staged():
     sources = saved(straight, going_on=True)
     successor = ShardTable(job="j", spec=straight.spec, plan=straight.plan, shard=0, gate=gate_of(BSP()))
     state = TableReader(straight.spec, sources).going_on(straight.plan, 0)
-    restore(successor, state, going_on=True)
+    successor.load(state, going_on=True)
     successor.started = True
-    resume(successor)
+    successor.resume()
     straight.step(2, second, hyper)
     expected = straight.pull(0, 3)
     straight.shards[0] = successor
@@ -121,18 +121,17 @@ def test_a_step_that_is_complete_when_a_table_is_handed_off_closes_there():
     before = make(MOMENTUM, 1, BSP())
     train(before, range(1))
     closes = []
-    before.shards[0]._submit = closes.append  # nobody closes it here any more
+    before.shards[0].closer._submit = closes.append  # nobody closes it here any more
     pushes = [Push(worker=worker, gradients=draw(before.spec, worker)) for worker in range(WORKERS)]
     before.step(1, pushes, before.spec.optimizer.hyperparameters)
     assert closes
     successor = ShardTable(job="j", spec=before.spec, plan=before.plan, shard=0, gate=gate_of(BSP()))
-    restore(
-        successor,
+    successor.load(
         TableReader(before.spec, saved(before, going_on=True)).going_on(before.plan, 0),
         going_on=True,
     )
     successor.started = True
-    resume(successor)
+    successor.resume()
     assert {cell.machine.version for cell in successor.cells()} == {2}
 
 
@@ -140,7 +139,7 @@ def test_who_pushes_on_before_its_step_has_closed_closes_it():
     """A step closes on another thread, after the acknowledgement of what completed it."""
     at_once, later = make(MOMENTUM, 1, BSP()), make(MOMENTUM, 1, BSP())
     closes = []
-    later.shards[0]._submit = closes.append
+    later.shards[0].closer._submit = closes.append
     train(at_once, range(3))
     train(later, range(3))
     assert {cell.machine.version for cell in later.shards[0].cells()} == {2}  # nobody has pushed on after it
@@ -195,7 +194,7 @@ def all_states(servers):
     plan = Plan(servers.spec, 1)
     found = {}
     for index, cell in cells:
-        for piece, state in zip(cell.pieces, cell.optimizer, strict=True):
+        for piece, state in zip(cell.tensors.parts, cell.tensors.optimizer, strict=True):
             at = plan.partition(index).bucket, piece.parameter, piece.parameter_offset
             for kind, value in state.items():
                 found[kind, *at] = value.expand(piece.numel) if value.dim() == 0 else value
@@ -225,12 +224,13 @@ def test_parts_that_have_counted_alike_become_one_again():
     plan = Plan(servers.spec, 1)
     cells = dict(TableReader(servers.spec, saved(servers)).shard(plan, 0))
     cuts = {
-        index: len(cell.pieces) - len(plan.pieces(plan.partition(index))) for index, cell in cells.items()
+        index: len(cell.tensors.parts) - len(plan.pieces(plan.partition(index)))
+        for index, cell in cells.items()
     }
     assert sum(cuts.values()) == 2  # before it and behind it
     for index in [index for index, number in cuts.items() if number]:
-        assert {state["step"].item() for state in cells[index].optimizer} == {2.0, 4.0}
-        assert all(piece.parameter_offset % 16 == 0 for piece in cells[index].pieces)
+        assert {state["step"].item() for state in cells[index].tensors.optimizer} == {2.0, 4.0}
+        assert all(piece.parameter_offset % 16 == 0 for piece in cells[index].tensors.parts)
 
 
 def test_one_state_of_parts_that_differ_takes_the_largest_step_and_says_so(caplog):

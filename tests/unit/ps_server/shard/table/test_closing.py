@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ps_server.agreement.gate import gate_of
-from ps_server.shard.state.table_state import capture, restore
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import CutAborted, NonFiniteGradient
 from ps_wire.frames import frame as wire
@@ -97,7 +96,7 @@ def test_what_is_handed_off_of_a_push_is_no_longer_the_workers_memory():
         kind=wire.Kind.PUSH, flags=wire.SHARED, worker=0, incarnation=1, payload=memoryview(memory)
     )
     it.table.receive(push, it.outlet, member=True)
-    (staged,) = capture(it.table, going_on=True).cells[0].staged
+    (staged,) = it.table.dump(going_on=True).cells[0].machine.staged
     memory[:] = b"\1" * len(memory)
     assert not staged.payload.values.any()
     assert not staged.payload.borrowed
@@ -109,7 +108,7 @@ def test_an_error_that_nobody_has_heard_is_handed_on():
     it.push(0, 0, value=float("nan"))
     it.push(1, 0)
     it.close()
-    restore(successor.table, capture(it.table, going_on=True), going_on=True)
+    successor.table.load(it.table.dump(going_on=True), going_on=True)
     successor.table.started = True
     with pytest.raises(NonFiniteGradient):
         successor.push(0, 1)

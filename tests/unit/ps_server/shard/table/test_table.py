@@ -217,7 +217,7 @@ def test_weights_that_are_loaded_have_no_history():
     values, hyper = cell.values, spec.optimizer.hyperparameters.groups[0]
     values.apply(torch.ones(values.now.numel()), [True], hyper)
     assert values.export_state()[0]
-    values.load(torch.full((values.now.numel(),), 2.0))
+    values.set_weights(torch.full((values.now.numel(),), 2.0))
     values.apply(torch.ones(values.now.numel()), [True], hyper)
     assert values.now[:16].tolist() == [1.0] * 16
 

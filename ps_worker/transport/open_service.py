@@ -1,4 +1,4 @@
-"""How a worker gets to its service: over gRPC, or, without servers, one inside this process."""
+"""The service of a worker: over gRPC, or, without servers, one inside this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ps_worker.settings import Settings
 from ps_worker.transport.grpc_service import GrpcService
 
 
-def reach(settings: Settings, say: Callable[[str], None]) -> Service:
+def open_service(settings: Settings, say: Callable[[str], None]) -> Service:
     """The service at the servers of these settings; without any, a new one inside this process.
 
     Args:

@@ -1,0 +1,158 @@
+"""A worker's presence in its job: its live incarnation, its exchanges, and the way to its servers.
+
+Whoever was evicted enters again, as another incarnation; exchanges stay. The thread that trains calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ps_wire.errors import PsError
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.exchange.exchanges import Exchanges
+from ps_worker.job.link_listener import LinkListener
+from ps_worker.membership.coordinator_calls import CoordinatorCalls
+from ps_worker.membership.incarnation import Incarnation
+from ps_worker.membership.membership import Membership
+from ps_worker.membership.round_barrier import RoundBarrier
+from ps_worker.membership.snapshot_promise import SnapshotPromise
+from ps_worker.process.exit_reason import sendable
+from ps_worker.settings import Settings
+from ps_worker.transport.carrier_choice import CarrierChoice
+from ps_worker.transport.connection import Connection
+from ps_worker.transport.open_service import open_service
+from ps_worker.transport.server_check import check_servers
+from ps_worker.transport.shard_addresses import ShardAddresses
+
+
+class Presence:
+    """The live incarnation of one worker, and what it is made with. Nothing is joined before `enter`.
+
+    Attributes:
+        exchanges: of its tables; the `Peer` of all its connections.
+        service: with its servers.
+        carriers: which of them data take.
+    """
+
+    def __init__(
+        self, settings: Settings, listener: LinkListener, promise: SnapshotPromise, rounds: RoundBarrier
+    ) -> None:
+        """Connects to nobody yet.
+
+        Args:
+            settings: of the worker.
+            listener: the worker.
+            promise: to snapshots; it outlives incarnations.
+            rounds: where the script is, likewise.
+
+        Raises:
+            PsError: see `open_service`.
+        """
+        self._settings = settings
+        self._listener = listener
+        self._promise = promise
+        self._rounds = rounds
+        self.service = open_service(settings, listener.say)
+        self._addresses = ShardAddresses(self.service)
+        self.carriers = CarrierChoice(self.service, settings.carrier, listener.say, shares=settings.shares)
+        self.exchanges = Exchanges(at_failure=self.carriers.give_up)
+        self._live: Incarnation | None = None
+
+    # -- entering and leaving --------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Checks the servers, joins and connects. Raises what `connect` raises."""
+        try:
+            check_servers(self.service, self._settings.connect_limit_s, self._listener.say)
+            self.enter()
+        except BaseException:
+            self.service.close()
+            raise
+        self.connect()
+
+    def enter(self) -> None:
+        """Joins as a new incarnation; the one before, if there was one, is over by now.
+
+        Raises:
+            PsError: what the coordinator refuses with; then nothing has changed.
+        """
+        now = Incarnation(
+            self._settings,
+            self.service,
+            peer=self.exchanges,
+            progress=self._progress,
+            say=self._listener.say,
+            promise=self._promise,
+            rounds=self._rounds,
+        )
+        try:
+            now.membership.join(None if self._live is None else self._live.joined)
+        except BaseException:  # in a notebook the process lives on, and nobody could leave for it
+            now.membership.leave("it never came to know that it had joined")
+            now.membership.wait_threads()
+            raise
+        self._live = now
+
+    def connect(self) -> None:
+        """Opens a connection to every shard, where it is now."""
+        self._now.connect(self.carriers, self._addresses)
+
+    def abandon(self) -> None:
+        """The live incarnation was evicted: nothing that it still brings reaches the exchanges."""
+        self._now.abandon()
+
+    def leave(self, reason: str, clocks: Mapping[int, int]) -> None:
+        """Leaves in order and closes everything; `clocks`: table -> steps that the worker has taken."""
+        for connection in self.connections:
+            connection.quiet()
+        self.membership.leave(reason, clocks)
+        for connection in self.connections:
+            connection.close()
+        self.service.close()
+        self.membership.wait_threads()
+
+    def _progress(self) -> pb.Progress:
+        progress = self._listener.progress()
+        progress.passed_over = sendable(self.carriers.passed_over())
+        return progress
+
+    # -- what it is now --------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> Incarnation:
+        assert self._live is not None, "it has not joined"
+        return self._live
+
+    @property
+    def membership(self) -> Membership:
+        """Of the live incarnation."""
+        return self._now.membership
+
+    @property
+    def calls(self) -> CoordinatorCalls:
+        """What the live incarnation asks the coordinator."""
+        return self._now.membership.calls
+
+    @property
+    def connections(self) -> Sequence[Connection]:
+        """Of the live incarnation, in shard order; they grow until it has connected."""
+        return self._now.connections
+
+    @property
+    def joined(self) -> pb.Joined:
+        """As whom the live incarnation is in the job."""
+        return self._now.joined
+
+    @property
+    def resumed(self) -> bool:
+        """The job has its weights and steps, which this worker takes up."""
+        return self.joined.resumed or self.joined.rolled_back
+
+    # -- long waits ------------------------------------------------------------------------------------
+
+    def say_wait(self, text: str) -> None:
+        """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""
+        with suppress(PsError):  # then without
+            text = "; ".join([text, *self.calls.behind()])
+        self._listener.say(text)

@@ -1,0 +1,164 @@
+"""Where a script goes on in a job that is under way: with the state of another process, or of a snapshot.
+
+State that is taken up is set at once, and once more where the script stands where it was sent: what it did
+meanwhile is undone. Used by the thread that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ps_worker.data.position import Positions
+from ps_worker.job.link_listener import LinkListener
+from ps_worker.job.presence import Presence
+from ps_worker.job.side_state import SideState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Where the job is, for one that has joined again.
+
+    Attributes:
+        state: of another process; or of this worker, of a snapshot.
+        clocks: see `CoordinatorCalls.position`.
+        saved: it is of a snapshot.
+    """
+
+    state: Mapping[str, torch.Tensor]
+    clocks: Mapping[int, int]
+    saved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """State that is set once more when the script stands where it was: what it did meanwhile is undone.
+
+    Attributes:
+        state: tensors by name.
+        own: this worker had it.
+        inside: it is of the beginning of a batch; else of that of an epoch.
+        begun: the epoch has begun with it.
+    """
+
+    state: Mapping[str, torch.Tensor] = field(kw_only=False)
+    own: bool
+    inside: bool = True
+    begun: bool = False
+
+
+class Resumption:
+    """State that a script goes on with, and whether it stands there yet.
+
+    Attributes:
+        state: of the process where it goes on; None: nobody was asked.
+    """
+
+    def __init__(self, presence: Presence, side: SideState, listener: LinkListener) -> None:
+        """Has asked nobody."""
+        self.state: Mapping[str, torch.Tensor] | None = None
+        self._presence = presence
+        self._side = side
+        self._listener = listener
+        self._again: _Again | None = None
+        self._paused = False
+
+    # -- where the job is ------------------------------------------------------------------------------
+
+    def first(self, *, live: bool = False) -> Mapping[str, torch.Tensor]:
+        """The state with which the script goes on in the job that it has come to; asked for once.
+
+        Args:
+            live: waits for a worker that trains to begin a step; one that has entered tables must not.
+        """
+        if self.state is None:
+            if self._presence.joined.rolled_back and (saved := self._presence.calls.saved()):
+                self.state = saved
+                self.restore(saved)
+            else:
+                self.state, clocks = self._presence.calls.position(live=live)
+                self._take_up(self.state, clocks)
+        return self.state
+
+    def find(self) -> Found:
+        """Where the job is, for a worker that has joined again and has entered no table yet."""
+        joined = self._presence.joined
+        found = Found(state={}, clocks={}, saved=False)
+        if joined.rolled_back and (saved := self._presence.calls.saved()):
+            found = Found(state=saved, clocks={}, saved=True)
+        elif (self._side or self._listener.has_data()) and not joined.ended:  # it joined after the snapshot
+            state, clocks = self._presence.calls.position(live=not joined.rolled_back)
+            found = Found(state=state, clocks=clocks, saved=False)
+        self.state = found.state
+        return found
+
+    def go_on(self, found: Found) -> None:
+        """The tables are entered: the script goes on there."""
+        if found.saved:
+            self._set(found.state, own=True)
+            self._listener.restored(found.state)
+        else:
+            self._take_up(found.state, found.clocks)
+
+    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """The script goes on with what this worker had saved in a snapshot, once it is there."""
+        self._set(saved, own=True)
+        self._listener.restored(saved)
+        self._again = _Again(saved, own=True)
+
+    def _take_up(self, state: Mapping[str, torch.Tensor], clocks: Mapping[int, int]) -> None:
+        """The script goes on where another process was; `clocks`: see `CoordinatorCalls.position`."""
+        at = Positions.unpack(state)
+        if at is not None and not self._listener.take_up(at, clocks):
+            return
+        own = at is not None and at.worker == self._presence.joined.worker
+        self._set(state, own=own)
+        if state:
+            self._again = _Again(state, own=own, inside=at is None or at.inside)
+
+    def _set(self, state: Mapping[str, torch.Tensor], *, own: bool) -> None:
+        presence = self._presence
+        self._side.load(state, own=own, kept=presence.calls.kept if presence.joined.ended else None)
+
+    # -- once more, where the script stands -------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """The script begins a step: it may have gone on to the end of one that is undone, or is another's."""
+        if self._paused:
+            return
+        if self._again is not None and self._listener.arrived():
+            self._set(self._again.state, own=self._again.own)
+            self._again = self._again if self._listener.dropping() else None
+        self._side.random.apply()
+
+    def begin_epoch(self) -> bool:
+        """The script's loop is about to begin an epoch: where it was sent, it takes what was there.
+
+        Returns:
+            Whether it goes on inside that epoch.
+        """
+        again = self._again
+        if again is None or not self._listener.arrived():
+            return False
+        if again.begun:  # there was no batch in the epoch before
+            self._again = None
+            return False
+        self._set(again.state, own=again.own)
+        if again.inside:
+            self._again = replace(again, begun=True)
+        else:
+            self._again = None
+            self._side.random.apply()
+        return again.inside
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The script begins none of the steps that are taken meanwhile."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False

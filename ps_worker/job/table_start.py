@@ -1,0 +1,242 @@
+"""The start of a worker's tables: each is made on the servers, uploaded by who is asked, and entered by all.
+
+It must not know how a worker joins again that was evicted meanwhile. Used by the thread that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ps_wire.errors import ConfigurationRefused, UsageError
+from ps_wire.frames.carrier import Carrier
+from ps_wire.sockets.shared_memory import AVAILABLE, Layout
+from ps_wire.spec.consistency import BSP, SSP
+from ps_wire.spec.plan import Plan
+from ps_wire.spec.table import TableSpec
+from ps_worker.exchange.exchange import Exchange
+from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
+from ps_worker.job.presence import Presence
+from ps_worker.job.resumption import Resumption
+from ps_worker.job.side_state import SideState, of_table
+from ps_worker.memory.os_memory import can_overlay
+from ps_worker.memory.table_memory import Sharing
+from ps_worker.model import model_table
+from ps_worker.model.extras import ModelExtras
+from ps_worker.settings import Settings
+
+WORTH_MAPPING_BYTES = 8 << 10  # a parameter, on average: to show it elsewhere takes 1 us, as copying so much
+
+
+class TableStart:
+    """The tables of one worker: how each starts here, and is entered again.
+
+    Attributes:
+        begun: those that have started here.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        presence: Presence,
+        side: SideState,
+        resumption: Resumption,
+        optimizer_state: OptimizerStateCalls,
+        *,
+        begins: Callable[[int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Has no tables.
+
+        Args:
+            settings: of the worker.
+            presence: whose live incarnation makes the tables.
+            side: what goes along with them.
+            resumption: where the script goes on.
+            optimizer_state: of the tables.
+            begins: called with a table's number before the first push of a step on it leaves.
+            say: tells the person at the terminal something.
+        """
+        self.begun: list[TableSpec] = []
+        self._settings = settings
+        self._presence = presence
+        self._side = side
+        self._resumption = resumption
+        self._optimizer_state = optimizer_state
+        self._begins = begins
+        self._say = say
+        self._newest: tuple[TableSpec, Exchange] | None = None
+        self._filled: set[int] = set()  # tables whose exchange has this worker's weights
+        self._uploaded: set[int] = set()
+        self._shares = (
+            bool(settings.servers)
+            and settings.carrier in (None, Carrier.SHM)
+            and AVAILABLE
+            and settings.shares
+        )
+
+    def start(
+        self,
+        spec: TableSpec,
+        values: Iterable[torch.Tensor],
+        extras: ModelExtras | None,
+        states: Sequence[Mapping[str, Any]],
+        *,
+        strict: bool,
+        pulls: bool,
+    ) -> tuple[Exchange, int]:
+        """See `JobLink.start_table`; where the worker was evicted, `give_up` comes next.
+
+        Raises:
+            Evicted: the worker was evicted meanwhile.
+            PsError: the table cannot start.
+        """
+        presence = self._presence
+        live: Mapping[str, torch.Tensor] = {}
+        if presence.resumed and extras is not None:
+            live = self._resumption.first(live=not self.begun)  # before a table is entered: then none waits
+        exchange = self._made_again(spec)
+        if exchange is None:
+            presence.membership.make_table(spec)
+            maps = pulls and all(value.is_cpu for value in values)
+            exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
+            exchange.connect(presence.connections)
+            self._newest = spec, exchange
+        upload = presence.membership.wait_made(spec.number)
+        presence.exchanges.add(exchange)
+        exchange.sharing.share()
+        if extras is not None:
+            self._side.add(spec.number, extras)
+        step = None
+        while step is None:
+            if upload:
+                if spec.number not in self._uploaded:
+                    self._upload(exchange, values, states)
+                presence.membership.uploaded(spec.number)
+            step = presence.membership.wait_started(spec.number)
+            upload = upload or step is None
+        self.fetch(exchange, step, read=presence.joined.ended)
+        if extras and not upload:
+            kept = of_table(live, spec.number) or presence.calls.kept(spec.number)
+            model_table.copy_into(kept, extras.tensors())
+        self.begun = [*self.begun[: spec.number], spec]
+        return exchange, step
+
+    def give_up(self, table: int) -> None:
+        """The worker was evicted while this table started: it is made anew."""
+        self._newest = None
+        self._uploaded.discard(table)
+        self._presence.exchanges.remove(table)
+
+    def check(self, num_tables: int) -> None:
+        """Refuses to go back to a snapshot that has fewer tables than have started here.
+
+        Raises:
+            ConfigurationRefused: naming the first of them that it has not.
+        """
+        if len(self.begun) > num_tables:
+            raise _made_later(num_tables)
+
+    def enter_again(self) -> dict[int, int]:
+        """Enters all tables that had started, with the weights of the first step there: by table.
+
+        Raises:
+            PsError: one cannot be entered, or the worker was evicted meanwhile.
+        """
+        steps = {}
+        for spec in self.begun:
+            exchange = self._presence.exchanges[spec.number]
+            membership = self._presence.membership
+            membership.make_table(spec)
+            upload = membership.wait_made(spec.number)
+            step = None
+            if not upload:
+                exchange.sharing.share()
+                step = membership.wait_started(spec.number)
+            if step is None:  # someone's weights are to start it
+                raise _made_later(spec.number)
+            steps[spec.number] = step
+            self.fetch(exchange, step, read=self._presence.joined.ended)
+        return steps
+
+    def fetch(self, exchange: Exchange, step: int, *, read: bool) -> None:
+        """Waits for the weights of a table at this clock; `read`: past the gate, for the job has ended."""
+        exchange.pull(step=step, read=read)
+        exchange.wait_pulled(self._presence.say_wait)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool) -> Exchange:
+        """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
+        plan = Plan(spec, len(self._presence.connections))
+        make = partial(
+            Exchange,
+            table=spec.number,
+            plan=plan,
+            worker=self._presence.joined.worker,
+            incarnation=self._presence.joined.incarnation,
+            start=spec.optimizer.hyperparameters,
+            strict=strict,
+            wire_dtype=self._settings.wire_dtype,
+            backup=getattr(self._settings.consistency, "backup", 0) > 0,
+            bounded=isinstance(self._settings.consistency, SSP),
+            begins=partial(self._begins, spec.number),
+        )
+        try:
+            return make(sharing=self._sharing(plan, pulls=pulls))
+        except OSError as error:
+            if self._settings.carrier is Carrier.SHM:
+                raise ConfigurationRefused(
+                    f"table {spec.number} can share no memory: {error.strerror} (PS_CARRIER=shm)"
+                ) from None
+            self._say(f"table {spec.number} shares no memory ({error.strerror}): its payloads travel")
+            return make(sharing=Sharing.PRIVATE)
+
+    def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
+        plain = pulls and self._settings.consistency == BSP() and not self._presence.joined.ended
+        if not self._shares:
+            lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
+            return Sharing.LENT if lends else Sharing.PRIVATE
+        worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
+        carriers = self._presence.carriers
+        if worth and plain and can_overlay() and carriers.all_take(Carrier.SHM, plan.num_shards):
+            return Sharing.MAPPED
+        return Sharing.COPIED
+
+    def _made_again(self, spec: TableSpec) -> Exchange | None:
+        """The exchange of this table, if a start of it was interrupted."""
+        if self._newest is None or self._newest[0].number != spec.number:
+            return None
+        made, exchange = self._newest
+        if made != spec:
+            raise UsageError(
+                f"a call that was interrupted has made table {spec.number} of other parameters, optimizer or "
+                "options: make it as it was, or leave the job and connect again"
+            )
+        return exchange
+
+    def _upload(
+        self, exchange: Exchange, values: Iterable[torch.Tensor], states: Sequence[Mapping[str, Any]]
+    ) -> None:
+        number = exchange.number
+        if number not in self._filled:
+            with torch.no_grad():
+                torch._foreach_copy_(exchange.memory.staging.views, list(values))
+            self._filled.add(number)
+        exchange.load()
+        exchange.wait_acked()
+        exchange.memory.staged()
+        if any(states):
+            exchange.wait_acked()
+            self._optimizer_state.load(number, exchange.plan, states)
+        self._presence.calls.put_state(f"start/{number}", self._side.pack_start(number))
+        self._uploaded.add(number)
+
+
+def _made_later(table: int) -> ConfigurationRefused:
+    return ConfigurationRefused(
+        f"table {table} was made after the snapshot that the job went back to: start the script again"
+    )

@@ -1,0 +1,44 @@
+"""Faults in how processes are started by forking, and the tests that see them."""
+
+from tests.mutants.mutant import Mutant
+
+FILE = "ps_lab/cluster/fork_server.py"
+TESTS = "tests/unit/ps_lab/cluster/test_fork_server.py"
+
+MUTANTS = (
+    Mutant(
+        name="fork server: a child is reaped before its number is let go",
+        file=FILE,
+        text="        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n",
+        fault="        ended = os.waitid(os.P_PID, pid, os.WEXITED)\n",
+        tests=(f"{TESTS}::test_its_number_is_nobodys_before_it_is_let_go",),
+    ),
+    Mutant(
+        name="fork server: processes outlive those above them",
+        file=FILE,
+        text="    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)\n",
+        fault="    pass\n",
+        tests=(TESTS,),
+    ),
+    Mutant(
+        name="fork server: arithmetic has used its threads before the fork",
+        file=FILE,
+        text="    torch.set_num_threads(1)\n",
+        fault="    pass\n",
+        tests=(f"{TESTS}::test_a_child_of_a_command_is_forked_and_read_as_any",),
+    ),
+    Mutant(
+        name="fork server: a child holds the descriptors of others",
+        file=FILE,
+        text="    os.closerange(3, 256)\n",
+        fault="    pass\n",
+        tests=(f"{TESTS}::test_children_hold_nothing_of_each_other",),
+    ),
+    Mutant(
+        name="fork server: what is left for the exit is not done",
+        file=FILE,
+        text="        atexit._run_exitfuncs()\n",
+        fault="        pass\n",
+        tests=(f"{TESTS}::test_what_is_left_for_the_end_is_done_there",),
+    ),
+)
