@@ -48,6 +48,7 @@ class SimulatedTable:
         self._tallies = {shard: StepTally(self._shard_of.count(shard), gate.backup) for shard in shards}
         self._live = 0
         self._here = [0] * len(self._machines)  # pushes of the open step: backup workers
+        self._news: set[int] = set()  # shards whose tally may have some
         self._joined_late = False
         self._holds = 0
 
@@ -145,7 +146,12 @@ class SimulatedTable:
 
     def report(self, shard: int) -> Attendance | None:
         """News of a shard for the coordinator; each comes out once."""
-        return self._tallies[shard].take() if self.backup else None
+        if shard not in self._news:
+            return None
+        report = self._tallies[shard].take()
+        if report is None:
+            self._news.discard(shard)
+        return report
 
     def reported(self, shard: int, report: Attendance) -> list[tuple[Choice, tuple[int, ...]]]:
         """The coordinator has a shard's report: its choices, and the shards that each goes to."""
@@ -204,4 +210,6 @@ class SimulatedTable:
             return
         enough = self._here[partition] >= max(1, self._live - self.backup)
         if look or enough or self._joined_late:
-            self._tallies[self._shard_of[partition]].stands(partition, self._machines[partition].standing)
+            shard = self._shard_of[partition]
+            self._tallies[shard].stands(partition, self._machines[partition].standing)
+            self._news.add(shard)
