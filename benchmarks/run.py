@@ -53,6 +53,7 @@ class Runs(ExitStack):
         self.heartbeats = cache(self._heartbeats)
         self.simulate = cache(self._simulate)
         self.token_cost = cache(self._token_cost)
+        self.clock_cost = cache(self._clock_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
         self.tls_dir = cache(self._tls_dir)
 
@@ -92,6 +93,9 @@ class Runs(ExitStack):
 
     def _token_cost(self) -> Figures:
         return self._line("token_cost.py", {})
+
+    def _clock_cost(self) -> Figures:
+        return self._line("clock_cost.py", {})
 
     def _idle_server_bytes(self) -> int:
         with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:

@@ -63,6 +63,10 @@ class Runs(Protocol):
         """The JSON of `token_cost.py`."""
         ...
 
+    def clock_cost(self) -> Figures:
+        """The JSON of `clock_cost.py`."""
+        ...
+
     def idle_server_bytes(self) -> int:
         """Resident memory of a server without a job."""
         ...
@@ -288,5 +292,6 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("the same under bsp", 60, lambda runs: float(runs.simulate(consistency="bsp")["cpu_s"]), "s"),
     _row("the same under ssp:3", 60, lambda runs: float(runs.simulate(consistency="ssp:3")["cpu_s"]), "s"),
+    _row("a push and a pull, 1,000 members / 10", 1.5, lambda runs: float(runs.clock_cost()["growth"])),
     _row("a round with a token / without", 1.02, lambda runs: float(runs.token_cost()["on_over_off"])),
 )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -29,19 +29,22 @@ class Gate:
     max_delay: int | None = None
     backup: int = 0
 
-    def opens(self, clock: int, version: int, clocks: Iterable[int]) -> bool:
-        """Whether a pull at `clock` may be answered.
+    def limit(self, version: int, slowest: int) -> float:
+        """The largest clock at which a pull may be answered.
 
         Args:
-            clock: of the worker that pulls: its next step on this partition.
             version: of the partition.
-            clocks: of all live members, the puller's included.
+            slowest: the smallest clock of all live members, the puller's included.
         """
         if self.aggregates:
-            return version >= clock
+            return version
         if self.staleness is None:
-            return True
-        return min(clocks) >= clock - self.staleness
+            return math.inf
+        return slowest + self.staleness
+
+    def opens(self, clock: int, version: int, slowest: int) -> bool:
+        """Whether a pull at `clock`, the next step of the worker that pulls, may be answered: see `limit`."""
+        return clock <= self.limit(version, slowest)
 
 
 def gate_of(consistency: Consistency) -> Gate:

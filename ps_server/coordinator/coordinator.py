@@ -1,7 +1,7 @@
-"""What shard 0 is beside a shard: the jobs with their rooms, and all that the coordinator does for them.
+"""The coordinator, which shard 0 is beside a shard: all jobs with their runners, and what is done for them.
 
 It begins, takes over, hands on and ends them; others reach it through `service`. What a message means is
-decided in `membership`, carried out in `room`. It must not know gRPC.
+decided by a `Job`, carried out by its `JobRunner`. It must not know gRPC.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ class Coordinator:
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_LIMIT_S):
                 await self._drops.settle()
-                for room in list(self.runners.values()):  # one that settles may be forgotten
-                    await room.settle()
-        idle = all(room.idle for room in self.runners.values())
+                for runner in list(self.runners.values()):  # one that settles may be forgotten
+                    await runner.settle()
+        idle = all(runner.idle for runner in self.runners.values())
         if idle:
             await self._shards.drain()
         return idle
@@ -181,10 +181,12 @@ class Coordinator:
         self._dropped.load(facts.get("dropped", ()))  # a release before has none
         self._states.load(blobs)
         self._runners.load(facts["rooms"])
-        tables = [(room.job.spec, spec) for room in self.runners.values() for spec in room.job.open_tables]
+        tables = [
+            (runner.job.spec, spec) for runner in self.runners.values() for spec in runner.job.open_tables
+        ]
         self._shards.load(facts["shards"], tables)
-        for room in self.runners.values():
-            room.events.say(Event.RESTORE, hand_off="yes")
+        for runner in self.runners.values():
+            runner.events.say(Event.RESTORE, hand_off="yes")
         self._leases.look()
 
     def halt(self) -> None:
@@ -195,6 +197,6 @@ class Coordinator:
         self._late_joins.stop()
         self._leases.stop()
         self._scheduler.stop()
-        for room in self.runners.values():
-            room.halt()
+        for runner in self.runners.values():
+            runner.halt()
         self._shards.close()

@@ -54,7 +54,7 @@ class Drops:
     def __init__(
         self,
         shards: Fleet,
-        rooms: dict[str, JobRunner],
+        runners: dict[str, JobRunner],
         states: StateStore,
         names: DroppedNames,
         *,
@@ -65,7 +65,7 @@ class Drops:
     ) -> None:
         """Takes what knows of jobs; `store`: where snapshots are, None where none are taken."""
         self._shards = shards
-        self._rooms = rooms
+        self._runners = runners
         self._states = states
         self._store = store
         self._readers = readers
@@ -104,10 +104,10 @@ class Drops:
         self.check(job)
         self._shards.check_ready()
         asleep = self._recovery.sleeps(job)
-        room = self._rooms.get(job)
-        if room is None and not asleep:
+        runner = self._runners.get(job)
+        if runner is None and not asleep:
             raise JobUnknown(f"there is no job {job!r} to drop: ps-lab status lists them", job=job)
-        live = room.job.roster.heard() if room is not None else []
+        live = runner.job.roster.heard() if runner is not None else []
         if live and not force:
             raise JobInUse(
                 f"job {job} has live workers: {named([member.holder for member in live])}. Stop them, or "
@@ -115,7 +115,7 @@ class Drops:
                 job=job,
                 workers=len(live),
             )
-        task = asyncio.get_running_loop().create_task(self._end(job, room))
+        task = asyncio.get_running_loop().create_task(self._end(job, runner))
         watched.outcome(f"dropping job {job}", task, log=logger)
         self._under_way[job] = task
         task.add_done_callback(lambda _: self._under_way.pop(job))
@@ -124,34 +124,34 @@ class Drops:
             raise outcome
         return outcome
 
-    async def _end(self, job: str, room: JobRunner | None) -> Dropped | PsError:
+    async def _end(self, job: str, runner: JobRunner | None) -> Dropped | PsError:
         await self._scheduler.bar(job)
         try:
-            return await self._drop(job, room)
+            return await self._drop(job, runner)
         except PsError as error:
             logger.error("job %s: cannot be dropped: %s", job, error)
             return error
         finally:
             self._scheduler.unbar(job)
 
-    async def _drop(self, job: str, room: JobRunner | None) -> Dropped:
+    async def _drop(self, job: str, runner: JobRunner | None) -> Dropped:
         snapshots = await asyncio.to_thread(self._mark, job)
         error = dropped(job)
         state, tables, workers = "asleep", 0, tuple[str, ...]()
-        if room is not None:
-            await room.freeze()  # the order that is under way comes to its end
-            state, tables = room.job.state.value, room.job.num_tables
-            workers = tuple(member.holder for member in room.job.roster.heard())
-            self._names.note(job, room.job.roster.newest_incarnation)
-            room.do(room.job.dismiss(error))
-            del self._rooms[job]
+        if runner is not None:
+            await runner.freeze()  # the order that is under way comes to its end
+            state, tables = runner.job.state.value, runner.job.num_tables
+            workers = tuple(member.holder for member in runner.job.roster.heard())
+            self._names.note(job, runner.job.roster.newest_incarnation)
+            runner.do(runner.job.dismiss(error))
+            del self._runners[job]
         self._recovery.dismiss(job)
         readers = self._readers.dismiss(job, error)
         await self._order(pb.Order(drop_job=pb.DropJob(job=job)))
         self._states.drop(job)
         self._scheduler.forget(job)
-        if room is not None:
-            room.wake()  # whoever waits in it sees that it is gone
+        if runner is not None:
+            runner.wake()  # whoever waits in it sees that it is gone
         logger.warning(
             "job %s: dropped; it was %s, with %d tables, %d workers and %d readers",
             *(job, state, tables, len(workers), readers),

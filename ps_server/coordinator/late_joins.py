@@ -43,24 +43,24 @@ class LateJoins:
         self._numbers = itertools.count(secrets.randbits(32))
         self._under_way: dict[str, _LateJoin] = {}
 
-    def make_table(self, room: JobRunner, member: Member, spec: TableSpec, message: spec_pb2.Table) -> None:
+    def make_table(self, runner: JobRunner, member: Member, spec: TableSpec, message: spec_pb2.Table) -> None:
         """A worker makes its next table, which came as `message`; one that is late, when the others stand.
 
         Raises:
             ConfigurationRefused: see `Job.make_table`.
         """
-        if not self._takes(room, member, spec):
-            room.do(room.job.make_table(member, spec, message))
+        if not self._takes(runner, member, spec):
+            runner.do(runner.job.make_table(member, spec, message))
 
-    def _takes(self, room: JobRunner, member: Member, spec: TableSpec) -> bool:
-        name, job = room.job.name, room.job
+    def _takes(self, runner: JobRunner, member: Member, spec: TableSpec) -> bool:
+        name, job = runner.job.name, runner.job
         lockstep = job.gate.staleness == 0
         if not (member.late and lockstep and spec.number < job.num_started and job.num_started > 1):
             return False
         entrance = self._under_way.get(name)
         if entrance is None:
             over = partial(self._under_way.pop, name, None)
-            entrance = self._under_way[name] = _LateJoin(room, next(self._numbers), over)
+            entrance = self._under_way[name] = _LateJoin(runner, next(self._numbers), over)
             entrance.begin()
         return entrance.takes(member, spec)
 
@@ -83,8 +83,8 @@ class LateJoins:
 class _LateJoin:
     """Of one job, for all who come while it is under way."""
 
-    def __init__(self, room: JobRunner, number: int, over: Callable[[], object]) -> None:
-        self._room = room
+    def __init__(self, runner: JobRunner, number: int, over: Callable[[], object]) -> None:
+        self._runner = runner
         self._over = over  # to be called when nobody stands any more
         self._number = number
         self._asked: dict[int, Member] = {}
@@ -98,7 +98,7 @@ class _LateJoin:
 
     def begin(self) -> None:
         self._task = watched.task(
-            f"the entrance of job {self._room.job.name}",
+            f"the entrance of job {self._runner.job.name}",
             self._run(),
             log=logger,
             failed=lambda _: self._let_go(),
@@ -135,7 +135,7 @@ class _LateJoin:
             async with asyncio.timeout(ENTER_LIMIT_S):
                 await self._until(self._entered)
         except TimeoutError:
-            name = self._room.job.name
+            name = self._runner.job.name
             logger.warning("job %s: who joins has not made all tables; the others go on", name)
         except Exception:  # noqa: BLE001 - nobody is to stand for ever
             logger.exception("bug while workers stand for one that joins")
@@ -144,7 +144,7 @@ class _LateJoin:
 
     async def _stand(self) -> None:
         """Until all who train do; then those who have come enter."""
-        job = self._room.job
+        job = self._runner.job
         self._asked = {
             it.worker: it for it in job.roster.here() if it not in self._entering and it.num_tables
         }
@@ -160,7 +160,7 @@ class _LateJoin:
         )
 
     def _training(self) -> list[Member]:
-        here = self._room.job.roster.here()
+        here = self._runner.job.roster.here()
         return [member for member in self._asked.values() if member in here]
 
     def _open(self, steps: Mapping[int, int]) -> None:
@@ -172,15 +172,15 @@ class _LateJoin:
                 continue
             member.enters = steps
             try:
-                self._room.do(self._room.job.make_table(member, spec))
+                self._runner.do(self._runner.job.make_table(member, spec))
             except PsError as error:
-                logger.warning("job %s worker %d refused: %s", self._room.job.name, member.worker, error)
+                logger.warning("job %s worker %d refused: %s", self._runner.job.name, member.worker, error)
                 self._say(member, refused=refused_to_proto(error))
 
     def _entered(self) -> bool:
-        job = self._room.job
+        job = self._runner.job
         coming = [it for it in self._entering if it.state is MemberState.JOINED]
-        within = all(it.num_tables >= job.num_started for it in coming) and self._room.idle
+        within = all(it.num_tables >= job.num_started for it in coming) and self._runner.idle
         return job.state is not JobState.RUNNING or within
 
     async def _until(self, over: Callable[[], bool]) -> None:
@@ -196,7 +196,7 @@ class _LateJoin:
             self._say(member, let_go=pb.LetGo(number=self._number))
 
     def _say(self, member: Member, **reply: object) -> None:
-        self._room.do([tell(member, **reply)])
+        self._runner.do([tell(member, **reply)])
 
 
 def _merged(extreme: Callable[[int, int], int], positions: list[Mapping[int, int]]) -> dict[int, int]:

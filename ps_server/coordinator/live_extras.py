@@ -69,12 +69,12 @@ class LiveExtras:
         self._states = states
         self._asked: dict[tuple[str, str], _Asked] = {}  # by job and name of the state
 
-    async def get(self, room: JobRunner, table: int) -> SavedExtras:
+    async def get(self, runner: JobRunner, table: int) -> SavedExtras:
         """The final state; while the job runs, a worker's; else that of the table's start.
 
         Waits for a step of a worker, without a limit of its own.
         """
-        job = room.job
+        job = runner.job
         while True:
             try:
                 return SavedExtras(blob=self._states.get(job.name, "final"), origin="final")
@@ -82,7 +82,7 @@ class LiveExtras:
                 pass
             if job.state is not JobState.RUNNING:
                 return SavedExtras(blob=self._states.get(job.name, f"start/{table}"), origin="start")
-            asked = self._asked.get((job.name, LIVE)) or self._ask(room, LIVE)
+            asked = self._asked.get((job.name, LIVE)) or self._ask(runner, LIVE)
             if asked is None:  # all have finished: the last state is on its way
                 await self._states.change(job.name)
             elif (found := await self._answered((job.name, LIVE), asked)) is not None:
@@ -97,24 +97,24 @@ class LiveExtras:
                 asked.answer.set_result(None)  # others who wait for it ask again, too
             raise
 
-    async def for_joiner(self, room: JobRunner, joiner: Member) -> Noted:
+    async def for_joiner(self, runner: JobRunner, joiner: Member) -> Noted:
         """The position of a worker that trains, at the beginning of its next step; else as `noted`."""
-        key = room.job.name, POSITION
+        key = runner.job.name, POSITION
         with suppress(TimeoutError):
             async with asyncio.timeout(JOINER_LIMIT_S):
-                while any(member is not joiner for member in self._trained(room)):
-                    asked = self._asked.get(key) or self._ask(room, POSITION)
+                while any(member is not joiner for member in self._trained(runner)):
+                    asked = self._asked.get(key) or self._ask(runner, POSITION)
                     if asked is not None and (found := await self._answered(key, asked)) is not None:
                         return Noted(found.blob)
-        return self.noted(room, joiner)
+        return self.noted(runner, joiner)
 
-    def noted(self, room: JobRunner, joiner: Member) -> Noted:
+    def noted(self, runner: JobRunner, joiner: Member) -> Noted:
         """The position that the lowest worker which trains has noted last; else who had come furthest.
 
         Where all who are here have finished, it is that of the lowest of them: behind its loops.
         """
-        job = room.job
-        trained = sorted(self._trained(room), key=lambda member: member.worker)
+        job = runner.job
+        trained = sorted(self._trained(runner), key=lambda member: member.worker)
         for member in (*trained, *job.roster.behind_their_data()):
             if member is not joiner and (blob := self._note(job.name, member.worker)):
                 return Noted(blob)
@@ -133,18 +133,18 @@ class LiveExtras:
             return b""
 
     @staticmethod
-    def _trained(room: JobRunner) -> list[Member]:
+    def _trained(runner: JobRunner) -> list[Member]:
         """Those who take steps: one that came late does once it has all tables."""
-        here, num_tables = room.job.roster.here(), room.job.num_tables
+        here, num_tables = runner.job.roster.here(), runner.job.num_tables
         return [member for member in here if member.num_tables == num_tables > 0]
 
-    def _ask(self, room: JobRunner, name: str) -> _Asked | None:
-        here = self._trained(room)
+    def _ask(self, runner: JobRunner, name: str) -> _Asked | None:
+        here = self._trained(runner)
         if not here:
             return None
-        key = room.job.name, name
+        key = runner.job.name, name
         asked = self._asked[key] = _Asked(min(here, key=lambda member: member.worker))
-        room.do([tell(asked.member, upload_live=pb.UploadLive(begins=name == POSITION))])
+        runner.do([tell(asked.member, upload_live=pb.UploadLive(begins=name == POSITION))])
         return asked
 
     def uploaded(self, job: str, member: Member, step: int, *, begins: bool) -> None:

@@ -56,8 +56,8 @@ class MemberStreams:
     def __init__(
         self,
         shards: Fleet,
-        rooms: Mapping[str, JobRunner],
-        room_of: Callable[[spec_pb2.Job], JobRunner],
+        runners: Mapping[str, JobRunner],
+        runner_of: Callable[[spec_pb2.Job], JobRunner],
         *,
         live: LiveExtras,
         late_joins: LateJoins,
@@ -66,10 +66,10 @@ class MemberStreams:
         recovery: Recovery,
         drops: Drops,
     ) -> None:
-        """Nobody has come yet; `room_of` gives the runner of a job, a new one if need be."""
+        """Nobody has come yet; `runner_of` gives the runner of a job, a new one if need be."""
         self._shards = shards
-        self._rooms = rooms
-        self._room_of = room_of
+        self._runners = runners
+        self._runner_of = runner_of
         self._live = live
         self._late_joins = late_joins
         self._scheduler = scheduler
@@ -81,22 +81,22 @@ class MemberStreams:
     def close(self) -> None:
         """Ends all streams; who comes is to come again, to this coordinator's successor."""
         self._closed = True
-        for room in self._rooms.values():
-            for mailbox in room.mailboxes.values():
+        for runner in self._runners.values():
+            for mailbox in runner.mailboxes.values():
                 mailbox.end_stream()
 
     async def serve(self, messages: AsyncIterator[pb.MemberRequest]) -> AsyncGenerator[pb.MemberReply]:
         """One stream: the first message joins, or resumes; an error ends it with `refused`."""
         try:
-            room, member, mailbox, stream = await self._begin(messages)
+            runner, member, mailbox, stream = await self._begin(messages)
         except PsError as error:
             level = logging.DEBUG if error.retryable else logging.WARNING
             self._shards.own.complaints.say(level, "a worker", "join refused: %s", error)
             yield pb.MemberReply(refused=refused_to_proto(error))
             return
         reading = watched.task(
-            f"reading the stream of worker {member.worker} of job {room.job.name}",
-            self._read(messages, room, member, mailbox),
+            f"reading the stream of worker {member.worker} of job {runner.job.name}",
+            self._read(messages, runner, member, mailbox),
             log=logger,
             failed=lambda error: mailbox.put(_refused_by(error)),
         )
@@ -106,16 +106,16 @@ class MemberStreams:
                 if reply.WhichOneof("kind") in LAST_WORDS:
                     # The worker closes first, so that its last message is not cut off by ours.
                     await asyncio.wait([reading], timeout=JOIN_LIMIT_S)
-                    self._gone(room, member)
-                    room.close(member)
+                    self._gone(runner, member)
+                    runner.close(member)
                     return
         finally:
             reading.cancel()
             mailbox.detach(stream)
             if member.lease_s == 0 and not self._closed:  # nothing else says that it is gone
-                self._gone(room, member)
+                self._gone(runner, member)
             if (mailbox.over or not member.present) and not self._closed:
-                room.close(member)
+                runner.close(member)
 
     async def _begin(
         self, messages: AsyncIterator[pb.MemberRequest]
@@ -143,9 +143,9 @@ class MemberStreams:
         lease_s = check_lease(join.lease_s)
         worker = join.worker if join.HasField("worker") else None
         while True:
-            room = self._room_of(wanted)
+            runner = self._runner_of(wanted)
             try:
-                member, actions = room.job.join(
+                member, actions = runner.job.join(
                     wanted,
                     worker=worker,
                     host=one_line(join.host, MAX_HOST),
@@ -155,22 +155,22 @@ class MemberStreams:
                 )
                 break
             except (WorkerNumberTaken, JobFull):
-                if not await self._gives_way(room, worker):
+                if not await self._gives_way(runner, worker):
                     raise
         if not member.reader:
-            self._scheduler.joins(room.job.name)
-        mailbox = room.admit(member, actions)
+            self._scheduler.joins(runner.job.name)
+        mailbox = runner.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
-        room.events.record(event, member, epoch=room.job.phase.membership_epoch)
+        runner.events.record(event, member, epoch=runner.job.phase.membership_epoch)
         self._leases.look()
-        return room, member, mailbox, mailbox.attach()
+        return runner, member, mailbox, mailbox.attach()
 
-    async def _gives_way(self, room: JobRunner, worker: int | None) -> bool:
+    async def _gives_way(self, runner: JobRunner, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
-        holders = room.job.roster.holders(worker)
-        before_s = {id(holder): room.heard_s.get(holder.worker, 0.0) for holder in holders}
+        holders = runner.job.roster.holders(worker)
+        before_s = {id(holder): runner.heard_s.get(holder.worker, 0.0) for holder in holders}
         for holder in holders:
-            mailbox = room.mailboxes.get((holder.worker, holder.incarnation))
+            mailbox = runner.mailboxes.get((holder.worker, holder.incarnation))
             if mailbox is not None:
                 mailbox.ask(pb.MemberReply(prove=pb.Prove()))
         while holders:
@@ -178,42 +178,42 @@ class MemberStreams:
                 return True
             if all(
                 holder.state is not MemberState.LEAVING
-                and (holder.lease_s == 0 or room.heard_s.get(holder.worker, 0.0) > before_s[id(holder)])
+                and (holder.lease_s == 0 or runner.heard_s.get(holder.worker, 0.0) > before_s[id(holder)])
                 for holder in holders
             ):
                 return False
-            await room.changed()
+            await runner.changed()
         return False
 
     def _resume(self, resume: pb.Resume) -> tuple[JobRunner, Member, Mailbox, Stream]:
         gatekeeper.check_job(resume.job)
         if (gone := self._drops.over(resume.job, resume.incarnation)) is not None:
             raise gone
-        room = self._rooms.get(resume.job)
-        if room is None:
+        runner = self._runners.get(resume.job)
+        if runner is None:
             self._check_recovered(resume.job)
             raise JobUnknown(
                 f"no job {resume.job[:64]!r} here: shard 0 was started again, and keeps nothing of it; start "
                 "it again, and servers with --snapshot-dir, --snapshot-every and --state-dir"
             )
-        known = room.job.roster.members.get(resume.worker)
-        unheard = known is not None and (known.worker, known.incarnation) not in room.mailboxes
-        of_before = resume.incarnation <= room.job.roster.floor  # as all that a coordinator has given
+        known = runner.job.roster.members.get(resume.worker)
+        unheard = known is not None and (known.worker, known.incarnation) not in runner.mailboxes
+        of_before = resume.incarnation <= runner.job.roster.floor  # as all that a coordinator has given
         if known is not None and known.state is MemberState.RETURNING and unheard and of_before:
             # one of those that the coordinator before this one knew
-            taken_back = room.take_back(known, resume)
-            return room, known, taken_back, self._attached(taken_back)
-        mailbox = room.mailboxes.get((resume.worker, resume.incarnation))
+            taken_back = runner.take_back(known, resume)
+            return runner, known, taken_back, self._attached(taken_back)
+        mailbox = runner.mailboxes.get((resume.worker, resume.incarnation))
         if mailbox is None or known is None or known.incarnation != resume.incarnation:
-            over = room.job.over(resume.worker, resume.incarnation)
-            raise over or JobUnknown(f"worker {resume.worker} is not in job {room.job.name}")
+            over = runner.job.over(resume.worker, resume.incarnation)
+            raise over or JobUnknown(f"worker {resume.worker} is not in job {runner.job.name}")
         if not hmac.compare_digest(mailbox.session, resume.session):
             raise StrangerRefused(f"this is not the session of worker {resume.worker}", worker=resume.worker)
         mailbox.heard(resume.heard)
         stream = self._attached(mailbox)
-        room.heard(known)
-        room.events.record(Event.RESUME, known, epoch=room.job.phase.membership_epoch)
-        return room, known, mailbox, stream
+        runner.heard(known)
+        runner.events.record(Event.RESUME, known, epoch=runner.job.phase.membership_epoch)
+        return runner, known, mailbox, stream
 
     @staticmethod
     def _attached(mailbox: Mailbox) -> Stream:
@@ -228,64 +228,64 @@ class MemberStreams:
     # -- what workers say ------------------------------------------------------------------------------
 
     async def _read(
-        self, messages: AsyncIterator[pb.MemberRequest], room: JobRunner, member: Member, mailbox: Mailbox
+        self, messages: AsyncIterator[pb.MemberRequest], runner: JobRunner, member: Member, mailbox: Mailbox
     ) -> None:
         try:
             async for message in messages:
                 if not member.present or self._closed:  # it has not heard yet that it was evicted
                     continue
-                room.heard(member)
+                runner.heard(member)
                 spec = None
                 if message.WhichOneof("kind") == "make_table":  # it takes as long as there are parameters
-                    spec = await asyncio.to_thread(_table_of, message.make_table, room.job.specs)
+                    spec = await asyncio.to_thread(_table_of, message.make_table, runner.job.specs)
                     if not member.present or self._closed:
                         continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
                 void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
                 if mailbox.takes(message) and not void:
                     if spec is not None:
-                        self._late_joins.make_table(room, member, spec, message.make_table.table)
+                        self._late_joins.make_table(runner, member, spec, message.make_table.table)
                     else:
-                        self._take(message, room, member, mailbox)
+                        self._take(message, runner, member, mailbox)
         except PsError as error:
-            peer = f"job {room.job.name} worker {member.worker}"
+            peer = f"job {runner.job.name} worker {member.worker}"
             self._shards.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
             mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
         except grpc.aio.AioRpcError as error:
-            logger.debug("job %s worker %d: stream broke: %s", room.job.name, member.worker, error)
+            logger.debug("job %s worker %d: stream broke: %s", runner.job.name, member.worker, error)
 
-    def _take(self, message: pb.MemberRequest, room: JobRunner, member: Member, mailbox: Mailbox) -> None:
-        job = room.job
+    def _take(self, message: pb.MemberRequest, runner: JobRunner, member: Member, mailbox: Mailbox) -> None:
+        job = runner.job
         match message.WhichOneof("kind"):
             case "heartbeat":
                 progress = message.heartbeat.progress
-                room.progress[member.worker] = _bounded(progress)
+                runner.progress[member.worker] = _bounded(progress)
                 if progress.HasField("calls"):
                     job.stands(member, progress.calls)
                 member.taken = dict(progress.taken)
                 mailbox.heard(message.heartbeat.heard)
             case "uploaded" if message.uploaded.final:
-                room.do(job.uploaded_final(member))
+                runner.do(job.uploaded_final(member))
             case "uploaded" if message.uploaded.live:
                 uploaded = message.uploaded
                 self._live.uploaded(job.name, member, uploaded.step, begins=uploaded.begins)
             case "uploaded":
-                room.do(job.starts.uploaded(member, message.uploaded.table))
+                runner.do(job.starts.uploaded(member, message.uploaded.table))
             case "cut_ready" | "cut_captured" | "holding" as kind:
                 self._hold(kind, message, job.name, member)
             case "finish":
-                room.progress[member.worker] = _bounded(message.finish.progress)
+                runner.progress[member.worker] = _bounded(message.finish.progress)
                 member.steps = message.finish.progress.step
-                room.do(job.finish(member))
-                room.events.record(Event.FINISH, member, epoch=job.phase.membership_epoch)
+                runner.do(job.finish(member))
+                runner.events.record(Event.FINISH, member, epoch=job.phase.membership_epoch)
                 self._leases.gone(job.name, member)
             case "leave":
-                room.progress[member.worker] = _bounded(message.leave.progress)
+                runner.progress[member.worker] = _bounded(message.leave.progress)
                 member.steps = message.leave.progress.step
                 reason = one_line(message.leave.reason, MAX_REASON)
-                room.do(job.leave(member, reason, dict(message.leave.clocks)))
+                runner.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
-                room.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
+                runner.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
                 self._leases.gone(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
@@ -299,25 +299,25 @@ class MemberStreams:
         else:
             self._late_joins.holding(job, member, message.holding)
 
-    def _gone(self, room: JobRunner, member: Member) -> None:
+    def _gone(self, runner: JobRunner, member: Member) -> None:
         """A member has heard its last word: if that was not its own wish, it is out at once."""
-        if room.job.roster.members.get(member.worker) is member and member.present:
-            room.do(room.job.lost(member))
-        self._leases.gone(room.job.name, member)
+        if runner.job.roster.members.get(member.worker) is member and member.present:
+            runner.do(runner.job.lost(member))
+        self._leases.gone(runner.job.name, member)
 
 
-def worker_status(room: JobRunner, member: Member, now_s: float) -> pb.WorkerStatus:
+def worker_status(runner: JobRunner, member: Member, now_s: float) -> pb.WorkerStatus:
     """A member, for people."""
-    running = room.job.state is JobState.RUNNING and member.state is not MemberState.JOINING
-    left_s = room.leases.left_s(member.worker, member.incarnation, now_s)
+    running = runner.job.state is JobState.RUNNING and member.state is not MemberState.JOINING
+    left_s = runner.leases.left_s(member.worker, member.incarnation, now_s)
     return pb.WorkerStatus(
         worker=member.worker,
         incarnation=member.incarnation,
         host=member.host,
         pid=member.pid,
         state="running" if running and member.trains else member.state.value,
-        progress=room.progress.get(member.worker, pb.Progress()),
-        heartbeat_age_s=now_s - room.heard_s.get(member.worker, now_s),
+        progress=runner.progress.get(member.worker, pb.Progress()),
+        heartbeat_age_s=now_s - runner.heard_s.get(member.worker, now_s),
         lease_left_s=-1.0 if left_s is None else max(left_s, 0.0),
     )
 

@@ -42,14 +42,14 @@ class Readers:
     def __init__(
         self,
         shards: Fleet,
-        rooms: Mapping[str, JobRunner],
+        runners: Mapping[str, JobRunner],
         live: LiveExtras,
         *,
         on_join: Callable[[str], None],
     ) -> None:
         """Nobody reads yet; `on_join` hears of a reader of a job that is not here, and may refuse it."""
         self._shards = shards
-        self._rooms = rooms
+        self._runners = runners
         self._live = live
         self._on_join = on_join
         self._numbers = itertools.count(FIRST_READER)
@@ -69,7 +69,7 @@ class Readers:
             yield pb.ReadReply(refused=refused_to_proto(error))
             return
         number = next(self._numbers)
-        reader = _Reader(self._shards, self._rooms, self._live, number, self._on_join)
+        reader = _Reader(self._shards, self._runners, self._live, number, self._on_join)
         talking = watched.task(
             "serving a reader", reader.talk(messages), log=logger, failed=lambda _: reader.give_up()
         )
@@ -91,14 +91,14 @@ class _Reader:
     def __init__(
         self,
         shards: Fleet,
-        rooms: Mapping[str, JobRunner],
+        runners: Mapping[str, JobRunner],
         live: LiveExtras,
         number: int,
         on_join: Callable[[str], None],
     ) -> None:
         self.replies: asyncio.Queue[pb.ReadReply | None] = asyncio.Queue(1)
         self._shards = shards
-        self._rooms = rooms
+        self._runners = runners
         self._live = live
         self._number = number
         self._on_join = on_join
@@ -193,9 +193,9 @@ class _Reader:
         check_protocol(join.protocol)
         self._shards.check_ready()
         gatekeeper.check_job(join.job)
-        if join.job not in self._rooms:
+        if join.job not in self._runners:
             self._on_join(join.job)
-        job = self._room(join.job).job
+        job = self._runner(join.job).job
         self._job = job.name
         admit = pb.AdmitMember(job=job.spec, worker=self._number, incarnation=1, reader=True)
         await self._shards.order(pb.Order(admit=admit))
@@ -224,26 +224,26 @@ class _Reader:
 
     async def _cut(self, cut: pb.Cut) -> bool:
         """One cut; whether every partition has been sent."""
-        room = self._room(cut.job)
-        cut.ended = room.job.state is JobState.ENDED  # before the cut: so it has all pushes
-        lock = room.cutting
+        runner = self._runner(cut.job)
+        cut.ended = runner.job.state is JobState.ENDED  # before the cut: so it has all pushes
+        lock = runner.cutting
         try:
             async with asyncio.timeout(CUT_LIMIT_S):
                 await lock.acquire()
         except TimeoutError:
             return False
         try:
-            return await self._hold(cut, room)
+            return await self._hold(cut, runner)
         finally:
             lock.release()
 
-    async def _hold(self, cut: pb.Cut, room: JobRunner) -> bool:
+    async def _hold(self, cut: pb.Cut, runner: JobRunner) -> bool:
         """From the hold to the end; the reader says `done` in between."""
         holding = asyncio.create_task(self._shards.order(pb.Order(hold_cut=cut)))
         unsent: dict[int, int] = {cut.table: 1}
         try:
             async with asyncio.timeout(CUT_LIMIT_S):
-                cut.clocks.update(clocks_of_cut(room.job.gate.aggregates, await asyncio.shield(holding)))
+                cut.clocks.update(clocks_of_cut(runner.job.gate.aggregates, await asyncio.shield(holding)))
                 await self._shards.order(pb.Order(arm_cut=cut))
                 await self._reply(cut=cut)
                 await self._done(cut.number)
@@ -269,7 +269,7 @@ class _Reader:
     async def _state(self, table: int) -> None:
         try:
             async with asyncio.timeout(LIVE_LIMIT_S):
-                outside = await self._live.get(self._room(self._job), table)
+                outside = await self._live.get(self._runner(self._job), table)
         except TimeoutError:
             await self._reply(later=pb.Later())
             return
@@ -280,8 +280,8 @@ class _Reader:
             chunk.origin = outside.origin
             await self._reply(state=chunk)
 
-    def _room(self, name: str) -> JobRunner:
-        room = self._rooms.get(name)
-        if room is None:
+    def _runner(self, name: str) -> JobRunner:
+        runner = self._runners.get(name)
+        if runner is None:
             raise JobUnknown(f"no job {name[:64]!r} here: a reader comes after the workers", job=name[:64])
-        return room
+        return runner

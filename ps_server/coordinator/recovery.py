@@ -58,9 +58,9 @@ class Recovery:
     def __init__(
         self,
         shards: Fleet,
-        rooms: dict[str, JobRunner],
+        runners: dict[str, JobRunner],
         states: StateStore,
-        room_of: Callable[[spec_pb2.Job], JobRunner],
+        runner_of: Callable[[spec_pb2.Job], JobRunner],
         snapshots: Snapshots | None = None,
         *,
         scheduler: SnapshotScheduler,
@@ -71,9 +71,9 @@ class Recovery:
 
         Args:
             shards: all of them.
-            rooms: of all jobs.
+            runners: of all jobs.
             states: what workers keep outside tables.
-            room_of: makes a runner of a job.
+            runner_of: makes a runner of a job.
             snapshots: which jobs have some; None: nothing is durable.
             scheduler: of what a job is that is about to go back it takes no snapshot.
             on_restored: hears that a job has gone back: there are leases to look at.
@@ -82,9 +82,9 @@ class Recovery:
         self._clock = clock
         self._restores = Allowance(RESTORES, RESTORES_WITHIN_S)
         self._shards = shards
-        self._rooms = rooms
+        self._runners = runners
         self._states = states
-        self._room_of = room_of
+        self._runner_of = runner_of
         self._snapshots = snapshots
         self._on_restored = on_restored
         self._scheduler = scheduler
@@ -108,7 +108,7 @@ class Recovery:
         going_back = self._pending | ({self._current} if self._current else set())
         asleep = self._asleep | self._too_large.keys()
         states = dict.fromkeys(asleep, "asleep") | dict.fromkeys(going_back, "going back")
-        return {name: states[name] for name in sorted(states.keys() - self._rooms.keys())}
+        return {name: states[name] for name in sorted(states.keys() - self._runners.keys())}
 
     def check(self, job: str) -> None:
         """Refuses who comes to a job that goes back to its snapshot; one that sleeps is woken.
@@ -123,7 +123,7 @@ class Recovery:
             self._asleep.add(job)
             raise too_large
         if job in self._asleep:
-            if len(self._rooms) >= MAX_JOBS:
+            if len(self._runners) >= MAX_JOBS:
                 raise too_many_jobs(MAX_JOBS)
             self._asleep.discard(job)
             self._pending.add(job)
@@ -154,9 +154,9 @@ class Recovery:
     def lost(self, shard: int) -> None:
         """A shard came back without what it held: every job had a slice of its weights there."""
         self._lost.add(shard)
-        for room in self._rooms.values():
-            room.loses(shard)
-        self._pending |= self._rooms.keys()
+        for runner in self._runners.values():
+            runner.loses(shard)
+        self._pending |= self._runners.keys()
         self._asleep |= self._too_large.keys()  # the shard may have come back with more memory
         self._too_large.clear()
         if self._current:
@@ -235,17 +235,17 @@ class Recovery:
         """Finds the jobs to sleep on: none of them is to begin anew where storage does not answer."""
         while not self._listed and self._snapshots is not None:
             try:
-                self._asleep = set(await asyncio.to_thread(self._snapshots.jobs)) - self._rooms.keys()
+                self._asleep = set(await asyncio.to_thread(self._snapshots.jobs)) - self._runners.keys()
                 self._listed = True
             except PsError as error:
                 logger.error("nobody can join: %s; trying again", error)
                 await asyncio.sleep(LIST_AGAIN_S)
 
     async def _recover(self, name: str) -> None:
-        room = self._rooms.get(name)
+        runner = self._runners.get(name)
         self._scheduler.goes_back(name)
-        if room is not None:
-            await room.freeze()
+        if runner is not None:
+            await runner.freeze()
         await self._shards.wait_complete(None)
         await self._scheduler.over(name)
         self._pending.discard(name)  # all that was lost until here it goes back for now
@@ -255,7 +255,7 @@ class Recovery:
             if saved is None:
                 break
             try:
-                _check_same(room, saved)
+                _check_same(runner, saved)
                 floor = await self._restore(saved)
             except ServerNotReady as error:  # a shard has gone again: from the beginning
                 logger.warning("job %s: %s", name, error)
@@ -278,7 +278,7 @@ class Recovery:
                 continue
             if name in self._pending:  # a shard that had read its part has lost it while others still read
                 return
-            self._go_on(room or self._room_of(saved.job), saved, floor)
+            self._go_on(runner or self._runner_of(saved.job), saved, floor)
             return
         await self._give_up(name)
 
@@ -292,25 +292,25 @@ class Recovery:
         await self._shards.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
         return floor_of(generation)
 
-    def _go_on(self, room: JobRunner, saved: SavedJob, floor: int) -> None:
+    def _go_on(self, runner: JobRunner, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
         logger.warning("job %s: goes on from its snapshot %s, step %d", name, saved.snapshot, saved.step)
         self._states.drop(name, but="start/")
         for key, blob in saved.states.items():
             self._states.put(name, key, blob)
         self._went_to[name] = saved.snapshot
-        room.roll_back(saved, floor=floor)
+        runner.roll_back(saved, floor=floor)
         self._on_restored()
 
     async def _give_up(self, name: str, why: PsError | None = None) -> None:
         """Members of a job hear why it ends, by default that it is lost; shards forget it."""
-        room = self._rooms.get(name)
-        if room is None:  # nobody is there; some shards may have read their parts
+        runner = self._runners.get(name)
+        if runner is None:  # nobody is there; some shards may have read their parts
             with suppress(PsError):
                 await self._shards.order(pb.Order(drop_job=pb.DropJob(job=name)))
             return
-        error = why or self._is_lost(room.job.name)
-        room.thaw([*room.job.tell_all(error), *room.job.drop()])
+        error = why or self._is_lost(runner.job.name)
+        runner.thaw([*runner.job.tell_all(error), *runner.job.drop()])
 
     def _is_lost(self, job: str) -> JobUnknown:
         shards = ", ".join(map(str, sorted(self._lost)))
@@ -326,12 +326,12 @@ class Recovery:
         )
 
 
-def _check_same(room: JobRunner | None, saved: SavedJob) -> None:
+def _check_same(runner: JobRunner | None, saved: SavedJob) -> None:
     """Refuses a snapshot of a job that trains otherwise than the one that is here."""
-    if room is None or room.job.forgotten:
+    if runner is None or runner.job.forgotten:
         return
     try:
-        check_job(room.job.spec, saved.job)
+        check_job(runner.job.spec, saved.job)
     except JobMismatch as error:
         facts = error.facts
         raise SnapshotMismatch(

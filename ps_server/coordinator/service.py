@@ -53,7 +53,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def __init__(
         self,
         shards: Fleet,
-        rooms: Mapping[str, JobRunner],
+        runners: Mapping[str, JobRunner],
         states: StateStore,
         *,
         live: LiveExtras,
@@ -66,7 +66,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> None:
         """Takes the coordinator's parts; `on_fenced` hears of a newer coordinator."""
         self._shards = shards
-        self._rooms = rooms
+        self._runners = runners
         self._states = states
         self._member_streams = member_streams
         self._readers = readers
@@ -182,9 +182,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
             yield pb.StateChunk(data=part)
 
     async def _position(self, key: pb.StateKey) -> AsyncIterator[pb.StateChunk]:
-        room, live = self._rooms[key.job], self._live
-        joiner = room.job.roster.member(key.worker, key.incarnation)
-        noted = live.noted(room, joiner) if key.name == "noted" else await live.for_joiner(room, joiner)
+        runner, live = self._runners[key.job], self._live
+        joiner = runner.job.roster.member(key.worker, key.incarnation)
+        noted = live.noted(runner, joiner) if key.name == "noted" else await live.for_joiner(runner, joiner)
         yield pb.StateChunk(clocks=noted.clocks)
         for part in state_parts(noted.blob):
             yield pb.StateChunk(data=part)
@@ -196,20 +196,20 @@ class CoordinatorService(rpc.CoordinatorServicer):
         gatekeeper.check_job(job)
         if (gone := self._drops.over(job, incarnation)) is not None:
             raise gone
-        room = self._rooms.get(job)
-        if room is None:
+        runner = self._runners.get(job)
+        if runner is None:
             self._recovery.check(job)
             raise JobUnknown(f"no job {job[:64]!r} here")
-        if (over := room.job.over(worker, incarnation)) is not None:
+        if (over := runner.job.over(worker, incarnation)) is not None:
             raise over
-        return room, room.job.roster.member(worker, incarnation)
+        return runner, runner.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
         """What of an epoch of a loader a worker hands out next."""
-        room, member = self._member(request.job, request.worker, request.incarnation)
-        loader, shares = share_messages.check_loader(request.loader), room.job.epochs
+        runner, member = self._member(request.job, request.worker, request.incarnation)
+        loader, shares = share_messages.check_loader(request.loader), runner.job.epochs
         shares.agreed.check(loader, member.worker, request.data)
-        if request.begins and shares.trains(loader) and not room.job.loops.begin(request.epoch):
+        if request.begins and shares.trains(loader) and not runner.job.loops.begin(request.epoch):
             return pb.ShareReply()  # the job was stopped
         piece = shares.once(
             loader,
@@ -221,7 +221,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 share_messages.check_epoch(request.epoch),
                 member.worker,
                 member.incarnation,
-                room.job.sharing(),
+                runner.job.sharing(),
                 begins=request.begins,
                 first=request.first,
                 samples=request.samples,
@@ -229,37 +229,37 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 rest=mark_from_proto(request.rest),
             ),
         )
-        room.say_epochs()
+        runner.say_epochs()
         if piece is None:
             return pb.ShareReply()
         return pb.ShareReply(piece=piece_to_proto(piece))
 
     async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
         """How far a worker has come in what it hands out."""
-        room, member = self._member(request.job, request.worker, request.incarnation)
+        runner, member = self._member(request.job, request.worker, request.incarnation)
         loader = share_messages.check_loader(request.loader)
-        room.job.epochs.mark(loader, member.worker, member.incarnation, mark_from_proto(request.mark))
+        runner.job.epochs.mark(loader, member.worker, member.incarnation, mark_from_proto(request.mark))
         return pb.UseReply()
 
     async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """Whether a worker is to begin an epoch of its loop."""
-        room, _ = self._member(request.job, request.worker, request.incarnation)
-        if room.job.loops.begin(request.epoch):
+        runner, _ = self._member(request.job, request.worker, request.incarnation)
+        if runner.job.loops.begin(request.epoch):
             return pb.EpochReply()
-        return pb.EpochReply(last=room.job.loops.last, why=room.job.loops.stopped)
+        return pb.EpochReply(last=runner.job.loops.last, why=runner.job.loops.stopped)
 
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """The job ends, for all workers after the same epoch."""
-        room, member = self._member(request.job, request.worker, request.incarnation)
+        runner, member = self._member(request.job, request.worker, request.incarnation)
         reason = one_line(request.reason, MAX_REASON)
-        room.do(room.job.stop(member, reason))
-        return pb.EpochReply(last=room.job.loops.last, why=room.job.loops.stopped)
+        runner.do(runner.job.stop(member, reason))
+        return pb.EpochReply(last=runner.job.loops.last, why=runner.job.loops.stopped)
 
     async def Collect(self, request: pb.CollectRequest, context: grpc.aio.ServicerContext) -> pb.CollectReply:
         """A call that all workers make together; waits for the others for a while."""
-        room, member = self._member(request.job, request.worker, request.incarnation)
+        runner, member = self._member(request.job, request.worker, request.incarnation)
         if not request.HasField("number"):
-            return pb.CollectReply(number=room.job.collectives.next_open)
+            return pb.CollectReply(number=runner.job.collectives.next_open)
         if member.reader or member.state is not members.MemberState.JOINED:
             raise ConfigurationRefused(f"worker {member.worker} has finished or reads: it makes no such call")
         part = Part(
@@ -270,22 +270,22 @@ class CoordinatorService(rpc.CoordinatorServicer):
             blob=request.blob,
             begun=request.begun,
         )
-        number, job = request.number, room.job
+        number, job = request.number, runner.job
         made = job.collectives.outcome(number)
         if made is None:
             job.collectives.bring(number, member.worker, member.incarnation, part)
             made = job.settle_call(number)
             if made is not None:
-                room.wake()
+                runner.wake()
         until_s, pause_s = time.monotonic() + COLLECT_S, LOOK_S
         steps: Mapping[int, int] = {}
         while made is None and not steps and time.monotonic() < until_s:
-            if self._rooms.get(job.name) is not room or room.job is not job:
+            if self._runners.get(job.name) is not runner or runner.job is not job:
                 break
-            room.ask(job.elsewhere() if request.clocks else (), pause_s)
+            runner.ask(job.elsewhere() if request.clocks else (), pause_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await room.changed()
+                    await runner.changed()
             pause_s = min(2 * pause_s, LAST_LOOK_S)
             made = job.settle_call(number)
             steps = job.needed(member, request.clocks)
@@ -334,24 +334,26 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusReply:
         """All jobs with their workers."""
-        jobs = [self._job_status(room) for name, room in self._rooms.items() if gatekeeper.sees(name)]
+        jobs = [self._job_status(runner) for name, runner in self._runners.items() if gatekeeper.sees(name)]
         absent = [(name, state) for name, state in self._recovery.absent.items() if gatekeeper.sees(name)]
         for name, state in absent[:MAX_ABSENT_SHOWN]:
             jobs.append(pb.JobStatus(job=spec_pb2.Job(name=name), state=state))
         return pb.StatusReply(num_shards=self._shards.num_shards, shards=self._shards.addresses, jobs=jobs)
 
     @staticmethod
-    def _job_status(room: JobRunner) -> pb.JobStatus:
+    def _job_status(runner: JobRunner) -> pb.JobStatus:
         now_s = time.monotonic()
-        job = room.job
-        clocks = {worker: progress.step for worker, progress in room.progress.items()}
+        job = runner.job
+        clocks = {worker: progress.step for worker, progress in runner.progress.items()}
         return pb.JobStatus(
             job=job.spec,
             state=job.state.value,
             num_tables=job.num_tables,
             epoch=job.phase.membership_epoch,
-            events=room.events.counts,
-            happened=room.events.last,
+            events=runner.events.counts,
+            happened=runner.events.last,
             epochs=[epoch_use_to_proto(use) for use in job.epochs.uses(clocks, MAX_EPOCHS_SHOWN)],
-            workers=[worker_status(room, member, now_s) for _, member in sorted(job.roster.members.items())],
+            workers=[
+                worker_status(runner, member, now_s) for _, member in sorted(job.roster.members.items())
+            ],
         )

@@ -137,7 +137,8 @@ class ScriptData:
         self._taken = at.loaders
         for dealer, position in zip(self._dealers, at.loaders, strict=False):
             dealer.take_up(position)
-        if at.epoch is not None and (at.between or at.epoch != self._epoch):
+        here = at.epoch == self._epoch and not at.between and not self.between_epochs
+        if at.epoch is not None and not here:  # behind the last batch of that epoch: its body runs again
             self._go_to(at)
             if self._epoch is not None:
                 for loader in self._loaders:

@@ -1,4 +1,4 @@
-"""What a member asks the coordinator beside its stream: state outside tables, shares, who is behind.
+"""Calls of a member to the coordinator beside its stream: state outside tables, shares, who is behind.
 
 It must not know the stream; whoever has it says when no answer will come.
 """
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class CoordinatorCalls:
-    """See the module's docstring."""
+    """Calls as one member, made again while the coordinator is on its way back."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ SOON = 2  # tries: who is told to come again does so after as long as after so m
 
 
 class MemberStream:
-    """See the module's docstring.
+    """The stream of one member, made again where it breaks.
 
     Attributes:
         threads: that it has started.

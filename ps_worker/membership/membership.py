@@ -43,7 +43,7 @@ LEAVE_LIMIT_S = 5.0
 
 
 class Membership:
-    """See the module's docstring.
+    """The place of one incarnation in its job, from its join to its end.
 
     Attributes:
         calls: what is asked beside the stream.

@@ -1,4 +1,4 @@
-"""When a worker notes its position with the coordinator, for whoever goes on there when it is gone.
+"""Notes of a worker's position with the coordinator, for whoever goes on there when it is gone.
 
 A note is put when an epoch begins, and then at the beginning of a step when the last one is `EVERY_S` old, or
 older where notes are large. So a position that is taken up is some steps old; these steps are replayed.
@@ -25,7 +25,7 @@ SMALL_BYTES = 1 << 20  # one that is put whenever an epoch begins
 
 
 class Noting:
-    """See the module's docstring."""
+    """The times at which notes are due, and the thread that puts them."""
 
     def __init__(
         self,

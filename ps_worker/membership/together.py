@@ -29,7 +29,7 @@ LIMIT_S = 1800.0  # as of process groups in torch.distributed
 
 
 class Together:
-    """See the module's docstring. Used by the thread that calls the worker; heartbeats read `reported`."""
+    """The calls of one script. Used by the thread that calls the worker; heartbeats read `reported`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which carrier a worker's data connections take: the first offer that reaches the shard, or the one wanted.
+"""The carrier that a worker's data connections take: the first that reaches the shard, or the one wanted.
 
 A shard is reached where its HELLO comes back, so host names decide nothing. There is one choice for all
 connections of a worker: what it was, and why nothing better, is said once, and again only where it differs;
@@ -29,7 +29,7 @@ GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer the
 
 
 class CarrierChoice:
-    """See the module's docstring. Thread-safe; `_changed` guards what was reached and said."""
+    """The choice of one worker. Thread-safe; `_changed` guards what was reached and said."""
 
     def __init__(
         self, service: Service, wanted: Carrier | None, say: Callable[[str], None], *, shares: bool = True
@@ -69,8 +69,8 @@ class CarrierChoice:
         if not self._shares and any(offer.name == Carrier.SHM for offer in offers):
             failed.append((Carrier.SHM, ConfigurationRefused(ROUNDED)))
             offers = [offer for offer in offers if offer.name != Carrier.SHM]
-        for place, offer in enumerate(offers):
-            if place:
+        for index, offer in enumerate(offers):
+            if index:
                 _, frames = introduce()  # a token is good for one HELLO, and that one may have arrived
             try:
                 try:

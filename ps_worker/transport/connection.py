@@ -72,7 +72,7 @@ class Peer(Protocol):
 
 
 class Connection:
-    """See the module's docstring. `send` is thread-safe."""
+    """The connection of one incarnation to one shard. `send` is thread-safe."""
 
     def __init__(
         self,

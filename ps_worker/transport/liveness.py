@@ -1,4 +1,4 @@
-"""Whether the shard at the other end of a data connection still runs, where nothing comes from it.
+"""Signs of life of the shard at the other end of a data connection, where nothing comes from it.
 
 A process that was stopped (SIGSTOP), or that hangs, keeps its sockets: its host answers for it, and no
 end of a stream tells that nothing will come. So whoever has heard nothing for a while asks the process
@@ -23,7 +23,7 @@ CONNECT_LIMIT_S = 1.0  # a kernel whose process hangs takes connections for it
 
 
 class Liveness:
-    """See the module's docstring. `_heard_s` needs no lock: it is a number, and older ones do no harm."""
+    """The last sign of one shard. `_heard_s` needs no lock: it is a number, and older ones do no harm."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Whether a list of servers is what a worker takes it for: each a shard, in its place, none left out."""
+"""A check that a list of servers is what a worker takes it for: each a shard, in order, none left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the shards are: a shard that was started again may have another address.
+"""Addresses of the shards: one that was started again may have another address.
 
 A worker reaches shards by the addresses that a person gave it, which need not be those that shards advertise
 to others (a proxy, a name of another network). So an advertised address is used only once it has changed.
@@ -18,7 +18,7 @@ SEEK_LIMIT_S = 2.0
 
 
 class ShardAddresses:
-    """See the module's docstring. Thread-safe."""
+    """The newest address of each shard. Thread-safe."""
 
     def __init__(self, service: Service) -> None:
         """Knows nothing yet."""

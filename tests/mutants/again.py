@@ -7,6 +7,7 @@ BOOK_TESTS = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 DEALT = "tests/component/data/test_dealt_epochs.py"
 DATA = "ps_worker/data/script_data.py"
 LOOPS = "tests/component/snapshots/test_loops.py"
+RESUME = "tests/component/snapshots/test_resume.py"
 COMES_AGAIN = f"{LOOPS}::test_who_comes_again_goes_on_in_the_loop_in_which_the_job_is"
 BEHIND = f"{LOOPS}::test_who_comes_while_the_others_are_behind_a_loop_goes_on_there_and_makes_their_calls"
 GOES_BACK = f"{LOOPS}::test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot"
@@ -86,5 +87,14 @@ MUTANTS = (
         text="        if self._back_to is not None and self._back_to < had:\n",
         fault="        if False:\n",
         tests=(f"{LOOPS}::test_who_was_told_that_it_was_sent_back_and_does_not_go_there_is_not_let_finish",),
+    ),
+    Mutant(
+        name="again: who is evicted behind the last batch of an epoch goes on with the next one",
+        file=DATA,
+        text="not at.between and not self.between_epochs\n",
+        fault="not at.between\n",
+        tests=(
+            f"{RESUME}::test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_its_body_again",
+        ),
     ),
 )

@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         name="resume: an incarnation that nobody has given is taken",
         file="ps_server/coordinator/member_streams.py",
-        text="        of_before = resume.incarnation <= room.job.roster.floor  #",
+        text="        of_before = resume.incarnation <= runner.job.roster.floor  #",
         fault="        of_before = True  #",
         tests=(ROLLED_BACK,),
     ),

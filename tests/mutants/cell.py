@@ -270,10 +270,10 @@ MUTANTS = (
     Mutant(
         name="cell: a duplicate of a push that is lent says that the memory is free",
         file=CELL,
-        text="                if gradient.borrowed and any(item.payload is gradient for",
+        text="                if gradient.borrowed and self.machine.holds",
         fault=(
             "                self.loans.release(contribution.worker, contribution.incarnation)\n"
-            "                if gradient.borrowed and any(item.payload is gradient for"
+            "                if gradient.borrowed and self.machine.holds"
         ),
         tests=("tests/unit/ps_server/shard/partition/test_lent_pushes.py",),
     ),

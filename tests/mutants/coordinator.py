@@ -615,8 +615,8 @@ MUTANTS = (
     Mutant(
         name="coordinator: a job that is forgotten while it stops ends it without a hand-off",
         file="ps_server/coordinator/coordinator.py",
-        text="                for room in list(self.runners.values()):",
-        fault="                for room in self.runners.values():",
+        text="                for runner in list(self.runners.values()):",
+        fault="                for runner in self.runners.values():",
         tests=(
             "tests/component/members/test_hand_off.py::test_a_job_that_is_forgotten_while_the_coordinator_stops_is_no_trouble",
         ),

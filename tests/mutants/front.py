@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         name="front: a cut does not say that the job has ended",
         file="ps_server/coordinator/readers.py",
-        text="        cut.ended = room.job.state is JobState.ENDED",
+        text="        cut.ended = runner.job.state is JobState.ENDED",
         fault="        cut.ended = False",
         tests=(f"{WAITING}::test_a_cut_says_that_the_job_has_ended",),
     ),

@@ -4,30 +4,60 @@ from .mutant import Mutant
 
 GATE = "ps_server/agreement/gate.py"
 PARTITION = "ps_server/shard/partition/machine.py"
+CLOCKS = "ps_server/shard/partition/clock_counts.py"
+OF_CLOCKS = ("tests/unit/ps_server/shard/partition/test_clock_counts.py",)
 LAWS = "tests/unit/ps_server/shard/partition/test_laws.py"
 ONE = "tests/unit/ps_server/shard/partition/test_machine.py"
 EVICTION = "tests/unit/ps_server/shard/table/test_eviction.py"
 
 MUTANTS = (
     Mutant(
+        name="clocks: the smallest stays when the slowest goes on",
+        file=CLOCKS,
+        text="            self.smallest = after  # no clock lies between\n",
+        fault="            pass\n",
+        tests=OF_CLOCKS,
+    ),
+    Mutant(
+        name="clocks: the smallest goes on when one of the slowest does",
+        file=CLOCKS,
+        text="        if self._take(clock) and clock == self.smallest:\n            self.smallest = after",
+        fault="        self._take(clock)\n        if clock == self.smallest:\n            self.smallest = after",
+        tests=OF_CLOCKS,
+    ),
+    Mutant(
+        name="clocks: a member that comes again is counted twice",
+        file=PARTITION,
+        text="            self._forget(worker, before)\n",
+        fault="            pass\n",
+        tests=OF_CLOCKS,
+    ),
+    Mutant(
+        name="clocks: a fenced member is counted at each fence",
+        file=PARTITION,
+        text="        self._num_fenced += not known.fenced\n",
+        fault="        self._num_fenced += 1\n",
+        tests=OF_CLOCKS,
+    ),
+    Mutant(
         name="gate: the gap may be one larger than the staleness",
         file=GATE,
-        text="return min(clocks) >= clock - self.staleness",
-        fault="return min(clocks) >= clock - self.staleness - 1",
+        text="return slowest + self.staleness\n",
+        fault="return slowest + self.staleness + 1\n",
         tests=("tests/unit/ps_server/agreement/test_gate.py",),
     ),
     Mutant(
         name="gate: a pull waits for the fastest member",
-        file=GATE,
-        text="return min(clocks) >= clock - self.staleness",
-        fault="return max(clocks) >= clock - self.staleness",
+        file=CLOCKS,
+        text="        if self.smallest is None or clock < self.smallest:\n            self.smallest = clock\n",
+        fault="        if self.smallest is None or clock > self.smallest:\n            self.smallest = clock\n",
         tests=("tests/integration/test_laws.py::test_law_4_a_reader_misses_no_update_that_is_old_enough",),
     ),
     Mutant(
         name="gate: bsp answers with the version before",
         file=GATE,
-        text="return version >= clock\n",
-        fault="return version + 1 >= clock\n",
+        text="            return version\n",
+        fault="            return version + 1\n",
         tests=("tests/faults/test_retries.py::test_law_13_resets_while_pushes_are_under_way",),
     ),
     Mutant(
@@ -75,18 +105,15 @@ MUTANTS = (
     Mutant(
         name="partition: pushes are counted, not workers",
         file=PARTITION,
-        text=(
-            "return all(member.clock > self.version and not member.fenced "
-            "for member in self._members.values())"
-        ),
-        fault="return len(self._staged) + 1 >= len(self._members)",
+        text="return self._slowest > self.version and not self._num_fenced\n",
+        fault="return len(self._staged) + 1 >= len(self._members)\n",
         tests=(f"{ONE}::test_bsp_applies_once_when_the_last_member_has_pushed", EVICTION),
     ),
     Mutant(
         name="partition: a step closes over a member that is being evicted",
         file=PARTITION,
-        text="return all(member.clock > self.version and not member.fenced for member",
-        fault="return all(member.clock > self.version for member",
+        text="self._slowest > self.version and not self._num_fenced\n",
+        fault="self._slowest > self.version\n",
         tests=(f"{EVICTION}::test_a_fenced_member_is_refused_and_no_step_closes_until_the_verdict",),
     ),
     Mutant(
@@ -120,21 +147,15 @@ MUTANTS = (
     Mutant(
         name="partition: what a worker asked for before it left is sent",
         file=PARTITION,
-        text=(
-            "        del self._members[worker]\n        self._waiting.pop(worker, None)\n"
-            "        return self._settle(now_s)"
-        ),
-        fault="        del self._members[worker]\n        return self._settle(now_s)",
+        text="        self._num_fenced -= member.fenced\n        self._waiting.discard(worker)\n",
+        fault="        self._num_fenced -= member.fenced\n",
         tests=(f"{ONE}::test_what_a_worker_asked_for_before_it_left_is_not_sent",),
     ),
     Mutant(
         name="partition: a leave does not open the gate",
         file=PARTITION,
-        text=(
-            "        del self._members[worker]\n        self._waiting.pop(worker, None)\n"
-            "        return self._settle(now_s)"
-        ),
-        fault="        del self._members[worker]\n        self._waiting.pop(worker, None)\n        return []",
+        text="        self._exit(worker)\n        return self._settle(now_s)",
+        fault="        self._exit(worker)\n        return []",
         tests=(ONE,),
     ),
     Mutant(

@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         name="a job goes back to a snapshot of one that trains otherwise",
         file="ps_server/coordinator/recovery.py",
-        text="    if room is None or room.job.forgotten:\n",
+        text="    if runner is None or runner.job.forgotten:\n",
         fault="    if True:\n",
         tests=(f"{SECURITY}::test_a_snapshot_of_a_job_that_trains_otherwise_is_refused",),
     ),

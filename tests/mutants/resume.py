@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant(
         name="stop: loops of their own go on",
         file="ps_server/coordinator/service.py",
-        text="        if request.begins and shares.trains(loader) and not room.job.loops.begin(request.epoch):\n",
+        text="        if request.begins and shares.trains(loader) and not runner.job.loops.begin(request.epoch):\n",
         fault="        if False:\n",
         tests=(f"{STOP}::test_a_loop_without_our_numbers_gets_no_batch_of_a_later_epoch",),
     ),

@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         name="simulate: gradients are of the newest weights",
         file=ENGINE,
-        text="            worker.weights[partition] = self._learner.weights(partition, version)\n",
-        fault="",
+        text="self._learner.gradient(worker.index, worker.clock, worker.weights)",
+        fault="self._learner.gradient(worker.index, worker.clock, [self._learner.weights(0, 1 << 40)])",
         tests=OF_LEARNING,
     ),
     Mutant(

@@ -256,7 +256,7 @@ MUTANTS = (
     Mutant(
         name="snapshots: a job that goes back is still taken",
         file=TAKINGS,
-        text='            self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))\n',
+        text='            self._attempts[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))\n',
         fault="            pass\n",
         tests=(
             "tests/component/snapshots/test_rollback.py",

@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         name="a shard takes a push that is further ahead than ssp allows",
         file="ps_server/shard/partition/machine.py",
-        text="        if not self.gate.opens(contribution.step, self.version, clocks):\n",
+        text="        if not self.gate.opens(contribution.step, self.version, self._slowest):\n",
         fault="        if False:\n",
         tests=(f"{PARTITION}::test_ssp_takes_no_push_that_is_further_ahead_than_a_pull_could_be",),
     ),

@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         name="carriers: the token of one try is shown in the next",
         file=CHOICE,
-        text="            if place:\n                _, frames = introduce()",
-        fault="            if place > 1:\n                _, frames = introduce()",
+        text="            if index:\n                _, frames = introduce()",
+        fault="            if index > 1:\n                _, frames = introduce()",
         tests=("tests/component/connections/test_carrier_choice.py",),
     ),
     Mutant(

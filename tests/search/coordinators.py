@@ -47,7 +47,7 @@ class Desk(JobRunner):
     """A room whose agenda the search carries out."""
 
     def do(self, actions: Sequence[Action]) -> None:
-        self._agenda.add(actions)
+        self._actions.add(actions)
 
 
 @dataclass(slots=True, eq=False, repr=False)

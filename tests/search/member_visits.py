@@ -118,7 +118,7 @@ class MemberVisit:
         if before.room is not None:
             self.take_up(before.room)
             assert self.room is not None
-            self.room._agenda = agenda
+            self.room._actions = agenda
         self.agenda = agenda
 
     def take_up(self, facts: dict[str, Any] | None) -> None:
@@ -144,7 +144,7 @@ class MemberVisit:
         if room is None:
             assert wanted.name == JOB
             room = self.rooms[JOB] = Desk(self.of.job, self.shards, self._forget)
-            self.agenda = room._agenda
+            self.agenda = room._actions
         return cast(Desk, room)
 
     def _forget(self, room: JobRunner) -> None:

@@ -108,8 +108,7 @@ class Nodes:
         slowest = min(clocks.values(), default=0)
         for worker, clock in clocks.items():
             assert clock - slowest <= self.gate.staleness + 1, ("law 5", machine)
-            waits = machine._waiting.get(worker)
-            assert waits is None or not self.gate.opens(clock, machine.version, clocks.values())
+            assert worker not in machine._waiting or not self.gate.opens(clock, machine.version, slowest)
 
     def _quorum(self, node: Node) -> StepTally | None:
         if node.quorum is None:
@@ -189,7 +188,8 @@ def copied(machine: StepMachine) -> StepMachine:
     made = copy(machine)
     made._members = {worker: _Member(*_of_member(it)) for worker, it in machine._members.items()}
     made.ledgers = {worker: Ledger(*_of_ledger(it)) for worker, it in machine.ledgers.items()}
-    made._staged, made._waiting, made.tau = dict(machine._staged), dict(machine._waiting), machine.tau.copy()
+    made._staged, made.tau = dict(machine._staged), machine.tau.copy()
+    made._waiting, made._counts = copy(machine._waiting), copy(machine._counts)
     return made
 
 

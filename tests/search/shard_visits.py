@@ -96,7 +96,9 @@ class ShardVisit:
             return
         cell = self.shard.table(JOB, 0).cells()[0]
         for worker, incarnation, clock in held.pulls:
-            machine._waiting[worker] = Pull(worker=worker, incarnation=incarnation, clock=clock)
+            late = machine._members[worker].late
+            pull = Pull(worker=worker, incarnation=incarnation, clock=clock)
+            machine._waiting.put(pull, None if late else machine._members[worker].clock)
             cell.outlets[worker] = Kept(worker, incarnation, self.outputs)
         if held.cut is not None:
             cell.cut._cut.key, cell.cut._cut._limits = CUT, dict(held.cut)

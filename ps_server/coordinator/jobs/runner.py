@@ -1,6 +1,6 @@
-"""One job's room on the coordinator: mailboxes and leases of its members, and the task that acts in order.
+"""One job's runner on the coordinator: mailboxes and leases of its members, and the task that acts in order.
 
-The decisions are `membership.Job`'s. Used on the event loop only.
+The decisions are the `Job`'s. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class JobRunner:
         self._changed = asyncio.Event()
         self._shards = shards
         self._on_empty = on_empty
-        self._agenda = ActionQueue()
+        self._actions = ActionQueue()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def idle(self) -> bool:
         """Nothing is on its way to members or shards."""
-        return self._task is None and self._agenda.empty
+        return self._task is None and self._actions.empty
 
     def admit(self, member: Member, actions: Sequence[Action]) -> Mailbox:
         """Makes the mailbox of a member that has just joined, then does what follows."""
@@ -121,11 +121,11 @@ class JobRunner:
     def loses(self, shard: int) -> None:
         """A shard has lost its part: no order is sent any more, and what became of one is of no interest."""
         self.events.say(Event.LOSE, shard=shard)
-        self._agenda.freeze()
+        self._actions.freeze()
 
     async def freeze(self) -> None:
         """Does nothing more, for the job goes back; returns once nothing is on its way."""
-        self._agenda.freeze()
+        self._actions.freeze()
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -141,7 +141,7 @@ class JobRunner:
 
     def thaw(self, actions: Sequence[Action]) -> None:
         """Goes on, with these."""
-        self._agenda.thaw(actions)
+        self._actions.thaw(actions)
         self.do([])
 
     def heard(self, member: Member) -> None:
@@ -198,13 +198,13 @@ class JobRunner:
 
     def do(self, actions: Sequence[Action]) -> None:
         """Queues actions; one task carries them out, one change at a time."""
-        self._agenda.add(actions)
-        if self._task is None and not self._agenda.empty:
+        self._actions.add(actions)
+        if self._task is None and not self._actions.empty:
             self._task = watched.endless_task(f"the tasks of job {self.job.name}", self._run, log=logger)
 
     async def _run(self) -> None:
         try:
-            while (action := self._agenda.next()) is not None:
+            while (action := self._actions.next()) is not None:
                 if isinstance(action, ToMember):
                     self._deliver(action)
                 else:
@@ -251,7 +251,7 @@ class JobRunner:
 
     async def _order(self, order: pb.Order) -> None:
         """Has the shards carry an order out, and the one that follows from their answers."""
-        agenda = self._agenda
+        actions = self._actions
         # who joins may be told to come later; all else is awaited, by workers that have limits of their own
         limit_s = ORDER_LIMIT_S if order.HasField("admit") else None
         sent = False
@@ -261,15 +261,15 @@ class JobRunner:
             following: pb.Order | None = order
             while following is not None:
                 order = following
-                figures = await self._shards.order(order, least=agenda.least, limit_s=limit_s)
-                following = agenda.answered(self.job, figures)
+                figures = await self._shards.order(order, least=actions.least, limit_s=limit_s)
+                following = actions.answered(self.job, figures)
         except PsError as error:
             if isinstance(error, ServerNotReady):  # a shard that comes back empty has the job rolled back
                 with suppress(ServerNotReady):
                     await self._shards.wait_complete()
-            if not agenda.frozen:
+            if not actions.frozen:
                 logger.warning("job %s: order %s: %s", self.job.name, order.WhichOneof("kind"), error)
-            agenda.refused(self.job, error, sent=sent)
+            actions.refused(self.job, error, sent=sent)
         except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait
             logger.exception("bug in order %s of job %s", order.WhichOneof("kind"), self.job.name)
-            agenda.refused(self.job, InternalError(f"{type(error).__name__}: {error}"), sent=sent)
+            actions.refused(self.job, InternalError(f"{type(error).__name__}: {error}"), sent=sent)

@@ -53,7 +53,7 @@ class SnapshotAttempt:
 
     def __init__(
         self,
-        room: JobRunner,
+        runner: JobRunner,
         shards: Fleet,
         states: StateStore,
         store: SnapshotStore,
@@ -64,8 +64,8 @@ class SnapshotAttempt:
         """Does nothing yet; `number` is the cut's, and of no other."""
         self.progress = pb.SnapshotProgress(phase="beginning")
         self.manifest: Manifest | None = None
-        self._room = room
-        self._job = room.job
+        self._runner = runner
+        self._job = runner.job
         self._shards = shards
         self._states = states
         self._store = store
@@ -160,8 +160,8 @@ class SnapshotAttempt:
     async def _cut(self) -> None:
         try:
             async with asyncio.timeout(CAPTURE_LIMIT_S):
-                while not self._room.idle:  # a change of members is under way
-                    await self._room.changed()
+                while not self._runner.idle:  # a change of members is under way
+                    await self._runner.changed()
                 if self._job.state is JobState.ENDED:
                     self._ended = True
                     await self._arm()
@@ -213,7 +213,7 @@ class SnapshotAttempt:
         self._ready.clear()
         self._members = {member.worker: member for member in job.roster.here()}
         prepare = pb.CutPrepare(number=self._number)
-        self._room.do([tell(member, cut_prepare=prepare) for member in self._members.values()])
+        self._runner.do([tell(member, cut_prepare=prepare) for member in self._members.values()])
         await self._wait(lambda: self._members.keys() <= self._ready.keys(), "workers to answer")
         if not self._members:
             raise SnapshotFailed(f"job {job.name}: no worker trains")
@@ -230,11 +230,11 @@ class SnapshotAttempt:
         await self._shards.order(pb.Order(save_cut=save))
         for worker, member in self._members.items():
             steps = {table: clocks[worker] for table, clocks in self._steps.items()}
-            self._room.do([tell(member, cut_armed=pb.CutArmed(number=self._number, steps=steps))])
+            self._runner.do([tell(member, cut_armed=pb.CutArmed(number=self._number, steps=steps))])
 
     def _let_go(self) -> None:
         for member in self._members.values():
-            self._room.do([tell(member, cut_ended=pb.CutEnded(number=self._number))])
+            self._runner.do([tell(member, cut_ended=pb.CutEnded(number=self._number))])
 
     def _all_captured(self) -> bool:
         return self._members.keys() <= self._writes.keys()
@@ -309,7 +309,7 @@ class SnapshotAttempt:
                 worker: SavedWorker(
                     incarnation=self._members[worker].incarnation,
                     lease_s=self._members[worker].lease_s,
-                    samples=min(self._room.progress.get(worker, pb.Progress()).samples, MAX_SAMPLES),
+                    samples=min(self._runner.progress.get(worker, pb.Progress()).samples, MAX_SAMPLES),
                 )
                 for worker in workers
             },

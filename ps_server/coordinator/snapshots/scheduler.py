@@ -44,7 +44,7 @@ class SnapshotScheduler:
     def __init__(
         self,
         shards: Fleet,
-        rooms: Mapping[str, JobRunner],
+        runners: Mapping[str, JobRunner],
         states: StateStore,
         *,
         store: SnapshotStore | None,
@@ -52,12 +52,12 @@ class SnapshotScheduler:
     ) -> None:
         """Takes none yet; `store`: None where there is none."""
         self._shards = shards
-        self._rooms = rooms
+        self._runners = runners
         self._states = states
         self._store = store
         self._policy = policy
         self._numbers = itertools.count(secrets.randbits(32))
-        self._takings: dict[str, SnapshotAttempt] = {}
+        self._attempts: dict[str, SnapshotAttempt] = {}
         self._tasks: dict[str, asyncio.Task[SnapshotAttempt]] = {}
         self._last: dict[str, tuple[int, float]] = {}  # job -> step and time of its last one
         self._tables: dict[str, int] = {}  # job -> tables that had started at its last one
@@ -82,37 +82,37 @@ class SnapshotScheduler:
 
     def ready(self, job: str, member: Member, message: pb.CutReady) -> None:
         """See `SnapshotAttempt.ready`."""
-        if job in self._takings:
-            self._takings[job].ready(member, message)
+        if job in self._attempts:
+            self._attempts[job].ready(member, message)
 
     def captured(self, job: str, member: Member, message: pb.CutCaptured) -> None:
         """See `SnapshotAttempt.captured`."""
-        if job in self._takings:
-            self._takings[job].captured(member, message)
+        if job in self._attempts:
+            self._attempts[job].captured(member, message)
 
     def gone(self, job: str, member: Member) -> None:
         """See `SnapshotAttempt.gone`."""
-        if job in self._takings:
-            self._takings[job].gone(member)
+        if job in self._attempts:
+            self._attempts[job].gone(member)
 
     def joins(self, job: str) -> None:
         """Somebody does: a cut would keep its pushes back, and waits until it is in."""
         self._training.add(job)
-        if job in self._takings:
-            self._takings[job].disturb(CutAborted(f"job {job}: a worker joined during the cut"))
+        if job in self._attempts:
+            self._attempts[job].disturb(CutAborted(f"job {job}: a worker joined during the cut"))
 
     def goes_back(self, job: str) -> None:
         """The job goes back to an older snapshot: one of what it was is not taken any more."""
         self._last.pop(job, None)
         self._tables.pop(job, None)
-        if job in self._takings:
-            self._takings[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
+        if job in self._attempts:
+            self._attempts[job].disturb(SnapshotFailed(f"job {job} goes back to a snapshot"))
 
     async def bar(self, job: str) -> None:
         """The job is being dropped: none is taken until `unbar`; returns once none is under way."""
         self._barred.add(job)
-        if job in self._takings:
-            self._takings[job].disturb(SnapshotFailed(f"job {job} is being dropped"))
+        if job in self._attempts:
+            self._attempts[job].disturb(SnapshotFailed(f"job {job} is being dropped"))
         await self.over(job)
 
     def unbar(self, job: str) -> None:
@@ -127,7 +127,7 @@ class SnapshotScheduler:
 
     async def over(self, job: str) -> None:
         """Returns once none is under way: one that was given up is gone, and its manifest with it."""
-        if job in self._takings:
+        if job in self._attempts:
             await asyncio.wait([self._tasks[job]])
 
     # -- taking ----------------------------------------------------------------------------------------
@@ -140,20 +140,20 @@ class SnapshotScheduler:
             JobUnknown: there is no such job.
             PsError: it could not be taken.
         """
-        room = self._rooms.get(job)
-        if room is None:
+        runner = self._runners.get(job)
+        if runner is None:
             raise JobUnknown(f"no job {job[:64]!r} here", job=job[:64])
-        taking = self._start(room)
+        attempt = self._start(runner)
         task = self._tasks[job]
         while not task.done():
             await asyncio.wait([task], timeout=SAY_S)
-            taking = self._takings.get(job, taking)
-            if taking.manifest is None:
-                yield taking.progress
-        taking = task.result()
-        if taking.manifest is None:
+            attempt = self._attempts.get(job, attempt)
+            if attempt.manifest is None:
+                yield attempt.progress
+        attempt = task.result()
+        if attempt.manifest is None:
             raise self._errors.get(job) or SnapshotFailed(f"job {job}: no snapshot was taken")
-        yield taking.progress
+        yield attempt.progress
 
     async def new_name(self, job: str) -> str:
         """A name for a snapshot that comes from elsewhere. Raises ConfigurationRefused: as `take`."""
@@ -166,21 +166,21 @@ class SnapshotScheduler:
             )
         return self._store
 
-    def _start(self, room: JobRunner) -> SnapshotAttempt:
+    def _start(self, runner: JobRunner) -> SnapshotAttempt:
         """The one that is being taken, else another one."""
-        name = room.job.name
+        name = runner.job.name
         if name in self._barred:
             raise SnapshotFailed(f"job {name} is being dropped")
-        if name not in self._takings:
-            taking = self._takings[name] = self._make(room)
+        if name not in self._attempts:
+            attempt = self._attempts[name] = self._make(runner)
             self._errors.pop(name, None)
-            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._take(room, taking))
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._take(runner, attempt))
             watched.outcome(f"a snapshot of job {name}", task, log=logger)  # the periodic ones nobody awaits
-        return self._takings[name]
+        return self._attempts[name]
 
-    def _make(self, room: JobRunner) -> SnapshotAttempt:
+    def _make(self, runner: JobRunner) -> SnapshotAttempt:
         return SnapshotAttempt(
-            room,
+            runner,
             self._shards,
             self._states,
             self._place(),
@@ -188,27 +188,27 @@ class SnapshotScheduler:
             keep=self._policy.keep,
         )
 
-    async def _take(self, room: JobRunner, taking: SnapshotAttempt) -> SnapshotAttempt:
+    async def _take(self, runner: JobRunner, attempt: SnapshotAttempt) -> SnapshotAttempt:
         """The last of its tries."""
-        name = room.job.name
+        name = runner.job.name
         began_s = time.monotonic()
         try:
             for left in reversed(range(TRIES)):
                 try:
-                    manifest = await taking.run(room.cutting)
+                    manifest = await attempt.run(runner.cutting)
                     break
                 except CutAborted as error:
                     if not left:
                         raise
                     logger.info("%s; trying again", error)
                     await asyncio.sleep(LOOK_S)
-                    taking.check_again()
-                    taking = self._takings[name] = self._make(room)
-            room.events.counts["snapshot"] += 1
+                    attempt.check_again()
+                    attempt = self._attempts[name] = self._make(runner)
+            runner.events.counts["snapshot"] += 1
             logger.info(
                 "job %s: snapshot %s of step %d, %d bytes, %.2f s",
                 name,
-                taking.progress.snapshot,
+                attempt.progress.snapshot,
                 manifest.step,
                 manifest.total_bytes,
                 time.monotonic() - began_s,
@@ -217,7 +217,7 @@ class SnapshotScheduler:
             self._errors[name] = (
                 error if isinstance(error, PsError) else InternalError(f"{type(error).__name__}: {error}")
             )
-            room.events.counts["snapshot_failed"] += 1
+            runner.events.counts["snapshot_failed"] += 1
             logger.error(
                 "job %s: NO SNAPSHOT: %s; the job goes on, and older snapshots stay",
                 name,
@@ -226,41 +226,41 @@ class SnapshotScheduler:
             )
         finally:
             try:
-                self._last[name] = await self._step_of(room), time.monotonic()
-                self._tables[name] = room.job.num_started
+                self._last[name] = await self._step_of(runner), time.monotonic()
+                self._tables[name] = runner.job.num_started
             finally:
-                self._takings.pop(name, None)
-        return taking
+                self._attempts.pop(name, None)
+        return attempt
 
     # -- when they are due -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            for name in [name for name in self._last if name not in self._rooms]:
+            for name in [name for name in self._last if name not in self._runners]:
                 del self._last[name]
                 self._tables.pop(name, None)
             bug = None
-            for room in list(self._rooms.values()):
+            for runner in list(self._runners.values()):
                 try:
-                    if self._may_be_due(room) and self._is_due(room, await self._step_of(room)):
+                    if self._may_be_due(runner) and self._is_due(runner, await self._step_of(runner)):
                         with suppress(PsError):  # it was said
-                            self._start(room)
+                            self._start(runner)
                 except Exception as error:  # noqa: BLE001 - other jobs have theirs all the same
                     bug = bug or error
             if bug is not None:
                 raise bug
 
-    def _may_be_due(self, room: JobRunner) -> bool:
-        known = self._rooms.get(room.job.name) is room
-        busy = room.job.name in self._takings or room.job.name in self._barred
-        return known and not busy and room.job.state in LASTING
+    def _may_be_due(self, runner: JobRunner) -> bool:
+        known = self._runners.get(runner.job.name) is runner
+        busy = runner.job.name in self._attempts or runner.job.name in self._barred
+        return known and not busy and runner.job.state in LASTING
 
-    def _is_due(self, room: JobRunner, step: int) -> bool:
-        name = room.job.name
-        if not self._may_be_due(room):  # any more: another thread has looked at the step
+    def _is_due(self, runner: JobRunner, step: int) -> bool:
+        name = runner.job.name
+        if not self._may_be_due(runner):  # any more: another thread has looked at the step
             return False
-        if room.job.state is JobState.ENDED:  # once, whatever its step
+        if runner.job.state is JobState.ENDED:  # once, whatever its step
             ends = name in self._training
             self._training.discard(name)
             return ends
@@ -268,16 +268,16 @@ class SnapshotScheduler:
         last_step, last_s = self._last.setdefault(name, (step, now_s))
         if step < last_step:  # the fastest has gone: the others have it as far to the next one as before
             last_step, _ = self._last[name] = step, last_s
-        if room.job.num_started > self._tables.get(name, room.job.num_started):
+        if runner.job.num_started > self._tables.get(name, runner.job.num_started):
             return True  # workers could not go back to one that has not all tables
         every_steps, every_s = self._policy.every_steps, self._policy.every_s
         if every_steps:
             return step // every_steps > last_step // every_steps
         return now_s - last_s >= every_s and step > last_step
 
-    async def _step_of(self, room: JobRunner) -> int:
+    async def _step_of(self, runner: JobRunner) -> int:
         """The largest step that anybody who is here has begun, as this process sees it."""
-        here = {member.worker for member in room.job.roster.here()}
-        steps = [progress.step for worker, progress in room.progress.items() if worker in here]
-        newest = await asyncio.to_thread(self._shards.own.newest_clock, room.job.name)  # cells have locks
+        here = {member.worker for member in runner.job.roster.here()}
+        steps = [progress.step for worker, progress in runner.progress.items() if worker in here]
+        newest = await asyncio.to_thread(self._shards.own.newest_clock, runner.job.name)  # cells have locks
         return max([newest, *steps])

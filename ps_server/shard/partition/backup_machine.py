@@ -10,13 +10,12 @@ went on (its connection may have broken): `needs` says which versions those are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ps_server.agreement.attendance import Late
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import CellStanding
-from ps_server.shard.partition.inputs import Action, Answer, Contribution, Pull
+from ps_server.shard.partition.inputs import Action, Contribution
 from ps_server.shard.partition.machine import StepMachine, _Member
 from ps_server.shard.partition.machine_state import MachineState
 
@@ -90,7 +89,10 @@ class BackupStepMachine(StepMachine):
         if not member.late or member.clock != late.clock:
             return []
         self._ledger(late.worker).missed += step - late.clock
+        self._counts.remove(member.clock)
+        self._counts.add(step)
         member.asked, member.clock, member.late = late.clock, step, False
+        self._waiting.refile(late.worker, step)
         self.newest_clock = max(self.newest_clock, step)
         return self._answer(now_s)
 
@@ -128,6 +130,7 @@ class BackupStepMachine(StepMachine):
         member = self._members.get(contribution.worker)
         if member is not None and member.incarnation == contribution.incarnation:
             member.late = True
+            self._waiting.refile(contribution.worker, None)
 
     def _complete(self) -> bool:
         return self._chosen is not None
@@ -139,18 +142,8 @@ class BackupStepMachine(StepMachine):
         return max(self.open_step, taken)
 
     def _answer(self, now_s: float) -> list[Action]:
-        ready: dict[int, list[Pull]] = {}
-        for pull in self.waiting:
-            member = self._members[pull.worker]
-            if not member.late and member.clock <= self.version:
-                ready.setdefault(member.clock, []).append(pull)
-        return [self._answered(version, ready[version], now_s) for version in sorted(ready)]
-
-    def _answered(self, version: int, pulls: Sequence[Pull], now_s: float) -> Answer:
-        for pull in pulls:
-            del self._waiting[pull.worker]
-            self._ledger(pull.worker).gate_wait_s += now_s - pull.asked_s
-        return Answer(pulls=tuple(pulls), version=version, clocks=self.clocks)
+        ready = self._waiting.pop_until(self.version)
+        return [self._answered(version, pulls, now_s) for version, pulls in ready.items()]
 
 
 def machine_of(gate: Gate) -> StepMachine:

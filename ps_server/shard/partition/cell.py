@@ -196,7 +196,7 @@ class Cell:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
                 self.bytes_in += gradient.values.nbytes
-                if gradient.borrowed and any(item.payload is gradient for item in self.machine.staged):
+                if gradient.borrowed and self.machine.holds(contribution):
                     self.loans.note(contribution)
             self.outlets[contribution.worker] = outlet
             self._carry_out(actions, now_s)
@@ -510,14 +510,15 @@ class Cell:
 
     def _answer(self, action: Answer) -> None:
         for step, codec in sorted({(pull.clock, pull.codec) for pull in action.pulls}):
-            message = self._pulled(step, action.version, action.clocks, codec)  # one for all who asked it
+            message = self._pulled(step, action.version, codec)  # one for all who asked it
             for pull in action.pulls:
                 if (pull.clock, pull.codec) == (step, codec):
                     error = self.owed.of(pull.worker, pull.incarnation)
                     refused = None if error is None else self.replies.refusal(pull.worker, step, error)
                     self._send(pull.worker, refused or message)
 
-    def _pulled(self, step: int, version: int, clocks: tuple[tuple[int, int], ...], codec: int) -> Message:
+    def _pulled(self, step: int, version: int, codec: int) -> Message:
+        clocks = self.machine.clocks
         if codec == NOTHING:
             return self.replies.pulled(step, version, clocks, memoryview(b""), codec=codec)
         exact = codec == AS_THEY_ARE

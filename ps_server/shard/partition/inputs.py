@@ -63,14 +63,13 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Send the weights of `version` to those who asked; `clocks` are those of the members by now.
+    """Send the weights of `version` to those who asked, with the members' clocks as they are by now.
 
     With backup workers it may be an older version than the newest.
     """
 
     pulls: tuple[Pull, ...]
     version: int
-    clocks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ Rules (docs/protocol.md):
 
 Invariants:
     - per worker: applied + dropped + abstained + staged = received
+    - `_counts` and `_num_fenced` are those of `_members`: a push and a pull look at no other member
     - the version never decreases; a worker's clock only grows within an incarnation
     - in BSP at most one contribution per worker is staged: a push of step t needs version t (R1)
     - in SSP a push of step t needs what a pull at clock t waits for: no clock is more than s + 1 ahead
@@ -24,14 +25,17 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 
 from ps_server.agreement.attendance import Late
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import CellStanding
+from ps_server.shard.partition.clock_counts import ClockCounts
 from ps_server.shard.partition.inputs import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Pull
 from ps_server.shard.partition.machine_state import MachineState, MemberState
+from ps_server.shard.partition.waiting_pulls import WaitingPulls
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
 __all__ = ["Ack", "Action", "Answer", "Apply", "Complete", "Contribution", "Ledger", "StepMachine", "Pull"]
@@ -71,7 +75,9 @@ class StepMachine:
     ledgers: dict[int, Ledger] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
     _staged: dict[int, Contribution] = field(default_factory=dict)
-    _waiting: dict[int, Pull] = field(default_factory=dict)
+    _waiting: WaitingPulls = field(default_factory=WaitingPulls)
+    _counts: ClockCounts = field(default_factory=ClockCounts)  # of the members' clocks
+    _num_fenced: int = 0  # of the members
 
     # -- what can be asked ---------------------------------------------------------------------------
 
@@ -88,12 +94,16 @@ class StepMachine:
     @property
     def waiting(self) -> tuple[Pull, ...]:
         """Pulls that wait at the gate, by worker."""
-        return tuple(self._waiting[worker] for worker in sorted(self._waiting))
+        return tuple(self._waiting)
 
     @property
     def complete(self) -> bool:
         """Whether the open step may be decided: every member has pushed it, or has pushed and left."""
         return self.gate.aggregates and self._complete()
+
+    def holds(self, contribution: Contribution) -> bool:
+        """Whether this very push waits for its step to close."""
+        return self._staged.get(contribution.worker) is contribution
 
     def begun(self) -> dict[int, int]:
         """Worker -> the first step that it has not pushed; also of who pushed the open one and left."""
@@ -125,8 +135,7 @@ class StepMachine:
             known.prepared = True
             return known.clock
         first = self._first_step(worker)
-        self._members[worker] = _Member(incarnation, first, prepared=True)
-        self._waiting.pop(worker, None)
+        self._enter(worker, _Member(incarnation, first, prepared=True))
         self._ledger(worker)
         return first
 
@@ -136,9 +145,8 @@ class StepMachine:
         prepared = known is not None and known.prepared and known.clock <= clock
         assert known is None or known.incarnation + (not prepared) <= incarnation, (worker, incarnation)
         assert staged is None or staged.step < clock, (worker, staged.step, clock)
-        self._members[worker] = _Member(incarnation, clock)
+        self._enter(worker, _Member(incarnation, clock))
         self.newest_clock = max(self.newest_clock, clock)
-        self._waiting.pop(worker, None)
         self._ledger(worker)
         return self._settle(now_s)
 
@@ -147,8 +155,7 @@ class StepMachine:
         known = self._members.get(worker)
         if known is None or known.incarnation != incarnation:
             return []
-        del self._members[worker]
-        self._waiting.pop(worker, None)
+        self._exit(worker)
         return self._settle(now_s)
 
     def fence(self, worker: int, incarnation: int) -> int | None:
@@ -156,8 +163,9 @@ class StepMachine:
         known = self._members.get(worker)
         if known is None or known.incarnation != incarnation:
             return None
+        self._num_fenced += not known.fenced
         known.fenced = True
-        self._waiting.pop(worker, None)
+        self._waiting.discard(worker)
         return known.clock
 
     def keep(self, worker: int, own: Callable[[Contribution], Contribution]) -> None:
@@ -193,9 +201,10 @@ class StepMachine:
             return [Ack(worker=contribution.worker, step=contribution.step)]
         self._check_order(contribution, member.clock, ledger)
         ledger.received += 1
+        self._counts.advance(member.clock)
         member.clock += 1
         self.newest_clock = max(self.newest_clock, member.clock)
-        gap = member.clock - min(other.clock for other in self._members.values())
+        gap = member.clock - self._slowest
         ledger.max_gap = max(ledger.max_gap, gap)
         acknowledged = Ack(worker=contribution.worker, step=contribution.step)
         if self.gate.aggregates:
@@ -218,7 +227,7 @@ class StepMachine:
                 f"worker {pull.worker} pulls at clock {pull.clock}; its clock here is {member.clock}",
                 clock=member.clock,
             )
-        self._waiting[pull.worker] = pull
+        self._waiting.put(pull, None if member.late else member.clock)
         return self._answer(pull.asked_s)
 
     def withhold(self, worker: int) -> None:
@@ -275,7 +284,7 @@ class StepMachine:
             ledgers={worker: replace(ledger) for worker, ledger in self.ledgers.items()},
             members={worker: member.dump() for worker, member in self._members.items()},
             staged=self.staged,
-            late=tuple(worker for worker in sorted(self._waiting) if self._members[worker].late),
+            late=tuple(pull.worker for pull in self._waiting if self._members[pull.worker].late),
         )
 
     def load(self, state: MachineState, now_s: float) -> None:
@@ -285,19 +294,44 @@ class StepMachine:
         self.mixed_steps = state.mixed_steps
         self.tau = Counter(state.tau)
         self.ledgers = {worker: replace(ledger) for worker, ledger in state.ledgers.items()}
-        self._members |= {worker: _Member(**asdict(it)) for worker, it in state.members.items()}
+        for worker, member in state.members.items():
+            self._enter(worker, _Member(**asdict(member)))
         self._staged |= {item.worker: item for item in state.staged}
         for worker in state.late:
             it = state.members[worker]
-            self._waiting[worker] = Pull(
-                worker=worker, incarnation=it.incarnation, clock=it.clock, asked_s=now_s
-            )
+            pull = Pull(worker=worker, incarnation=it.incarnation, clock=it.clock, asked_s=now_s)
+            self._waiting.put(pull, None)
 
     def resume(self, now_s: float) -> list[Action]:
         """What follows from what was loaded."""
         return self._settle(now_s)
 
     # -- inside --------------------------------------------------------------------------------------
+
+    @property
+    def _slowest(self) -> int:
+        """The smallest clock of a member; there is one."""
+        smallest = self._counts.smallest
+        assert smallest is not None
+        return smallest
+
+    def _enter(self, worker: int, member: _Member) -> None:
+        """A member comes, or another incarnation of it; what it asked before is not answered."""
+        before = self._members.get(worker)
+        if before is not None:
+            self._forget(worker, before)
+        self._members[worker] = member
+        self._counts.add(member.clock)
+        self._num_fenced += member.fenced
+
+    def _exit(self, worker: int) -> None:
+        """A member goes; what it asked is not answered."""
+        self._forget(worker, self._members.pop(worker))
+
+    def _forget(self, worker: int, member: _Member) -> None:
+        self._counts.remove(member.clock)
+        self._num_fenced -= member.fenced
+        self._waiting.discard(worker)
 
     def _stage(self, contribution: Contribution) -> None:
         if contribution.step < self.version:  # its step was decided without it
@@ -339,12 +373,11 @@ class StepMachine:
                 f"version {contribution.step}; version {self.version} is the newest",
                 clock=clock,
             )
-        clocks = [member.clock for member in self._members.values()]
-        if not self.gate.opens(contribution.step, self.version, clocks):
+        if not self.gate.opens(contribution.step, self.version, self._slowest):
             ledger.refused += 1
             raise PushOutOfOrder(
                 f"worker {contribution.worker} pushes step {contribution.step}, further ahead of clock "
-                f"{min(clocks)} than the bound of {self.gate.staleness}: pull at this clock first",
+                f"{self._slowest} than the bound of {self.gate.staleness}: pull at this clock first",
                 clock=clock,
             )
 
@@ -380,7 +413,7 @@ class StepMachine:
         """Whether nobody will push the open step any more: a step that nobody has pushed closes, too."""
         if not self._members:
             return bool(self._staged)
-        return all(member.clock > self.version and not member.fenced for member in self._members.values())
+        return self._slowest > self.version and not self._num_fenced
 
     def _first_step(self, worker: int) -> int:
         """The first step that has not closed, is not about to and that this worker has not taken."""
@@ -393,14 +426,16 @@ class StepMachine:
         return max(self.version + (min(clocks) > self.version), taken)
 
     def _answer(self, now_s: float) -> list[Action]:
-        clocks = [member.clock for member in self._members.values()]
-        ready = [pull for pull in self.waiting if self.gate.opens(pull.clock, self.version, clocks)]
-        if not ready:
+        if not self._waiting:
             return []
-        for pull in ready:
-            del self._waiting[pull.worker]
+        found = self._waiting.pop_until(self.gate.limit(self.version, self._slowest))
+        ready = sorted((pull for pulls in found.values() for pull in pulls), key=attrgetter("worker"))
+        return [self._answered(self.version, ready, now_s)] if ready else []
+
+    def _answered(self, version: int, pulls: Sequence[Pull], now_s: float) -> Answer:
+        for pull in pulls:
             self._ledger(pull.worker).gate_wait_s += now_s - pull.asked_s
-        return [Answer(pulls=tuple(ready), version=self.version, clocks=self.clocks)]
+        return Answer(pulls=tuple(pulls), version=version)
 
     def _record_tau(self, contribution: Contribution) -> None:
         self.tau[min(max(self.version - contribution.version, 0), MAX_TAU)] += 1

@@ -214,7 +214,7 @@ def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_wit
         table = table_of(worker)
         step(table, 0)
         taking, errors = begin_to_take(durable, job)
-        until(lambda: job in takings._takings and takings._takings[job]._members, "the worker is asked")
+        until(lambda: job in takings._attempts and takings._attempts[job]._members, "the worker is asked")
         durable.stop(0)
         taking.join(LIMIT_S)
         durable.start_again(0)
@@ -232,8 +232,8 @@ def test_what_a_worker_captures_for_a_cut_that_was_given_up_is_not_written(durab
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         step(table_of(worker), 0)
         thread, errors = begin_to_take(durable, job)
-        until(lambda: job in takings._takings and takings._takings[job]._members, "the worker is asked")
-        taking = takings._takings[job]
+        until(lambda: job in takings._attempts and takings._attempts[job]._members, "the worker is asked")
+        taking = takings._attempts[job]
         (member,) = taking._members.values()
         durable._loop.loop.call_soon_threadsafe(takings.goes_back, job)
         thread.join(LIMIT_S)

@@ -18,7 +18,7 @@ from ps_wire.access.access import OPEN
 from ps_worker.process import stopping
 from tests.component.service import Cluster, fresh_name, together
 from tests.inside import link_of
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 EPOCHS, SAMPLES, BATCH = 5, 48, 4
 
@@ -41,7 +41,12 @@ class Run:
     weights: torch.Tensor | None = None
 
 
-def script(worker: ps.Worker, run: Run, at_step: Callable[[int], None] = lambda _step: None) -> None:
+def script(
+    worker: ps.Worker,
+    run: Run,
+    at_step: Callable[[int], None] = lambda _step: None,
+    at_tail: Callable[[int], None] = lambda _epoch: None,
+) -> None:
     """A schedule per step, one per epoch, dropout; nothing in it is about faults."""
     torch.manual_seed(3)
     data = TensorDataset(torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)))
@@ -61,6 +66,7 @@ def script(worker: ps.Worker, run: Run, at_step: Callable[[int], None] = lambda 
             optimizer.zero_grad()
             warm.step()
         decay.step()
+        at_tail(epoch)
         model.eval()
         worker.synchronize()
         with torch.no_grad():
@@ -252,6 +258,42 @@ def test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_with_its_schedules(o
     check_joined(runs, consistency)
     assert runs[1].epochs[0] == 0
     assert runs[1].epochs[1] >= 1
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_its_body_again(one_shard):
+    """It has the schedules of one who is inside that epoch, so what follows in the body comes once more."""
+    job, runs = fresh_name(), [Run(), Run()]
+    inside, evicted = threading.Event(), threading.Event()
+    settings = {"num_workers": 2, "consistency": "asp"}
+
+    def stays() -> None:
+        with connect(one_shard, job, 0, **settings) as worker:
+
+            def waits(step: int) -> None:
+                if step == 8:  # its next batch is in that epoch, too
+                    inside.set()
+                    assert evicted.wait(LIMIT_S)
+                    until(lambda: link_of(worker)._membership.position_wanted, "the other one joins again")
+
+            script(worker, runs[0], waits)
+
+    def paused() -> None:
+        with connect(one_shard, job, 1, **settings) as worker:
+
+            def pauses(epoch: int) -> None:
+                if epoch == 1 and not evicted.is_set():
+                    assert inside.wait(LIMIT_S)
+                    one_shard.evict(job, 1)
+                    until(lambda: link_of(worker)._failure is not None, "it has heard")
+                    evicted.set()
+                    link_of(worker).rejoin()  # as by a wait for weights that are still on their way
+
+            script(worker, runs[1], at_tail=pauses)
+
+    together([stays, paused])
+    assert [run.per_epoch for run in runs] == [EPOCHS] * 2
+    assert runs[1].epochs == [0, 1, 1, 2, 3, 4]
     assert set(used(one_shard, job).values()) == {SAMPLES}
 
 

@@ -419,7 +419,7 @@ def stuck(cluster: Cluster, job: str, act: Callable[[threading.Event], None], **
 
 
 def phase(cluster: Cluster, job: str) -> str:
-    taking = cluster.coordinator._scheduler._takings.get(job)
+    taking = cluster.coordinator._scheduler._attempts.get(job)
     return "" if taking is None else taking.progress.phase
 
 
@@ -446,10 +446,10 @@ def test_a_worker_that_joins_during_the_cut_is_in_the_snapshot(cluster):
             with ps.connect(servers=cluster.servers, job=job, worker=2, **settings) as worker:
                 trained(worker, lambda _: bool(store.names(job)))
 
-        before = cluster.coordinator._scheduler._takings[job]
+        before = cluster.coordinator._scheduler._attempts[job]
         joining = threading.Thread(target=third, daemon=True)
         joining.start()
-        until(lambda: cluster.coordinator._scheduler._takings.get(job) is not before)
+        until(lambda: cluster.coordinator._scheduler._attempts.get(job) is not before)
         go_on.set()
         joining.join(WAIT_S)
 

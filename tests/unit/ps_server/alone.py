@@ -48,5 +48,5 @@ def ack(worker, step) -> Ack:
     return Ack(worker=worker, step=step)
 
 
-def answer(*pulls, version, clocks) -> Answer:
-    return Answer(pulls=pulls, version=version, clocks=clocks)
+def answer(*pulls, version) -> Answer:
+    return Answer(pulls=pulls, version=version)

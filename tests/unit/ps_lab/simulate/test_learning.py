@@ -95,10 +95,11 @@ def test_every_model_learns(model):
 
 
 def test_a_gradient_is_of_the_weights_that_were_read():
-    """Two workers under asp: the second push was computed on version 0, before the first was applied."""
+    """Two workers under asp: the slower one reads version 0, and sends when the other's push is applied."""
     made = learner(num_workers=2, lr=0.5)
     start = made.weights(0, 0)
-    setup = Setup(consistency=consistency.parse("asp"), num_workers=2, num_steps=1)
+    slow = stragglers.parse("constant:f=1.5")
+    setup = Setup(consistency=consistency.parse("asp"), num_workers=2, num_steps=1, stragglers=slow)
     own = [learner(num_workers=2).gradient(worker, 0, [start])[0][0] for worker in range(2)]
     outcome = Simulation(setup, made).run()
     assert sorted(outcome.steps.whole("tau")) == [0, 1]
