@@ -89,10 +89,10 @@ $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml setup.py ps_wire/process/kernels.c constraints.txt $(VENV)/bin/python
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[certs,examples]' && touch $@
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[certs,compare,examples]' && touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(PY) -m pip install --quiet --upgrade 'pip>=25.1' && $(PY) -m pip install --quiet -c constraints.txt -e '.[certs,examples,frameworks]' --group test --group check && touch $@
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1' && $(PY) -m pip install --quiet -c constraints.txt -e '.[certs,compare,examples,frameworks]' --group test --group check && touch $@
 
 .venv-mxnet/installed: REQUIREMENTS = mxnet==1.9.1 numpy==1.23.5
 .venv-tensorflow/installed: REQUIREMENTS = tensorflow-cpu==2.21.0

@@ -161,14 +161,14 @@ class Folder:
                 keys = ", ".join(experiment.differs_in(there))
                 raise UsageError(
                     f"{path} belongs to the experiment {there.name!r}, which differs from "
-                    f"{experiment.name!r} in: {keys}. Give --out another folder",
+                    f"{experiment.name!r} in: {keys}. Take another folder",
                     folder=str(path),
                     experiment=there.name,
                 )
             return cls(path, experiment)
         path.mkdir(parents=True, exist_ok=True)
         if any(entry.name != "lock" for entry in path.iterdir()):
-            raise UsageError(f"{path} has other files: give --out a new folder", folder=str(path))
+            raise UsageError(f"{path} has other files: take a new folder", folder=str(path))
         write_json(
             path / EXPERIMENT,
             {

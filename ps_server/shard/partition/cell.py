@@ -88,6 +88,7 @@ class Cell:
     """
 
     __slots__ = (
+        "__weakref__",
         "_clipping",
         "_closing",
         "_held",

@@ -1,0 +1,152 @@
+"""What a comparison cannot show, made from its configuration and from what became of its runs.
+
+Each is a sentence that a careful reviewer would write. Nothing here is a fault of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ps_lab.compare.comparison import Comparison
+from ps_lab.compare.experiment import LEAST_SEEDS
+from ps_lab.compare.metrics import RunFigures
+
+
+def sentences(comparison: Comparison) -> tuple[str, ...]:
+    """All that apply."""
+    return tuple(sentence for each in _EACH for sentence in each(comparison))
+
+
+def _missing(comparison: Comparison) -> Iterator[str]:
+    missing = [data.run for data in comparison.runs if not data.ended]
+    if missing:
+        budget = comparison.experiment.budget_s
+        why = (
+            "the comparison has not been run to its end" if budget is None else f"the budget is {budget:g} s"
+        )
+        yield (
+            f"{len(missing)} of {len(comparison.runs)} runs have no result ({why}); the first of them is "
+            f"{missing[0]}. What is said below is about the others"
+        )
+
+
+def _failed(comparison: Comparison) -> Iterator[str]:
+    failed = [one for one in comparison.figures if one.data.failed]
+    for one in failed[:10]:
+        assert one.data.outcome is not None
+        why = one.data.outcome.reason or "no reason is known"
+        yield f"The run {one.data.run} failed and is in no mean: {why}"
+    if len(failed) > 10:
+        yield f"{len(failed) - 10} more runs failed"
+    diverged = [one for one in comparison.figures if one.diverged]
+    if diverged:
+        names = sorted({f"{one.data.run.model} ({one.data.run.profile.name})" for one in diverged})
+        yield (
+            f"{len(diverged)} of {len(comparison.figures)} runs diverged (their loss was no number): "
+            f"{', '.join(names)}. They are drawn with a cross, and are in no mean"
+        )
+
+
+def _seeds(comparison: Comparison) -> Iterator[str]:
+    count = len(comparison.experiment.seeds)
+    if count < LEAST_SEEDS:
+        yield (
+            f"There {'is 1 seed' if count == 1 else f'are {count} seeds'}: too few to say whether a "
+            "difference would be there again. Ratios and their ranges are shown, and nothing is tested (from "
+            f"{LEAST_SEEDS} seeds on it is)"
+        )
+    if not comparison.experiment.seed_argument:
+        yield "The script takes no seed: seeds differ in stragglers and in timing alone"
+
+
+def _rates(comparison: Comparison) -> Iterator[str]:
+    experiment = comparison.experiment
+    single = [model for model in experiment.parties if len(experiment.learning_rates.of(model)) == 1]
+    if single:
+        yield (
+            f"{', '.join(single)} ran at one learning rate: what is best for one model may be bad for "
+            "another, so a difference between models may be one between learning rates"
+        )
+    if len(single) < len(experiment.parties):
+        yield (
+            "The best learning rate of each model was chosen by the same runs that are reported: its figures "
+            "are a little too good"
+        )
+    edges = [
+        f"{entry.model} ({entry.profile}, {entry.workers} workers): {entry.best.lr:g}"
+        for entry in comparison.entries.values()
+        if entry.at_edge and entry.best.figures
+    ]
+    if edges:
+        yield (
+            "The best learning rate is at the edge of its grid, and a better one may lie beyond: "
+            f"{'; '.join(edges)}"
+        )
+
+
+def _target(comparison: Comparison) -> Iterator[str]:
+    target = comparison.experiment.stop.target
+    if target is None:
+        yield "No target was set: there is no time to a target, and models are compared by loss and speed"
+        return
+    if comparison.figures and not any(one.target_s is not None for one in comparison.figures):
+        yield f"No run reached {target}: there is no time to it for any model"
+        return
+    short = [
+        f"{entry.model} ({entry.profile}, {entry.workers} workers)"
+        for entry in comparison.entries.values()
+        if entry.best.figures and not entry.best.target_s
+    ]
+    if short:
+        yield f"{target} was reached in no run at its best learning rate by: {', '.join(short)}"
+
+
+def _measured(comparison: Comparison) -> Iterator[str]:
+    if not comparison.experiment.record:
+        yield "Steps were not recorded: there are no losses over time, no staleness and no laws"
+    elif comparison.figures and not any(one.loss.values.size for one in comparison.figures):
+        yield "The script logs no loss: there are no curves of it"
+    if comparison.figures and all(one.quality is None for one in comparison.figures):
+        yield f"No run measured {comparison.metric}: nothing is said of how good the results are"
+    elif any(not one.evaluated for one in comparison.figures):
+        ways = sorted({one.judged_by for one in comparison.figures if one.quality is not None})
+        yield (
+            f"{comparison.metric} was not evaluated on held-out data during all runs; it is read from: "
+            f"{', '.join(ways)}"
+        )
+
+
+def _machine(comparison: Comparison) -> Iterator[str]:
+    facts = [data.facts for data in comparison.runs if data.facts is not None and data.ended]
+    setup = comparison.experiment.setup
+    processes = setup.servers + max(setup.workers) * setup.group_size
+    cores = min((one.cores for one in facts), default=None)
+    if cores is not None and processes > cores:
+        yield (
+            f"{processes} processes of servers and workers shared {cores} cores: they were slower for it, "
+            "and a model that waits more leaves more of a core to the others"
+        )
+    if not setup.hosts:
+        yield "All processes ran without a shaped network: messages took less time than between machines"
+    changes: dict[str, Callable[[RunFigures], object]] = {
+        "machines": lambda one: one.data.facts and one.data.facts.host,
+        "versions": lambda one: one.data.facts and tuple(sorted(one.data.facts.versions.items())),
+        "commits": lambda one: one.data.facts and one.data.facts.commit,
+        "scripts": lambda one: one.data.facts and one.data.facts.script_sha256,
+    }
+    for what, of in changes.items():
+        if len({of(one) for one in comparison.figures}) > 1:
+            yield f"Runs had different {what}: a difference between them may come from that"
+    if any(one.changed for one in facts):
+        yield "The working tree had changes that are in no commit: the commit does not say what ran"
+
+
+_EACH: tuple[Callable[[Comparison], Iterator[str]], ...] = (
+    _missing,
+    _failed,
+    _seeds,
+    _rates,
+    _target,
+    _measured,
+    _machine,
+)

@@ -1,0 +1,183 @@
+"""What a comparison says: each question is answered, found or not, and with few seeds without a test."""
+
+from pathlib import Path
+
+import pytest
+
+from ps_lab.compare.comparison import Comparison
+from ps_lab.compare.folder import Folder
+from ps_lab.compare.limits import sentences
+from ps_lab.compare.sentences import QUALITY, SPEED, TARGET, findings
+
+from .made import EXPERIMENT, FACTS, World, made_folder, no_change
+
+FEW = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0, 1, 2]")
+
+
+def compared(path: Path, text: str = EXPERIMENT, change=no_change, **given) -> Comparison:
+    return Comparison.read(Folder.open(made_folder(path / "out", text, change, **given).path))
+
+
+def test_every_question_is_answered_under_every_profile(tmp_path: Path):
+    found = findings(compared(tmp_path))
+    assert {(one.where, one.subject, one.question) for one in found} == {
+        (f"{profile}, 4 workers", model, question)
+        for profile in ("quiet", "transient")
+        for model in ("ssp:3", "asp")
+        for question in (TARGET, SPEED, QUALITY)
+    }
+    assert {one.reference for one in found} == {"bsp"}
+    assert all(one.p is not None and one.p >= one.effect.p for one in found)
+
+
+def test_an_effect_that_was_planted_is_found_with_its_interval(tmp_path: Path):
+    """ssp:3 is quicker under transient stragglers, and does no worse in the end."""
+    found = {
+        (one.subject, one.question): one for one in findings(compared(tmp_path)) if "transient" in one.where
+    }
+    quicker = found["ssp:3", TARGET]
+    assert quicker.found
+    assert quicker.effect.high < 1
+    assert "ssp:3 reached accuracy >= 0.9 in 0." in str(quicker)
+    assert "x the time of bsp [" in str(quicker)
+    assert "5 seeds, adjusted p" in str(quicker)
+    same = found["ssp:3", QUALITY]
+    assert not same.found
+    assert "no difference found in accuracy at the end" in str(same)
+
+
+def test_with_few_seeds_there_is_an_effect_and_no_test(tmp_path: Path):
+    comparison = compared(tmp_path, FEW)
+    found = findings(comparison)
+    assert all(one.p is None and not one.found for one in found)
+    text = " ".join(map(str, found))
+    assert "3 seeds: too few for a test" in text
+    assert "over seeds)" in text
+    for word in ("signific", "difference found", "p =", "p <", "["):
+        assert word not in text
+    assert any("There are 3 seeds: too few" in one for one in sentences(comparison))
+
+
+def test_each_model_is_reported_at_its_own_best_rate_and_at_the_common_one(tmp_path: Path):
+    def change(run, world: World) -> None:
+        world.best_lr = 0.0003 if run.model == "asp" else 0.001
+
+    text = FEW.replace("grid = [0.001]", "grid = [0.0003, 0.001, 0.003]\ncommon = 0.001")
+    comparison = compared(tmp_path, text, change)
+    assert comparison.entries["asp", "quiet", 4].best.lr == 0.0003
+    assert comparison.entries["bsp", "quiet", 4].best.lr == 0.001
+    asp = [one for one in findings(comparison) if one.subject == "asp" and "quiet" in one.where]
+    assert {one.rates for one in asp} == {"best lr each, 0.0003 and 0.001", "both at the common lr 0.001"}
+    said = " ".join(sentences(comparison))
+    assert "at the edge of its grid" in said
+    assert "asp (quiet, 4 workers): 0.0003" in said
+    assert "bsp (quiet" not in said
+    assert "chosen by the same runs" in said
+
+
+def test_a_target_that_one_model_misses_is_said_and_not_averaged(tmp_path: Path):
+    def change(run, world: World) -> None:
+        world.best_lr = 0.1 if run.model == "asp" else 0.001
+
+    comparison = compared(tmp_path, EXPERIMENT, change)
+    asp = next(one for one in findings(comparison) if one.subject == "asp" and one.question == TARGET)
+    assert asp.effect is None
+    assert "cannot be compared by the time to accuracy >= 0.9" in str(asp)
+    assert "asp did not in 5 of 5 seeds" in str(asp)
+    assert any(
+        "was reached in no run at its best learning rate by: asp" in one for one in sentences(comparison)
+    )
+
+
+def test_a_target_that_nobody_reaches_is_said(tmp_path: Path):
+    comparison = compared(tmp_path, FEW.replace("at_least = 0.9", "at_least = 0.9999"))
+    assert any("No run reached accuracy >= 0.9999" in one for one in sentences(comparison))
+    assert all(one.effect is None for one in findings(comparison) if one.question == TARGET)
+
+
+def test_runs_that_failed_or_diverged_are_named_and_in_no_mean(tmp_path: Path):
+    def change(run, world: World) -> None:
+        if run.model == "asp" and run.seed == 1:
+            world.nan_from = 20
+        if run.model == "asp" and run.seed == 2:
+            world.fails = "worker 3 exited with code 1"
+
+    comparison = compared(tmp_path, FEW, change)
+    arm = comparison.entries["asp", "quiet", 4].best
+    assert (arm.diverged, arm.failed, len(arm.good)) == (1, 1, 1)
+    assert arm.quality.keys() == {0}
+    quality = next(one for one in findings(comparison) if one.subject == "asp" and one.question == QUALITY)
+    assert "1 of 3 runs of asp diverged and 1 of 3 runs of asp failed and are left out" in str(quality)
+    said = " ".join(sentences(comparison))
+    assert "worker 3 exited with code 1" in said
+    assert "diverged (their loss was no number): asp (quiet), asp (transient)" in said
+
+
+def test_what_a_budget_left_out_is_said(tmp_path: Path):
+    text = "budget_s = 60\n" + EXPERIMENT
+    comparison = compared(tmp_path, text, only=lambda run: run.seed == 0)
+    (missing,) = [one for one in sentences(comparison) if "have no result" in one]
+    assert missing.startswith("24 of 30 runs have no result (the budget is 60 s); the first of them is ")
+    assert all(one.effect is None or one.effect.pairs == 1 for one in findings(comparison))
+
+
+def test_limits_of_the_machine_and_of_what_was_measured(tmp_path: Path):
+    from dataclasses import replace  # noqa: PLC0415
+
+    def change(run, world: World) -> None:
+        world.evaluates = world.loss = False
+
+    facts = replace(FACTS, cores=2, changed=True)
+    text = FEW.replace('script = "train.py"', 'script = "train.py"\nseed_argument = ""')
+    text = text.replace('[stop]\nmetric = "accuracy"\nat_least = 0.9', "")
+    said = " ".join(sentences(compared(tmp_path, text, change, facts=facts)))
+    for part in (
+        "6 processes of servers and workers shared 2 cores",
+        "changes that are in no commit",
+        "takes no seed",
+        "No target was set",
+        "logs no loss",
+        "No run measured loss",
+        "at one learning rate",
+        "without a shaped network",
+    ):
+        assert part in said
+
+
+def test_runs_of_different_code_are_said_to_be(tmp_path: Path):
+    from dataclasses import replace  # noqa: PLC0415
+
+    from .made import made_run  # noqa: PLC0415
+
+    folder = made_folder(tmp_path / "out", FEW, only=lambda run: run.seed == 0)
+    for run in folder.missing():
+        made_run(run, facts=replace(FACTS, commit="d" * 40, host="there"))
+    said = " ".join(sentences(Comparison.read(folder)))
+    assert "Runs had different machines" in said
+    assert "Runs had different commits" in said
+    assert "different scripts" not in said
+
+
+def test_two_folders_are_compared_model_by_model(tmp_path: Path):
+    def slower(run, world: World) -> None:
+        world.compute_s = 0.04
+
+    now = compared(tmp_path, EXPERIMENT)
+    before = Comparison.read(made_folder(tmp_path / "before", EXPERIMENT, slower))
+    across = [one for one in findings(now, before) if one.reference.endswith("before")]
+    assert {one.subject for one in across} == {"bsp now", "ssp:3 now", "asp now"}
+    speeds = [one for one in across if one.question == SPEED]
+    assert all(one.found and one.effect.low > 1.5 for one in speeds)
+    assert "bsp now trained on 1." in str(speeds[0])
+
+
+def test_all_tests_of_a_report_are_corrected_together(tmp_path: Path):
+    """With more questions each p is larger."""
+    now = compared(tmp_path, EXPERIMENT)
+    alone = findings(now)
+    more = findings(now, now)
+    assert len(more) > len(alone)
+    smallest = min(range(len(alone)), key=lambda index: alone[index].p)
+    assert more[smallest].p == pytest.approx(
+        alone[smallest].effect.p * sum(one.p is not None for one in more)
+    )
