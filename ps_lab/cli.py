@@ -21,6 +21,7 @@ from ps_wire.frames import carrier as carriers
 from ps_wire.process.command import run as run_command
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import parse_servers
+from ps_wire.text import one_line
 
 if TYPE_CHECKING:
     from ps_lab.status.status import Status
@@ -181,6 +182,30 @@ def demo(fresh: Fresh = False) -> None:
     from ps_lab.demo import run_demo  # noqa: PLC0415 - heavy: not for --help
 
     run_demo(make_console(), fresh=fresh)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Of a comparison.", show_default=False)],
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Folder of an older comparison: each model is compared with itself there."),
+    ] = None,
+) -> None:
+    """Make the report of a comparison from what FOLDER has by now, as FOLDER/report/report.html.
+
+    Exit codes: 0, 1 a run is missing or failed, or a law did not hold; 64 FOLDER is none of a comparison.
+    """
+    from ps_lab.compare.report import headlines, make  # noqa: PLC0415 - heavy, and an extra
+
+    made = make(folder, against)
+    for finding in headlines(made.findings):
+        print(one_line(str(finding)))
+    for law in made.violated:
+        print(one_line(f"violated: {law}"))
+    print(made.page)
+    if made.violated or not made.complete:
+        raise typer.Exit(1)
 
 
 @app.command()
