@@ -13,6 +13,7 @@ import typer
 from ps_lab.bench import cli as bench
 from ps_lab.errors import exit_code_of
 from ps_lab.jobs import cli as job_cli
+from ps_lab.simulate import cli as simulate_cli
 from ps_lab.snapshots import cli as snapshot_cli
 from ps_wire.access import token as tokens
 from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(bench.app)
 app.add_typer(snapshot_cli.app)
 app.add_typer(job_cli.app)
+app.command()(simulate_cli.simulate)
 
 
 TokenFile: TypeAlias = Annotated[
