@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from ps_lab.cli import app
 from ps_lab.compare.folder import Folder
+from ps_lab.compare.laws import Holds, verdicts
 from ps_lab.compare.outcome import Ending
+from ps_lab.compare.results import read_runs
 from ps_lab.simulate import records
 from ps_wire.errors import UsageError
 
@@ -179,6 +181,24 @@ def test_an_experiment_is_simulated_into_run_folders(file, tmp_path):
     }
     assert took["bsp", "skew"] == took["bsp", "calm"] < took["bsp", "transient"]
     assert took["bsp", "link"] > took["bsp", "calm"] + 10 * 0.1
+
+
+def test_laws_hold_on_simulated_records(file, tmp_path):
+    """What checks recorded runs finds nothing violated, and law 12 held in each."""
+    out = tmp_path / "out"
+    command(str(file), "--out", str(out), "--table-mb", "0.1", "--latency-ms", "1")
+    found = [(it.run.model, verdict) for it in read_runs(Folder.open(out)) for verdict in verdicts(it)]
+    assert not [(model, it) for model, it in found if it.holds is Holds.NO]
+    held = {(model, it.law) for model, it in found if it.holds is Holds.YES}
+    assert held >= {
+        ("bsp", 5),
+        ("ssp:2", 5),
+        ("ssp:2", 6),
+        ("asp", 7),
+        ("bsp", 12),
+        ("ssp:2", 12),
+        ("asp", 12),
+    }
 
 
 def test_finished_runs_are_not_simulated_again(file, tmp_path):
