@@ -15,6 +15,7 @@ from .processes import Process, ended, start
 pytestmark = pytest.mark.integration
 
 SCRIPT = """
+import os
 import sys
 import torch
 import ps_worker as ps
@@ -28,7 +29,7 @@ with ps.connect() as worker:
         optimizer.step()
         optimizer.zero_grad()
         worker.log(loss=loss.item())
-        if "{fails}" == worker.consistency and step == 2:
+        if "{fails}" == os.environ["PS_CONSISTENCY"] and step == 2:
             sys.exit(3)
     worker.finish()
 """
@@ -83,13 +84,14 @@ def test_one_run_that_fails_is_reported_and_the_others_go_on(compare, tmp_path: 
 def test_what_was_broken_off_is_gone_on_with_and_nothing_is_repeated(compare, tmp_path: Path):
     """Kill -9 in the second run; the first one's files stay as they are, byte for byte."""
     process = compare(steps=10)
-    process.wait_line(r"1/2  bsp")
+    process.wait_line(r"1/2  bsp, none, 2 workers, seed 0: \d")
     process.kill()
     (first,) = [one for one in Folder.open(tmp_path / "out").runs if one.run.model == "bsp"]
     before = (first.path / "result.json").read_bytes()
-    code, last = ended(compare("--resume"))
-    assert code == 0, last
-    assert "1/1  asp" in last
+    process = compare("--resume")
+    process.wait_line("2 runs, 1 done, 1 to do")
+    process.wait_line(r"1/1  asp, none, 2 workers, seed 0: \d")
+    assert process.wait_end() == 0, process.text
     assert (first.path / "result.json").read_bytes() == before
     assert all(outcome.ending is Ending.FINISHED for outcome in outcomes(tmp_path).values())
 
