@@ -181,6 +181,9 @@ def test_an_experiment_is_simulated_into_run_folders(file, tmp_path):
     }
     assert took["bsp", "skew"] == took["bsp", "calm"] < took["bsp", "transient"]
     assert took["bsp", "link"] > took["bsp", "calm"] + 10 * 0.1
+    linked = next(it for it in done if (it.run.model, it.run.profile.name) == ("asp", "link"))
+    slow = [it.header.worker for it in records.read(linked.records) if it.steps[0].pull_s > 0.04]
+    assert slow == [2]
 
 
 def test_laws_hold_on_simulated_records(file, tmp_path):
