@@ -25,7 +25,6 @@ from ps_lab.compare.experiment import Evaluation, Experiment, Stop
 from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
 from ps_lab.compare.plan import Run
 from ps_lab.compare.profiles import Crash, LabelSkew, SlowLink
-from ps_lab.compare.straggling import straggler_text
 from ps_lab.errors import Interrupted, process_failed
 from ps_lab.jobs.calls import drop
 from ps_lab.status.observer import ask
@@ -166,7 +165,7 @@ class _Running:
     def __init__(self, cluster: Cluster, run: Run, scripts: Path, records: Path) -> None:
         self._cluster = cluster
         self._run = run
-        environment = {"PS_STRAGGLER": straggler_text(run.profile, run.seed)}
+        environment = {"PS_STRAGGLER": str(run.profile.stragglers(run.seed))}
         if run.record:
             environment["PS_RECORD"] = str(records.absolute())
         self._job = Job(

@@ -21,8 +21,7 @@ from ps_lab.compare.plan import Run
 from ps_lab.simulate import records
 from ps_lab.simulate.costs import Costs, Link
 from ps_lab.simulate.engine import Learner, Outcome, Setup, Simulation
-from ps_wire.spec import consistency, stragglers
-from ps_wire.spec.stragglers import Straggler, StragglerProfile
+from ps_wire.spec import consistency
 
 BYTES_PER_MEGABIT = 125_000.0
 
@@ -71,34 +70,12 @@ def setup_of(run: Run, defaults: Defaults) -> Setup:
         num_steps=limits[0] if limits else None,
         limit_s=run.stop.time_s,
         costs=replace(defaults.costs, links=(*links, *defaults.costs.links)),
-        stragglers=StragglerProfile(parts=_parts(run.profile), seed=run.seed),
+        stragglers=run.profile.stragglers(run.seed),
         batch_size=defaults.batch_size,
         delay=defaults.delay if str(model) == "bsp" else 0,
         evaluate_s=run.evaluation.every_s if run.evaluation is not None else 0.0,
         seed=run.seed,
     )
-
-
-def _parts(profile: profiles.Profile) -> tuple[Straggler, ...]:
-    made: Straggler
-    match profile.disturbance:
-        case profiles.Constant(factor=factor, workers=workers):
-            made = stragglers.Constant(factor=factor, workers=workers)
-        case profiles.Transient(probability=probability, factor=factor, workers=workers):
-            made = stragglers.Transient(probability=probability, factor=factor, workers=workers)
-        case profiles.Exponential(mean_factor=mean, workers=workers):
-            made = stragglers.Exponential(mean=mean, workers=workers)
-        case profiles.Bursty(factor=factor, mean_slow_steps=slow, mean_quick_steps=quick, workers=workers):
-            share = slow / (slow + quick)
-            made = stragglers.Bursty(probability=share, length=slow, factor=factor, workers=workers)
-        case profiles.Pause(worker=worker, step=step, pause_s=seconds):
-            made = stragglers.Pause(step=step, seconds=seconds, workers=(worker,))
-        case profiles.Crash(worker=worker, step=step, restart=restart):
-            back_s = 0.0 if restart else math.inf
-            made = stragglers.Crash(step=step, restart_s=back_s, workers=(worker,))
-        case _:
-            return ()
-    return (made,)
 
 
 def simulate(

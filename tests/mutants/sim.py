@@ -180,7 +180,7 @@ MUTANTS = (
     ),
     Mutant(
         name="simulate: bursts of an experiment are as long as the times between them",
-        file=EXPERIMENTS,
+        file="ps_lab/compare/profiles.py",
         text="            share = slow / (slow + quick)\n",
         fault="            share = quick / (slow + quick)\n",
         tests=OF_THE_COMMAND,
