@@ -270,7 +270,7 @@ class Reader:
     # -- what comes in ---------------------------------------------------------------------------------
 
     def _failed(self, bug: Exception) -> None:
-        self._inbox.put(InternalError(f"{type(bug).__name__}: {bug}"))
+        self._inbox.put(InternalError.of(bug))
 
     def _listen(self, replies: Iterator[pb.ReadReply], inbox: _Inbox) -> None:
         joined = False

@@ -324,7 +324,7 @@ def worker_status(runner: JobRunner, member: Member, now_s: float) -> pb.WorkerS
 
 def _refused_by(bug: Exception) -> pb.MemberReply:
     """What a worker is told whose messages nobody takes any more."""
-    return pb.MemberReply(refused=refused_to_proto(InternalError(f"{type(bug).__name__}: {bug}")))
+    return pb.MemberReply(refused=refused_to_proto(InternalError.of(bug)))
 
 
 def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:

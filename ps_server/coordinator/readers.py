@@ -133,7 +133,7 @@ class _Reader:
             await self._reply(refused=refused_to_proto(error))
         except Exception as error:  # noqa: BLE001 - our bug: the reader must hear of it, not wait for ever
             logger.exception("bug while serving a reader")
-            await self._reply(refused=refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
+            await self._reply(refused=refused_to_proto(InternalError.of(error)))
         finally:
             reading.cancel()
             if self._job:

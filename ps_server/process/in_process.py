@@ -170,7 +170,7 @@ async def _named(answer: Coroutine[Any, Any, Any], name: str, limit_s: float | N
         raise ServerUnreachable(f"the server in this process did not answer {name} in {limit_s} s") from None
     except Exception as error:
         logger.exception("bug while answering %s", name)
-        raise InternalError(f"{type(error).__name__}: {error}") from error
+        raise InternalError.of(error) from error
 
 
 class _Requests:

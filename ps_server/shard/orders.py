@@ -28,7 +28,7 @@ def execute_order(shard: Shard, order: pb.Order) -> pb.OrderDone:
         done.refused.CopyFrom(refused_to_proto(error))
     except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it, not wait for ever
         logger.exception("bug while carrying out an order")
-        done.refused.CopyFrom(refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
+        done.refused.CopyFrom(refused_to_proto(InternalError.of(error)))
     else:
         if isinstance(found, pb.Saved):
             done.saved.CopyFrom(found)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,13 +20,13 @@ from ps_wire.frames.messages import refused_from_proto
 from ps_wire.frames.service import Service
 from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.process.retry import Retry
 
 logger = logging.getLogger("ps_worker")
 
 HEARTBEAT_S = 2.0  # one costs the coordinator 0.24 ms where it has nothing else to do
 BEATS = 4  # at least so many come within a lease
 KEPT_REQUESTS = 256  # more than a worker says without an answer: those before have been taken
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 SOON = 2  # tries: who is told to come again does so after as long as after so many
 
 
@@ -158,33 +157,29 @@ class MemberStream:
     # -- receiving -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        broken_s: float | None = None
-        attempt = 0
+        retry = Retry(self._retry_limit_s, wait=self._closed.wait)
         first = pb.MemberRequest(join=self._join)
         while True:
             error = self._receive(first)
             if error is None:
-                broken_s, attempt = None, 0  # it brought something
+                retry.work()  # it brought something
                 error = ConnectionLost(f"the coordinator at {self._service.addresses[0]} ended the stream")
             elif isinstance(error, _Refused):
                 if self._joined is None or not error.to_resume:
                     self._fail(error.why)
                     return
-                error, attempt = error.why, min(attempt, SOON)  # a coordinator that has just come back
-            now_s = time.monotonic()
-            broken_s = now_s if broken_s is None else broken_s
+                error = error.why
+                retry.hasten(SOON)  # a coordinator that has just come back
+            again = retry.fail() and self._retry_limit_s > 0
             if self._joined is None or self._closed.is_set():
                 self._fail(error)
                 return
-            if now_s - broken_s >= self._retry_limit_s:
+            if not again:
                 limit = f"since {self._retry_limit_s:g} s (PS_RETRY_LIMIT)" if self._retry_limit_s else "gone"
                 address = self._service.addresses[0]
                 self._fail(ConnectionLost(f"the coordinator at {address} is gone {limit}: {error.message}"))
                 return
-            if attempt == 0:
-                self._log("the stream to the coordinator broke; trying again")
-            self._closed.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
-            attempt += 1
+            retry.pause(lambda: self._log("the stream to the coordinator broke; trying again"))
             first = pb.MemberRequest(
                 resume=pb.Resume(
                     job=self._join.job.name,
@@ -196,7 +191,7 @@ class MemberStream:
             )
 
     def _failed(self, bug: Exception) -> None:
-        self._fail(InternalError(f"{type(bug).__name__}: {bug}"))
+        self._fail(InternalError.of(bug))
 
     def _receive(self, first: pb.MemberRequest) -> PsError | None:
         """One stream; None if it ended after it had brought something, else why."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,10 +34,10 @@ from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process import stopping
 from ps_worker.process.exit_reason import sendable
+from ps_worker.process.retry import PAUSE_S, Retry
 from ps_worker.process.waiting import waits
 from ps_worker.settings import Settings
 
-RETRY_S = 0.2
 LEAVE_LIMIT_S = 5.0
 
 
@@ -112,15 +111,9 @@ class Membership:
             PsError: what the coordinator refuses with.
         """
         self.again = evicted is not None
-        until_s = time.monotonic() + self._settings.connect_limit_s
-        while True:
-            try:
-                self._join_once(evicted)
-                break
-            except (ServerNotReady, ServerUnreachable, ConnectionLost):  # it may be on its way back
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(RETRY_S)
+        retry = Retry(self._settings.connect_limit_s, pauses_s=(PAUSE_S,), from_now=True)
+        on_its_way = (ServerNotReady, ServerUnreachable, ConnectionLost)
+        retry.call(lambda: self._join_once(evicted), again=lambda error: isinstance(error, on_its_way))
         return self.joined
 
     def _join_once(self, evicted: pb.Joined | None) -> None:

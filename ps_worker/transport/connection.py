@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -37,11 +36,11 @@ from ps_wire.frames.service import DataStream, FramesOut, Service
 from ps_wire.process import watched
 from ps_wire.sockets.frame_socket import close_all
 from ps_wire.v1 import coordinator_pb2, shard_pb2
+from ps_worker.process.retry import Retry
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.liveness import Liveness, is_silent
 from ps_worker.transport.outbox import Outbox
 
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 ATTEMPT_LIMIT_S = 10.0  # for a shard to answer the first time
 FIRST_LIMIT_S = 0.5  # once a connection broke; each try may take twice as long as the one before
 AGAIN_LIMIT_S = 1.5  # but no longer than this: the shard may be back, elsewhere
@@ -173,13 +172,13 @@ class Connection:
     # -- the receiving thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        broken_s: float | None = None
-        attempt = 0
+        retry = Retry(self._retry_limit_s, wait=self._closing.wait)
         while not self._closing.is_set():
             try:
-                for frame in self._connected(self._left_s(broken_s, attempt)):
+                for frame in self._connected(self._left_s(retry)):
                     self._liveness.hear()
-                    broken_s, attempt, self._lived = None, 0, True
+                    retry.work()
+                    self._lived = True
                     if frame.kind is wire.Kind.REFUSE:
                         self._peer.fail(refusal(frame))
                         return
@@ -195,16 +194,14 @@ class Connection:
                 reason = ConnectionLost(error.message)
             except Exception as error:
                 logger.exception("bug while taking a frame of shard %d", self._shard)
-                self._peer.fail(InternalError(f"{type(error).__name__}: {error}"))
+                self._peer.fail(InternalError.of(error))
                 return
             finally:
                 with self._lock:
                     self._outbox = None
             if self._closing.is_set():
                 return
-            now_s = time.monotonic()
-            broken_s = now_s if broken_s is None else broken_s
-            if now_s - broken_s > self._retry_limit_s:
+            if not retry.fail():
                 self._peer.fail(
                     ConnectionLost(
                         f"shard {self._shard} at {self._address} is gone since "
@@ -214,22 +211,24 @@ class Connection:
                     )
                 )
                 return
-            self._pause(attempt)
-            attempt += 1
+            self._pause(retry)
 
     def _fail(self, bug: Exception) -> None:
-        self._peer.fail(InternalError(f"{type(bug).__name__}: {bug}"))
+        self._peer.fail(InternalError.of(bug))
 
-    def _pause(self, attempt: int) -> None:
+    def _pause(self, retry: Retry) -> None:
         """Before the next try."""
-        if attempt == 0 and not self._quiet.is_set():
-            shard = f"shard {self._shard} at {self._address}"
-            hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
-            self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
-            self._hung = False
-        self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
-        if attempt >= SEEK_AFTER:
+        retry.pause(self._say_broken)
+        if retry.attempt > SEEK_AFTER:
             self._seek()
+
+    def _say_broken(self) -> None:
+        if self._quiet.is_set():
+            return
+        shard = f"shard {self._shard} at {self._address}"
+        hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
+        self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
+        self._hung = False
 
     def _is_end(self, error: PsError) -> bool:
         """Whether no other connection can help.
@@ -240,11 +239,11 @@ class Connection:
         waits = error.retryable or (self._lived and isinstance(error, JobUnknown))
         return named and not waits and not self._closing.is_set()
 
-    def _left_s(self, broken_s: float | None, attempt: int) -> float:
+    def _left_s(self, retry: Retry) -> float:
         """Seconds that the next try may wait for the shard: not for long where it may be elsewhere."""
-        gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
-        longest_s = ATTEMPT_LIMIT_S if broken_s is None else min(FIRST_LIMIT_S * 2.0**attempt, AGAIN_LIMIT_S)
-        return min(longest_s, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
+        again_s = min(FIRST_LIMIT_S * 2.0**retry.attempt, AGAIN_LIMIT_S)
+        longest_s = again_s if retry.failing else ATTEMPT_LIMIT_S
+        return min(longest_s, max(retry.left_s, MIN_ATTEMPT_LIMIT_S))
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""

@@ -272,4 +272,4 @@ class JobRunner:
             actions.refused(self.job, error, sent=sent)
         except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait
             logger.exception("bug in order %s of job %s", order.WhichOneof("kind"), self.job.name)
-            actions.refused(self.job, InternalError(f"{type(error).__name__}: {error}"), sent=sent)
+            actions.refused(self.job, InternalError.of(error), sent=sent)

@@ -214,9 +214,7 @@ class SnapshotScheduler:
                 time.monotonic() - began_s,
             )
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is
-            self._errors[name] = (
-                error if isinstance(error, PsError) else InternalError(f"{type(error).__name__}: {error}")
-            )
+            self._errors[name] = error if isinstance(error, PsError) else InternalError.of(error)
             runner.events.counts["snapshot_failed"] += 1
             logger.error(
                 "job %s: NO SNAPSHOT: %s; the job goes on, and older snapshots stay",

@@ -176,7 +176,7 @@ class StepCloser:
         try:
             close()
         except Exception as error:
-            cell.fail(InternalError(f"{type(error).__name__}: {error}"))
+            cell.fail(InternalError.of(error))
             raise
         self.check_hyper(cell, cell.machine.version - 1)
         self.settle()

@@ -108,7 +108,7 @@ class Session:
             return self.authenticated
         except Exception as error:  # noqa: BLE001 - the worker is told
             logger.exception("job %s worker %d: bug while taking a frame", self._job, self._worker)
-            self._refuse(frame, InternalError(f"{type(error).__name__}: {error}"))
+            self._refuse(frame, InternalError.of(error))
             return False
         return True
 
