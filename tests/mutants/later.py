@@ -4,6 +4,7 @@ from .mutant import Mutant
 
 RESUME = "tests/component/snapshots/test_resume.py"
 ALONE = f"{RESUME}::test_who_is_alone_and_evicted_at_any_point_ends_as_one_undisturbed"
+SCRIPT = "tests/unit/ps_worker/data/test_script_data.py"
 DATA = "ps_worker/data/script_data.py"
 LOADER = "ps_worker/data/loader.py"
 
@@ -27,7 +28,7 @@ MUTANTS = (
         file=DATA,
         text="        iterates = not self.between_epochs or any(dealer.begins for dealer in self._dealers)\n",
         fault="        iterates = not self.between_epochs\n",
-        tests=(ALONE,),
+        tests=(f"{SCRIPT}::test_who_is_sent_to_the_epoch_whose_first_batch_it_asks_for_runs_its_body_once",),
     ),
     Mutant(
         name="later: a batch that is void is read as if it began a step",
