@@ -346,7 +346,7 @@ def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_i
                 if epoch == 1 and not evicted.is_set():
                     assert inside.wait(LIMIT_S)
                     one_shard.evict(job, 1)
-                    until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
+                    until(lambda: link_of(worker).presence.exchanges.failure is not None, "it has heard")
                     evicted.set()
                     link_of(worker).rejoiner.rejoin()  # as by a wait for weights that are still on their way
 
