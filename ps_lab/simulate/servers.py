@@ -136,7 +136,7 @@ class SimulatedTable:
 
     def report(self, shard: int) -> Attendance | None:
         """News of a shard for the coordinator; each comes out once."""
-        return self._tallies[shard].take() if self.backup else None
+        return self._tallies[shard].poll() if self.backup else None
 
     def reported(self, shard: int, report: Attendance) -> list[tuple[Choice, tuple[int, ...]]]:
         """The coordinator has a shard's report: its choices, and the shards that each goes to."""
