@@ -111,7 +111,9 @@ MUTANTS = (
         file=f"{COMPARE}/sentences.py",
         text="pairs = [] if note else _pairs(mine.target_s, theirs.target_s)",
         fault="pairs = _pairs(mine.target_s, theirs.target_s)",
-        tests=(f"{COMPARE_TESTS}/test_sentences.py",),
+        tests=(
+            f"{COMPARE_TESTS}/test_sentences.py::test_where_one_seed_missed_the_target_there_is_no_ratio_of_the_others",
+        ),
     ),
     Mutant(
         name="report: what comes from an experiment is not escaped",
