@@ -274,7 +274,7 @@ def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_i
                 if step == 8:  # its next batch is in that epoch, too
                     inside.set()
                     assert evicted.wait(LIMIT_S)
-                    until(lambda: link_of(worker)._membership.position_wanted, "the other one joins again")
+                    until(lambda: link_of(worker).presence.membership.position_wanted, "the other one joins again")
 
             script(worker, runs[0], waits)
 
@@ -285,9 +285,9 @@ def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_i
                 if epoch == 1 and not evicted.is_set():
                     assert inside.wait(LIMIT_S)
                     one_shard.evict(job, 1)
-                    until(lambda: link_of(worker)._failure is not None, "it has heard")
+                    until(lambda: link_of(worker).presence.exchanges.failure is not None, "it has heard")
                     evicted.set()
-                    link_of(worker).rejoin()  # as by a wait for weights that are still on their way
+                    link_of(worker).rejoiner.rejoin()  # as by a wait for weights that are still on their way
 
             script(worker, runs[1], at_tail=pauses)
 
