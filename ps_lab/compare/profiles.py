@@ -1,4 +1,4 @@
-"""What disturbs a run: stragglers, faults, slow links and skewed data, as values.
+"""Profiles of disturbances: stragglers, faults, slow links and skewed data, as values.
 
 A profile has a name, and at most one kind of disturbance. It is a value that prints and compares: what
 sleeps, stops and kills is elsewhere. Factors are of the compute time that the worker itself has measured, and

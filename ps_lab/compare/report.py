@@ -78,7 +78,7 @@ dt{font-weight:600}dd{margin-left:1.2rem}summary{cursor:pointer}
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was made.
+    """The report of a comparison that was written.
 
     Attributes:
         page: the HTML file.

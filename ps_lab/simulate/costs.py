@@ -1,4 +1,4 @@
-"""What a step costs, in seconds: the only knowledge of real machines that a simulation has. Pure values."""
+"""Costs of a step, in seconds: the only knowledge of real machines that a simulation has. Pure values."""
 
 from __future__ import annotations
 

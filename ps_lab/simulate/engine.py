@@ -30,7 +30,7 @@ MAX_PARTITIONS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is simulated.
+    """The job and the machines that are simulated.
 
     Attributes:
         consistency: the model.
@@ -119,7 +119,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """What a worker computes on when the run ends.
+    """The work that a worker has in hand when the run ends.
 
     Attributes:
         worker: its number.
@@ -132,7 +132,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a simulation came to.
+    """The outcome of a simulation.
 
     Attributes:
         setup: what was simulated.

@@ -148,7 +148,7 @@ class SimulatedTable:
         """News of a shard for the coordinator; each comes out once."""
         if shard not in self._news:
             return None
-        report = self._tallies[shard].take()
+        report = self._tallies[shard].poll()
         if report is None:
             self._news.discard(shard)
         return report

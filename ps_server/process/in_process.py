@@ -203,7 +203,7 @@ class _Requests:
 
 
 class _Replies:
-    """What an asynchronous generator yields on the event loop, for another thread."""
+    """The items that an asynchronous generator yields on the event loop, for another thread."""
 
     def __init__(
         self, replies: AsyncIterator[Any], name: str, limit_s: float | None, loop: asyncio.AbstractEventLoop

@@ -31,7 +31,7 @@ class Retirable(Protocol):
         """Takes no more frames; waits for the one that is being taken."""
         ...
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         """Ends the connection at once, once it is retired, and frees what it holds. Never blocks."""
         ...
 

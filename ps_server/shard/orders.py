@@ -125,7 +125,7 @@ def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
 def _drop_job(shard: Shard, order: pb.DropJob, _number: int) -> Figures:
     before = shard.end(order.job)
     for session in before.connections() if before is not None else ():
-        session.cut()  # what it holds of the job is free, also where its worker hangs
+        session.sever()  # what it holds of the job is free, also where its worker hangs
     return {}
 
 

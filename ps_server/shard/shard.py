@@ -53,7 +53,7 @@ MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are
 
 
 class Shard:
-    """See the module's docstring. Thread-safe.
+    """One shard: jobs, tables, tokens and memory behind one lock of jobs. Thread-safe.
 
     Attributes:
         members: of its jobs.
@@ -275,9 +275,9 @@ class Shard:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
             kept = entry.tokens.get((worker, incarnation), [])
-            for place, known in enumerate(kept):
+            for index, known in enumerate(kept):
                 if hmac.compare_digest(known, token):
-                    del kept[place]
+                    del kept[index]
                     return
         raise StrangerRefused(f"{whose}: this token is used up, or others have been given out since")
 

@@ -290,14 +290,14 @@ class Exchange:
 
     # -- from connections ------------------------------------------------------------------------------
 
-    def take(self, frame: wire.Frame) -> None:
+    def receive(self, frame: wire.Frame) -> None:
         """A frame of a shard about this table; on the connection's thread."""
         if frame.partition >= self.plan.num_partitions:
             self.fail(FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none"))
         elif frame.kind in (wire.Kind.ACK, wire.Kind.FREE):
             self.in_flight.answered(frame)
         elif frame.kind is wire.Kind.PULLED:
-            self._take_pulled(frame)
+            self._receive_pulled(frame)
         elif frame.kind is wire.Kind.SHARE:
             self.sharing.receive(frame)
 
@@ -307,7 +307,7 @@ class Exchange:
             return None
         return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
 
-    def _take_pulled(self, frame: wire.Frame) -> None:
+    def _receive_pulled(self, frame: wire.Frame) -> None:
         index = frame.partition
         if not self.in_flight.expects(frame):
             return  # answered already, on a connection that has gone since

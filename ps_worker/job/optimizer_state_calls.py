@@ -55,7 +55,7 @@ class OptimizerStateCalls:
 
         def call(stub: ShardCalls) -> None:
             for message in stub.Dump(request, timeout=STATE_LIMIT_S):
-                gathering.take(message)
+                gathering.receive(message)
 
         for shard in range(plan.num_shards):
             self._call(shard, call)

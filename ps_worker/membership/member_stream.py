@@ -44,7 +44,7 @@ class MemberStream:
         join: pb.Join,
         retry_limit_s: float,
         progress: Callable[[], pb.Progress],
-        take: Callable[[pb.MemberReply], None],
+        on_reply: Callable[[pb.MemberReply], None],
         fail: Callable[[PsError], None],
         log: Callable[[str], None],
     ) -> None:
@@ -55,7 +55,7 @@ class MemberStream:
             join: the first message.
             retry_limit_s: how long a broken stream is made again; 0: not at all.
             progress: what a heartbeat brings.
-            take: called with every reply, once, in order; on a thread of the stream.
+            on_reply: called with every reply, once, in order; on a thread of the stream.
             fail: called at the end, unless `close` came before.
             log: says something to the person at the terminal.
         """
@@ -63,7 +63,7 @@ class MemberStream:
         self._join = join
         self._retry_limit_s = retry_limit_s
         self._progress = progress
-        self._take = take
+        self._on_reply = on_reply
         self._fail = fail
         self._log = log
         self._period_s = min(HEARTBEAT_S, join.lease_s / BEATS) if join.lease_s else HEARTBEAT_S
@@ -209,7 +209,7 @@ class MemberStream:
                 call.cancel()
             for reply in call:
                 brought = True
-                self._take_reply(stream, reply)
+                self._receive_reply(stream, reply)
         except PsError as error:
             return error if isinstance(error, _Refused) or not brought else None
         finally:
@@ -217,7 +217,7 @@ class MemberStream:
                 self._changed.notify_all()
         return None if brought else ConnectionLost(f"the coordinator at {self._service.addresses[0]} is gone")
 
-    def _take_reply(self, stream: int, reply: pb.MemberReply) -> None:
+    def _receive_reply(self, stream: int, reply: pb.MemberReply) -> None:
         match reply.WhichOneof("kind"):
             case "refused":
                 raise _Refused(refused_from_proto(reply.refused), answers=reply.number == 0)
@@ -238,11 +238,11 @@ class MemberStream:
                 self._joined = reply.joined
                 self._ready = stream
                 self._changed.notify_all()
-        self._take(reply)
+        self._on_reply(reply)
 
 
 class _Refused(PsError):
-    """What the coordinator has refused with; no stream that broke."""
+    """A refusal by the coordinator, which is no stream that broke."""
 
     def __init__(self, why: PsError, *, answers: bool) -> None:
         """`answers`: it is the answer to the first message of the stream."""

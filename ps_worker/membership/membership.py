@@ -142,7 +142,7 @@ class Membership:
             join=join,
             retry_limit_s=0.0 if alone else settings.retry_limit_s,
             progress=self._progress,
-            take=self._take,
+            on_reply=self._receive,
             fail=self._fail,
             log=self._log,
         )
@@ -275,13 +275,13 @@ class Membership:
         assert self._stream is not None
         self._stream.say(**message)
 
-    def _take(self, reply: pb.MemberReply) -> None:
+    def _receive(self, reply: pb.MemberReply) -> None:
         kind = reply.WhichOneof("kind")
         if kind in ("cut_prepare", "cut_armed", "cut_ended"):
-            self._take_cut(reply)
+            self._receive_cut(reply)
             return
         if kind in ("hold", "let_go"):
-            self._take_hold(reply)
+            self._receive_hold(reply)
             return
         with self._changed:
             match kind:
@@ -303,7 +303,7 @@ class Membership:
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()
 
-    def _take_cut(self, reply: pb.MemberReply) -> None:
+    def _receive_cut(self, reply: pb.MemberReply) -> None:
         promise = self._promise
         match reply.WhichOneof("kind"):
             case "cut_prepare":
@@ -315,7 +315,7 @@ class Membership:
             case "cut_ended" if promise is not None:
                 promise.end(reply.cut_ended.number)
 
-    def _take_hold(self, reply: pb.MemberReply) -> None:
+    def _receive_hold(self, reply: pb.MemberReply) -> None:
         rounds, hold = self._rounds, reply.hold
         if reply.HasField("let_go"):
             if rounds is not None:

@@ -4,7 +4,7 @@ What was sent and not yet answered is the business of `exchange`: after a new HE
 and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
 
 A shard that hangs keeps its sockets. Where nothing comes from it for a while, its process is asked; where
-that does not answer either, the connection is cut, as if it had broken (`liveness`).
+that does not answer either, the connection is ended, as if it had broken (`liveness`).
 
 Threads: one receives; one watches; the carrier's own sends. `_lock` guards which outbox is the live one,
 and is held over a replay, so that nothing new overtakes what is sent again. `_receiving` is held by the
@@ -51,9 +51,9 @@ logger = logging.getLogger("ps_worker")
 
 
 class Peer(Protocol):
-    """Whose frames a connection carries."""
+    """The owner of the frames that a connection carries."""
 
-    def take(self, frame: wire.Frame) -> None:
+    def receive(self, frame: wire.Frame) -> None:
         """Takes a received frame; on the receiving thread."""
         ...
 
@@ -111,7 +111,7 @@ class Connection:
         self._quiet = threading.Event()
         self._lived = False
         self._liveness = Liveness(self._ask, lambda: is_silent(self._address))
-        self._hung = False  # the connection was cut, for the shard did not answer
+        self._hung = False  # the connection was ended, for the shard did not answer
         self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
         self._watcher = watched.endless_thread(
             f"ps-watch-{shard}", self._watch, log=logger, pause=self._closing.wait
@@ -183,7 +183,7 @@ class Connection:
                         self._peer.fail(refusal(frame))
                         return
                     try:
-                        self._peer.take(frame)
+                        self._peer.receive(frame)
                     finally:
                         close_all(frame.descriptors)
                 reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")

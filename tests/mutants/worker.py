@@ -162,8 +162,8 @@ MUTANTS = (
     Mutant(
         name="incarnation: what an evicted one still gets reaches the tables",
         file=INCARNATION,
-        text="        if not self._over:\n            self._peer.take(frame)\n",
-        fault="        self._peer.take(frame)\n",
+        text="        if not self._over:\n            self._peer.receive(frame)\n",
+        fault="        self._peer.receive(frame)\n",
         tests=("tests/unit/ps_worker/membership/test_incarnation.py",),
     ),
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         name="outbox: weights are asked for twice",
         file=OUTBOX,
-        text="        if push.partition in mine and last[push.partition] == place:\n",
+        text="        if push.partition in mine and last[push.partition] == index:\n",
         fault="        if push.partition in mine:\n",
         tests=("tests/unit/ps_worker/transport/test_outbox.py",),
     ),

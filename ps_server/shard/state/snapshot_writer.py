@@ -37,7 +37,7 @@ FACTS = "state"  # name of the facts in the file
 
 
 class Saving:
-    """See the module's docstring. Thread-safe.
+    """One shard's part of one snapshot that is being captured and written. Thread-safe.
 
     Attributes:
         number: of the cut.
