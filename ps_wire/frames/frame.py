@@ -22,9 +22,7 @@ CUT = 2  # flag of a PULL: acknowledged at once, answered at the cut of that num
 STRICT = 2  # flag of a PUSH: its hyper-parameters are those of its step, or its worker gets an error
 PULLS = 4  # flag of a PUSH: its worker has all weights of older versions; newer ones say that it was read
 TOLD = 1  # flag of an ACK: `hyper` is the clock gap that the push made. Not of a duplicate's
-APPLIED = (
-    2  # flag of an ACK: `version` is that at which the push was applied, or in bsp will be
-)
+APPLIED = 2  # flag of an ACK: `version` is that at which the push was applied, or in bsp will be
 DROPPED = 4  # flag of an ACK: the push came too late
 ABSTAINED = 8  # flag of an ACK: nothing of the push is applied, since it has nothing, or nothing finite
 TIMED = 2  # flag of a PULLED: `hyper` is how long its PULL waited at the gate, in microseconds
