@@ -1,9 +1,10 @@
 """What recording costs a worker: processor time of a step with `record`, less that of one without.
 
 Alone, with a server inside the process, so that nothing else has a part in it; the two are measured in turns
-in one process, and the median of the turns counts. On a machine with other load the difference is smaller than
-what one turn differs from the next; so the recorder is measured by itself, too: `python -m
-benchmarks.record_cost`.
+in one process, and the median of the turns counts. Beside other load the difference is smaller than what one
+turn differs from the next; so the recorder is measured by itself, too.
+
+    python -m benchmarks.record_cost
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class Runs(ExitStack):
         self.snapshot = cache(self._snapshot)
         self.fault_times = cache(self._fault_times)
         self.heartbeats = cache(self._heartbeats)
+        self.simulate = cache(self._simulate)
         self.token_cost = cache(self._token_cost)
         self.clock_cost = cache(self._clock_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
@@ -86,6 +87,9 @@ class Runs(ExitStack):
 
     def _heartbeats(self) -> Figures:
         return self._line("heartbeats.py", {})
+
+    def _simulate(self, **options: str) -> Figures:
+        return self._line("simulate.py", options)
 
     def _token_cost(self) -> Figures:
         return self._line("token_cost.py", {})

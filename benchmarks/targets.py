@@ -55,6 +55,10 @@ class Runs(Protocol):
         """The JSON of `heartbeats.py`."""
         ...
 
+    def simulate(self, **options: str) -> Figures:
+        """The JSON of `simulate.py`."""
+        ...
+
     def token_cost(self) -> Figures:
         """The JSON of `token_cost.py`."""
         ...
@@ -280,6 +284,14 @@ ROWS: tuple[Row, ...] = (
         lambda runs: 100 * float(runs.heartbeats()["share"]),
         "%",
     ),
+    _row(
+        "1,000 steps of 1,000 workers under asp, simulated on one core",
+        60,
+        lambda runs: float(runs.simulate()["cpu_s"]),
+        "s",
+    ),
+    _row("the same under bsp", 60, lambda runs: float(runs.simulate(consistency="bsp")["cpu_s"]), "s"),
+    _row("the same under ssp:3", 60, lambda runs: float(runs.simulate(consistency="ssp:3")["cpu_s"]), "s"),
     _row("a push and a pull, 1,000 members / 10", 1.5, lambda runs: float(runs.clock_cost()["growth"])),
     _row("a round with a token / without", 1.02, lambda runs: float(runs.token_cost()["on_over_off"])),
 )

@@ -20,12 +20,12 @@ CONTEXT = 64  # characters that a prediction may look back
 class Text(Dataset):
     """`count` pieces of the text from fixed random places: characters, and the ones that follow them."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, seed: int) -> None:
         text = "".join(topics[name] for name in sorted(topics))
         self.characters = sorted(set(text))
         number = {character: index for index, character in enumerate(self.characters)}
         self.text = torch.tensor([number[character] for character in text])
-        places = torch.Generator().manual_seed(0)
+        places = torch.Generator().manual_seed(seed)
         self.starts = torch.randint(len(text) - CONTEXT, (count,), generator=places)
 
     def __len__(self) -> int:
@@ -59,10 +59,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="of each worker")
     parser.add_argument("--batch-size", type=int, default=16, help="of each worker")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
+    torch.manual_seed(args.seed)
+
     with ps.connect() as worker:  # ps
-        data = Text(args.steps * args.batch_size * worker.num_workers)
+        data = Text(args.steps * args.batch_size * worker.num_workers, args.seed)
         model = Transformer(len(data.characters))
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
         optimizer = worker.wrap(optimizer, model)  # ps

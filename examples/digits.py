@@ -42,9 +42,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    torch.manual_seed(0)
+    torch.manual_seed(args.seed)
     train, test = load()
     model = Net()
     with ps.connect() as worker:  # ps
@@ -52,7 +53,7 @@ def main() -> None:
         optimizer = worker.wrap(optimizer, model)  # ps
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
         worker.register_state("scheduler", scheduler)  # ps
-        loader = worker.loader(train, batch_size=args.batch_size, shuffle=True, seed=0)  # ps
+        loader = worker.loader(train, batch_size=args.batch_size, shuffle=True, seed=args.seed)  # ps
         start = time.perf_counter()
         for _ in worker.epochs(args.epochs):  # ps
             model.train()

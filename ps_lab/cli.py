@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from ps_lab.bench import cli as bench
-from ps_lab.errors import exit_code_of
+from ps_lab.errors import LibraryMissing, exit_code_of
 from ps_lab.jobs import cli as job_cli
+from ps_lab.simulate import cli as simulate_cli
 from ps_lab.snapshots import cli as snapshot_cli
 from ps_wire.access import token as tokens
 from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
@@ -21,6 +22,7 @@ from ps_wire.frames import carrier as carriers
 from ps_wire.process.command import run as run_command
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import parse_servers
+from ps_wire.text import one_line
 
 if TYPE_CHECKING:
     from ps_lab.status.status import Status
@@ -35,6 +37,7 @@ app = typer.Typer(
 app.add_typer(bench.app)
 app.add_typer(snapshot_cli.app)
 app.add_typer(job_cli.app)
+app.command()(simulate_cli.simulate)
 
 
 TokenFile: TypeAlias = Annotated[
@@ -181,6 +184,84 @@ def demo(fresh: Fresh = False) -> None:
     from ps_lab.demo import run_demo  # noqa: PLC0415 - heavy: not for --help
 
     run_demo(make_console(), fresh=fresh)
+
+
+@app.command()
+def compare(
+    experiment: Annotated[
+        Path, typer.Argument(help="What is compared, in TOML: docs/compare.md.", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the runs and the report; it is made.", show_default=False)
+    ],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in a folder that has runs; those that have ended stay.")
+    ] = False,
+    only: Annotated[str, typer.Option(metavar="MODEL", help="Runs of this model alone: ssp:3.")] = "",
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Seconds after which no further run begins. Default: the experiment's."),
+    ] = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run an experiment: consistency models, learning rates, stragglers and seeds, one run after the other.
+
+    Each run is a job on servers of this machine. What has ended is never repeated: after Ctrl-C or a crash,
+    --resume goes on with the runs that are missing.
+
+    Exit codes: 0 all runs are done, or the budget is over; 1 some runs failed, and the others are done; 64
+    the experiment makes no sense, or the folder belongs to another; 130 Ctrl-C.
+    """
+    from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.compare.comparing import Choice  # noqa: PLC0415
+    from ps_lab.compare.comparing import compare as run_all  # noqa: PLC0415
+    from ps_lab.compare.experiment import read as read_experiment  # noqa: PLC0415
+    from ps_lab.compare.folder import Folder  # noqa: PLC0415
+
+    found, text = read_experiment(experiment)
+    folder = Folder.make(out, found, text)
+    done = len(folder.runs) - len(folder.missing())
+    if done and not resume:
+        raise UsageError(f"{out} has {done} of {len(folder.runs)} runs: --resume goes on with the others")
+    limit_s = found.budget_s if budget is None else budget
+    choice = Choice(only=only, budget_s=limit_s, fresh=fresh)
+    try:
+        run_all(folder, experiment.parent, choice, make_console())
+    finally:
+        if any(one.outcome() is not None for one in folder.runs):
+            try:
+                _report(out)
+            except LibraryMissing as error:  # the runs are done all the same
+                print(one_line(f"no report: {error.message}"))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Of a comparison.", show_default=False)],
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Folder of an older comparison: each model is compared with itself there."),
+    ] = None,
+) -> None:
+    """Make the report of a comparison from what FOLDER has by now, as FOLDER/report/report.html.
+
+    Exit codes: 0, 1 a run is missing or failed, or a law did not hold; 64 FOLDER is none of a comparison.
+    """
+    if not _report(folder, against):
+        raise typer.Exit(1)
+
+
+def _report(folder: Path, against: Path | None = None) -> bool:
+    """Makes a report and says what is in it and where it is; whether nothing is missing and all laws hold."""
+    from ps_lab.compare.report import headlines, make  # noqa: PLC0415 - heavy, and an extra
+
+    made = make(folder, against)
+    for finding in headlines(made.findings):
+        print(one_line(str(finding)))
+    for law in made.violated:
+        print(one_line(f"violated: {law}"))
+    print(made.page)
+    return made.complete and not made.violated
 
 
 @app.command()

@@ -7,6 +7,7 @@
     ├── CommandMissing   one of the project's own commands is not installed
     ├── LibraryMissing   a command needs a library that is an extra
     ├── DemoFailed       the demo ran and did not reach what it must, or cannot run here
+    ├── RunsFailed       runs of a comparison did; the others are done
     └── BenchFailed      a bench cannot run here, or one of its processes hangs
 
 Errors of the servers pass through as they are.
@@ -41,6 +42,10 @@ class LibraryMissing(PsError):
 
 class DemoFailed(PsError):
     """The demo cannot run here, or did not reach what it must."""
+
+
+class RunsFailed(PsError):
+    """Some runs of a comparison failed; the others are done. Fact: `failed`, how many."""
 
 
 class BenchFailed(PsError):

@@ -20,7 +20,7 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class Lanes:
-    """See the module's docstring. Thread-safe.
+    """Lanes of work: one for each job, with one thing under way in each. Thread-safe.
 
     `_lock` guards which jobs have work, what waits behind it, and whether it is closed; nothing else is taken
     under it.

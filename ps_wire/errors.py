@@ -295,6 +295,11 @@ class HyperparametersDiffer(PsError):
 class InternalError(PsError):
     """A bug of ours, reported by the side it happened on."""
 
+    @classmethod
+    def of(cls, bug: BaseException) -> InternalError:
+        """The error that says which exception it was."""
+        return cls(f"{type(bug).__name__}: {bug}")
+
 
 CODES: dict[str, tuple[type[PsError], ...]] = {
     "INVALID_ARGUMENT": (

@@ -59,7 +59,7 @@ AGAIN_S = 0.5  # between two looks for a job that is not there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What was read.
+    """A consistent cut of weights that was read.
 
     Attributes:
         version: of the weights: the oldest over partitions.
@@ -89,18 +89,18 @@ _Item: TypeAlias = PsError | pb.ReadReply | tuple[_News, int, int]
 
 
 class _Inbox(queue.SimpleQueue[_Item]):
-    """What was said to a reader and it has not heard yet; a `Peer` of its connections."""
+    """The messages to a reader that it has not heard yet; a `Peer` of its connections."""
 
     def __init__(self) -> None:
         self.tables: dict[int, tuple[TableSpec, Exchange]] = {}
         self.asking: Exchange | None = None  # for what was asked last
 
-    def take(self, frame: wire.Frame) -> None:
-        """See `Peer.take`."""
+    def receive(self, frame: wire.Frame) -> None:
+        """See `Peer.receive`."""
         if frame.kind is wire.Kind.ACK:
             self.put((_News.ASKED, frame.step, frame.partition))
         elif frame.kind is wire.Kind.PULLED and (known := self.tables.get(frame.table)) is not None:
-            known[1].take(frame)
+            known[1].receive(frame)
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """See `Peer.landing`."""
@@ -270,7 +270,7 @@ class Reader:
     # -- what comes in ---------------------------------------------------------------------------------
 
     def _failed(self, bug: Exception) -> None:
-        self._inbox.put(InternalError(f"{type(bug).__name__}: {bug}"))
+        self._inbox.put(InternalError.of(bug))
 
     def _listen(self, replies: Iterator[pb.ReadReply], inbox: _Inbox) -> None:
         joined = False

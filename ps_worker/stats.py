@@ -15,7 +15,7 @@ from ps_worker.exchange.exchange import Exchange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What `Worker.stats` returns.
+    """The figures of a worker, as `Worker.stats` returns them.
 
     Attributes:
         step: steps that this worker has taken, over its tables the largest.

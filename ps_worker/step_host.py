@@ -48,7 +48,9 @@ class StepHost(Protocol):
 
 
 class TakesSteps(Protocol):
-    """What takes steps, as the worker sees it. Called by the thread that is inside the worker's calls.
+    """An object that takes steps, as the worker sees it.
+
+    Called by the thread that is inside the worker's calls.
 
     The clocks are read by heartbeats, too.
     """

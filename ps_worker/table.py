@@ -28,7 +28,7 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """What a pull brought.
+    """The weights that a pull brought.
 
     Attributes:
         values: name -> tensor, of the shapes and dtypes that the table was made with.

@@ -55,6 +55,7 @@ class Child:
         name: for people: "worker 2".
         pid: its process, and its process group.
         exit_code: as a shell says it (128 + N: signal N); None while it runs.
+        cpu_s: processor time of the process itself, once it has ended; None: not known on this system.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Child:
         """
         self.name = name
         self.exit_code: int | None = None
+        self.cpu_s: float | None = None
         self._on_line = on_line
         self._on_exit = on_exit
         self._process: Started = (
@@ -128,6 +130,7 @@ class Child:
 
     def _wait(self) -> None:
         self._handle.wait()
+        self.cpu_s = _cpu_s(self.pid)
         # Not yet reaped, so the group is still ours: what the process left behind ends with it.
         self._handle.send_group(signal.SIGKILL)
         _keeper.release(self.pid)
@@ -151,3 +154,12 @@ def _executed(
         env=dict(environment),
         process_group=0,
     )
+
+
+def _cpu_s(pid: int) -> float | None:
+    """Of a process that is not reaped; columns 14 and 15 of proc(5)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -16,7 +16,7 @@ import socket
 import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -64,6 +64,7 @@ class Job:
         carrier: of gradients and weights, as typed; None leaves it to `PS_CARRIER`.
         wire_dtype: in which these travel, as typed; None leaves it to `PS_WIRE_DTYPE`.
         servers: addresses under which its workers reach the servers; None: the cluster's.
+        environment: of its workers, added to the cluster's.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Job:
     carrier: str | None = None
     wire_dtype: str | None = None
     servers: tuple[str, ...] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cluster:
@@ -95,6 +97,7 @@ class Cluster:
         data_ports: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
         fresh: bool = False,
+        events: queue.SimpleQueue[Event] | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -105,11 +108,12 @@ class Cluster:
             data_ports: one per server, for data over TCP; any free ones where there are none.
             environment: of all processes; ours if None.
             fresh: each process imports torch anew; else it is forked from one that has, where it can be.
+            events: of whoever puts signals there before it is entered; its own if None.
 
         Raises:
             TokenRefused, TlsRefused: a file that the environment names is not what it should be.
         """
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue() if events is None else events
         self.addresses: tuple[str, ...] = tuple(f"{HOST}:{port}" for port in free_ports(num_servers))
         self._on_line = on_line
         self._server_options = tuple(server_options)
@@ -153,31 +157,66 @@ class Cluster:
 
         They are named for their number, and beside a job that runs for their job, too.
         """
-        environment = {
-            "OMP_NUM_THREADS": str(threads_per_process(job.num_workers)),
-            "PS_DRAIN_LIMIT": str(DRAIN_LIMIT_S),
-            **self._environment,
-        }
+        environment = self._of(job)
         alone = all(worker.exit_code is not None for worker in self._workers)
         started = []
         for number in range(job.num_workers):
-            command = [
-                command_path("ps-worker"),
-                *("--servers", ",".join(job.servers or self.addresses)),
-                *("--job", job.name),
-                *("--consistency", job.consistency),
-                *("--num-workers", str(job.num_workers)),
-                *("--worker", str(number)),
-                *("--nonfinite", job.nonfinite),
-                *(("--carrier", job.carrier) if job.carrier is not None else ()),
-                *(("--wire-dtype", job.wire_dtype) if job.wire_dtype is not None else ()),
-                str(job.script),
-                *job.arguments,
-            ]
             name = f"worker {number}" if alone else f"worker {number} of {job.name}"
-            started.append(self._spawn(name, command, environment, with_stdin=with_stdin))
-            self._workers.append(started[-1])
+            started.append(self._start_worker(job, number, name, environment, with_stdin=with_stdin))
         return tuple(started)
+
+    def start_again(self, job: Job, number: int, environment: Mapping[str, str]) -> Child:
+        """Starts one worker of a job, whose process has ended; `environment` is added to that of all."""
+        return self._start_worker(job, number, f"worker {number}", {**self._of(job), **environment})
+
+    def start_beside(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: Callable[[str, str], None],
+    ) -> Child:
+        """Starts a process that is neither server nor worker, with an environment added to that of all.
+
+        Whoever starts it ends it; `stop` ends it, too.
+        """
+        child = Child(
+            name=name,
+            command=command,
+            environment={**self._environment, **environment, "PYTHONUNBUFFERED": "1"},
+            on_line=on_line,
+            on_exit=lambda child: self.events.put(Exited(child)),
+        )
+        self._workers.append(child)
+        return child
+
+    def _of(self, job: Job) -> dict[str, str]:
+        return {
+            "OMP_NUM_THREADS": str(threads_per_process(job.num_workers)),
+            "PS_DRAIN_LIMIT": str(DRAIN_LIMIT_S),
+            **self._environment,
+            **job.environment,
+        }
+
+    def _start_worker(
+        self, job: Job, number: int, name: str, environment: Mapping[str, str], *, with_stdin: bool = False
+    ) -> Child:
+        command = [
+            command_path("ps-worker"),
+            *("--servers", ",".join(job.servers or self.addresses)),
+            *("--job", job.name),
+            *("--consistency", job.consistency),
+            *("--num-workers", str(job.num_workers)),
+            *("--worker", str(number)),
+            *("--nonfinite", job.nonfinite),
+            *(("--carrier", job.carrier) if job.carrier is not None else ()),
+            *(("--wire-dtype", job.wire_dtype) if job.wire_dtype is not None else ()),
+            str(job.script),
+            *job.arguments,
+        ]
+        worker = self._spawn(name, command, environment, with_stdin=with_stdin)
+        self._workers.append(worker)
+        return worker
 
     def next_event(self, timeout_s: float) -> Event | None:
         """What happened next; None if nothing does within `timeout_s`."""
@@ -264,12 +303,17 @@ class Cluster:
     def _ended_well(self, event: Event) -> Child:
         """The worker that ended with 0; anything else that can happen ends the run."""
         if isinstance(event, Signalled):
-            raise Interrupted(f"stopped by {signal.Signals(event.number).name}", signal=event.number)
+            raise interrupted(event)
         child = event.child
         assert child.exit_code is not None
         if child.exit_code != 0 or child in self._servers:
             raise process_failed(child.name, child.exit_code)
         return child
+
+
+def interrupted(event: Signalled) -> Interrupted:
+    """What to raise for a signal that came."""
+    return Interrupted(f"stopped by {signal.Signals(event.number).name}", signal=event.number)
 
 
 def threads_per_process(processes: int) -> int:

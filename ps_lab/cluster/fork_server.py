@@ -194,10 +194,10 @@ class Forked:
 
 
 def _line(link: socket.socket) -> bytes:
-    """What comes until the line's end; nothing else is sent before it is answered."""
+    """What comes until the line's end, and no byte of the next line."""
     data = b""
     while not data.endswith(b"\n"):
-        more = link.recv(64)
+        more = link.recv(1)
         if not more:
             raise ConnectionError("the fork server ended")
         data += more

@@ -113,7 +113,7 @@ class Entry:
 
 
 class Comparison:
-    """See the module's docstring.
+    """The runs of an experiment, grouped by what is compared.
 
     Attributes:
         experiment: that was run.

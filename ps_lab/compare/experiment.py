@@ -45,7 +45,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the runs have in common: processes and how they talk.
+    """The conditions that the runs have in common: processes and how they talk.
 
     Attributes:
         servers: shards.
@@ -66,7 +66,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRates:
-    """Which learning rates are tried: each model is reported at its own best one, and at the common one.
+    """The learning rates that are tried: each model is reported at its own best one, and at the common one.
 
     Attributes:
         argument: of the script.
@@ -105,7 +105,7 @@ class ModelArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a run has to reach.
+    """The goal that a run has to reach.
 
     Attributes:
         metric: as the script logs it, or its evaluation does.
@@ -127,7 +127,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """When a run ends, whatever comes first; else when its script does.
+    """The end of a run, whatever comes first; else when its script ends.
 
     Attributes:
         time_s: after its first step.
@@ -157,7 +157,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """See the module's docstring; models are as a person types them.
+    """One experiment as it was read; models are as a person types them.
 
     Attributes:
         name: of letters, digits, dots, dashes and underscores.

@@ -1,4 +1,4 @@
-"""Where a run ran, and what ran it: the machine, versions, the commit, and the bytes of the script."""
+"""Facts of a run: its machine, versions, the commit, and the bytes of the script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIT_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """See the module's docstring.
+    """The facts of one run, as they stand in its folder.
 
     Attributes:
         host: name of the machine.

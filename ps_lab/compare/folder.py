@@ -110,7 +110,7 @@ class RunFolder:
 
 
 class Folder:
-    """See the module's docstring.
+    """A folder on disk with an experiment and its runs.
 
     Attributes:
         path: of the folder.

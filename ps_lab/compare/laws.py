@@ -18,7 +18,7 @@ CLOCKS_DIFFER_S = 0.01  # of two processes on one host, whose times come from tw
 
 
 class Holds(StrEnum):
-    """What came of a check."""
+    """The result of a check."""
 
     YES = "holds"
     NO = "violated"

@@ -1,4 +1,4 @@
-"""What a comparison cannot show, made from its configuration and from what became of its runs.
+"""Limits of a comparison: what it cannot show, from its configuration and from its runs.
 
 Each is a sentence that a careful reviewer would write. Nothing here is a fault of a run.
 """

@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What a fault did to a run.
+    """The effect of a fault on a run.
 
     Attributes:
         fault: which.
@@ -69,7 +69,7 @@ class Curve:
 
 
 class RunFigures:
-    """See the module's docstring.
+    """The figures of one run.
 
     Attributes:
         data: the run.

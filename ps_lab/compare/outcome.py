@@ -1,4 +1,4 @@
-"""What came of one run, beside its records: how it ended, what was evaluated, what the servers counted.
+"""The outcome of one run, beside its records: how it ended, what was evaluated, what the servers counted.
 
 Values, and their JSON. Times are unix times, so that they fit those of every process's records.
 """
@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 class Ending(StrEnum):
-    """How a run ended."""
+    """The end of a run: by itself, at a limit, or by an error."""
 
     FINISHED = "finished"  # by its stop rule, or its script's end
     FAILED = "failed"  # a process ended by itself that should not have
@@ -41,7 +41,7 @@ class EvaluationPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCounts:
-    """What the servers counted of one worker's pushes, per partition and summed.
+    """The servers' counts of one worker's pushes, per partition and summed.
 
     Attributes:
         worker: its number.
@@ -75,7 +75,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """See the module's docstring.
+    """The outcome of one run, as a file has it.
 
     Attributes:
         ending: how it ended.

@@ -1,4 +1,4 @@
-"""What disturbs a run: stragglers, faults, slow links and skewed data, as values.
+"""Profiles of disturbances: stragglers, faults, slow links and skewed data, as values.
 
 A profile has a name, and at most one kind of disturbance. It is a value that prints and compares: what
 sleeps, stops and kills is elsewhere. Factors are of the compute time that the worker itself has measured, and
@@ -7,12 +7,15 @@ what is drawn is drawn from the run's seed, the worker and the step, so all mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from ps_lab.compare.section import Section, nearest
 from ps_wire.errors import UsageError
+from ps_wire.spec import stragglers
+from ps_wire.spec.stragglers import Straggler, StragglerProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,11 @@ class Profile:
         """As a person types it."""
         return next((kind for kind, type_ in KINDS.items() if type(self.disturbance) is type_), NONE)
 
+    def stragglers(self, seed: int) -> StragglerProfile:
+        """What a worker is told of it, and a simulation reckons with; links and labels are not in it."""
+        part = _straggler(self.disturbance)
+        return StragglerProfile(parts=() if part is None else (part,), seed=seed)
+
     def to_json(self) -> dict[str, Any]:
         """As a table of an experiment has it."""
         values = {} if self.disturbance is None else asdict(self.disturbance)
@@ -170,6 +178,26 @@ class Profile:
         values = {} if self.disturbance is None else asdict(self.disturbance)
         facts = ", ".join(f"{name.replace('_', ' ')} {_shown(value)}" for name, value in values.items())
         return f"{self.kind} ({facts})" if facts else "nothing is disturbed"
+
+
+def _straggler(disturbance: Disturbance | None) -> Straggler | None:  # noqa: PLR0911 - a return for each kind
+    match disturbance:
+        case Constant(factor=factor, workers=workers):
+            return stragglers.Constant(factor=factor, workers=workers)
+        case Transient(probability=probability, factor=factor, workers=workers):
+            return stragglers.Transient(probability=probability, factor=factor, workers=workers)
+        case Exponential(mean_factor=mean, workers=workers):
+            return stragglers.Exponential(mean=mean, workers=workers)
+        case Bursty(factor=factor, mean_slow_steps=slow, mean_quick_steps=quick, workers=workers):
+            share = slow / (slow + quick)
+            return stragglers.Bursty(probability=share, length=slow, factor=factor, workers=workers)
+        case Pause(worker=worker, step=step, pause_s=seconds):
+            return stragglers.Pause(step=step, seconds=seconds, workers=(worker,))
+        case Crash(worker=worker, step=step, restart=restart):
+            restart_s = 0.0 if restart else math.inf
+            return stragglers.Crash(step=step, restart_s=restart_s, workers=(worker,))
+        case SlowLink() | LabelSkew() | None:
+            return None
 
 
 def parse(values: object, *, where: str, num_workers: int) -> Profile:

@@ -1,4 +1,4 @@
-"""What was recorded of runs, read back: files of records, and a folder's runs with them.
+"""Results of runs, read back: files of records, and a folder's runs with them.
 
 A worker that was killed left a last line that is not whole: it is dropped, and the recording says so. What
 else is no record is refused, with its file and line.

@@ -16,7 +16,7 @@ MAX_ENTRIES = 1000  # of one list
 
 
 class Section:
-    """See the module's docstring."""
+    """One table of a TOML file that is being read; every key must be known."""
 
     def __init__(self, values: object, *, where: str, known: Iterable[str]) -> None:
         """Begins to read a table.

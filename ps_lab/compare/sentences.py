@@ -1,4 +1,4 @@
-"""What a comparison found, in plain sentences: one for each question that it can answer, found or not.
+"""Sentences about a comparison: one for each question that it can answer, found or not.
 
 Every model is compared with the experiment's reference, under each profile and number of workers, paired by
 seed. All tests of one report are corrected together (Holm), and with fewer than five seeds nothing is tested

@@ -23,7 +23,7 @@ _STEPS = 500  # the fraction converges in some 50, also for thousands of degrees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """How much one is more than the other.
+    """The difference between two groups of runs.
 
     Attributes:
         value: ratio of geometric means, or difference of means.

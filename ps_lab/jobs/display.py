@@ -20,7 +20,7 @@ def held_text(job: Job) -> str:
 
 
 def dropped_lines(job: str, held: str, dropped: pb.DropReply) -> Iterator[str]:
-    """What became of it; `held` is of before."""
+    """What became of it; `held` is what was known before."""
     yield f"job {job} is dropped: it was {held or one_line(dropped.state)}"
     for worker in dropped.workers[:SHOWN_WORKERS]:
         yield f"told, and ends: {one_line(worker)}"

@@ -1,4 +1,4 @@
-"""What theory says of a run, where it says something: to be set beside what was simulated, or measured.
+"""Closed forms of what theory says of a run, to be set beside what was simulated, or measured.
 
 Times are those of compute alone: links, shards and messages are taken to cost nothing. Pure.
 """

@@ -1,4 +1,4 @@
-"""What a step costs, in seconds: the only knowledge of real machines that a simulation has. Pure values."""
+"""Costs of a step, in seconds: the only knowledge of real machines that a simulation has. Pure values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,28 @@ from ps_wire.spec.stragglers import uniform
 
 _STREAM = 1 << 20  # of draws: none that a part of a straggler profile has
 _NAMES = ("latency_s", "take_s_per_byte", "apply_s_per_byte", "control_s", "lease_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A link of its own that some workers have.
+
+    Attributes:
+        workers: who; empty: all.
+        bytes_per_s: in each direction.
+        latency_s: one way, beside that of all.
+    """
+
+    workers: tuple[int, ...]
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0.0 or not 0.0 <= self.latency_s < math.inf:
+            raise UsageError(
+                "simulate: a link needs bytes_per_s > 0 and latency_s >= 0, got "
+                f"{self.bytes_per_s:g} and {self.latency_s:g}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +47,7 @@ class Costs:
         num_bytes: of the table's gradients, and of its weights.
         latency_s: one way, of a frame without payload.
         worker_bytes_per_s: of a worker's link, in each direction; infinite: takes no time.
+        links: of workers that have another one; the first that is a worker's counts.
         server_bytes_per_s: of a shard's link, in each direction; infinite: takes no time.
         take_s_per_byte: a shard's time for each push: reading, checking, adding to a sum.
         apply_s_per_byte: a shard's time for each optimizer step.
@@ -36,6 +59,7 @@ class Costs:
     num_bytes: int = 0
     latency_s: float = 0.0
     worker_bytes_per_s: float = math.inf
+    links: tuple[Link, ...] = ()
     server_bytes_per_s: float = math.inf
     take_s_per_byte: float = 0.0
     apply_s_per_byte: float = 0.0
@@ -57,6 +81,11 @@ class Costs:
                 raise UsageError(f"simulate: {name} must be > 0, got {value:g}")
         if self.num_bytes < 0:
             raise UsageError(f"simulate: num_bytes must be >= 0, got {self.num_bytes}")
+
+    def link_of(self, worker: int) -> Link:
+        """The worker's own link."""
+        own = (link for link in self.links if not link.workers or worker in link.workers)
+        return next(own, Link(workers=(worker,), bytes_per_s=self.worker_bytes_per_s))
 
     def compute_of(self, worker: int, step: int, seed: int) -> float:
         """Seconds of the worker's compute in this step, without stragglers."""

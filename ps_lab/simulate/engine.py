@@ -13,12 +13,12 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.servers import Action, Answer, Apply, Attendance, Choice, Placed, SimulatedTable
+from ps_lab.simulate.servers import Action, Answer, Apply, Attendance, Choice, Ledger, Placed, SimulatedTable
 from ps_lab.simulate.steps import StepTable
 from ps_wire.errors import UsageError
 from ps_wire.spec.consistency import BSP, Consistency
@@ -30,7 +30,7 @@ MAX_PARTITIONS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is simulated.
+    """The job and the machines that are simulated.
 
     Attributes:
         consistency: the model.
@@ -119,7 +119,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """What a worker computes on when the run ends.
+    """The work that a worker has in hand when the run ends.
 
     Attributes:
         worker: its number.
@@ -132,7 +132,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a simulation came to.
+    """The outcome of a simulation.
 
     Attributes:
         setup: what was simulated.
@@ -140,7 +140,7 @@ class Outcome:
         duration_s: virtual.
         versions: by partition, at the end.
         tau: version staleness -> pushes, over partitions.
-        received, applied, dropped, missed: pushes, and steps that were skipped, over workers and partitions.
+        ledgers: what became of each worker's pushes, over partitions.
         in_flight: by live worker.
         evaluations: in the order of time, the last at the end.
         events: that the heap had.
@@ -151,13 +151,30 @@ class Outcome:
     duration_s: float
     versions: tuple[int, ...]
     tau: Counter[int]
-    received: int
-    applied: int
-    dropped: int
-    missed: int
+    ledgers: Mapping[int, Ledger]
     in_flight: tuple[InFlight, ...]
     evaluations: tuple[Evaluation, ...]
     events: int
+
+    @property
+    def received(self) -> int:
+        """Pushes, over workers and partitions."""
+        return sum(it.received for it in self.ledgers.values())
+
+    @property
+    def applied(self) -> int:
+        """Of those received."""
+        return sum(it.applied for it in self.ledgers.values())
+
+    @property
+    def dropped(self) -> int:
+        """Of those received."""
+        return sum(it.dropped for it in self.ledgers.values())
+
+    @property
+    def missed(self) -> int:
+        """Steps that workers skipped, over partitions."""
+        return sum(it.missed for it in self.ledgers.values())
 
     @property
     def steps_per_s(self) -> float:
@@ -189,12 +206,16 @@ class _Worker:
 
     __slots__ = (
         "answered_s", "applied", "arrived_s", "asked_at", "asked_s", "begun_s", "clock", "computed_s",
-        "down_free_s", "entering", "gap", "incarnation", "index", "link_factor", "loss", "missing", "newest",
-        "over", "payloads", "read", "taken", "tau", "up_free_s", "versions", "weights",
+        "delay_s", "down_free_s", "entering", "frame_s", "gap", "incarnation", "index", "link_factor",
+        "loss", "missing", "newest", "over", "payloads", "read", "taken", "tau", "up_free_s", "versions",
+        "weights",
     )  # fmt: skip
 
-    def __init__(self, index: int, num_partitions: int) -> None:
+    def __init__(self, index: int, num_partitions: int, costs: Costs) -> None:
+        link = costs.link_of(index)
         self.index = index
+        self.frame_s = costs.num_bytes / num_partitions / link.bytes_per_s  # of its link, for a partition
+        self.delay_s = costs.latency_s + link.latency_s
         self.incarnation = self.newest = 1
         self.clock = 0
         self.versions = [0] * num_partitions
@@ -231,9 +252,8 @@ class Simulation:
         self._shard_of = [index // setup.partitions_per_shard for index in range(setup.num_partitions)]
         self._table = SimulatedTable(setup.consistency, self._shard_of)
         self._shards = [_Shard() for _ in range(setup.num_shards)]
-        self._workers = [_Worker(index, setup.num_partitions) for index in range(setup.num_workers)]
+        self._workers = [_Worker(it, setup.num_partitions, costs) for it in range(setup.num_workers)]
         part_bytes = costs.num_bytes / setup.num_partitions
-        self._worker_s = part_bytes / costs.worker_bytes_per_s
         self._server_s = part_bytes / costs.server_bytes_per_s
         self._take_s = part_bytes * costs.take_s_per_byte
         self._apply_s = part_bytes * costs.apply_s_per_byte
@@ -254,7 +274,7 @@ class Simulation:
                 worker.weights = [self._learner.weights(index, 0) for index in range(self._num_partitions)]
             self._begin(worker, 0.0)
         if self._setup.evaluate_s and self._learner is not None:
-            self._at(0.0, self._evaluate)
+            self._at(0.0, self._look)
         heap = self._heap
         while heap:
             moment_s, _, do, arguments = heapq.heappop(heap)
@@ -296,9 +316,9 @@ class Simulation:
         for partition in range(self._num_partitions):
             shard = self._shards[self._shard_of[partition]]
             begun_s = worker.up_free_s = max(worker.up_free_s, now_s)
-            worker.up_free_s += self._worker_s * worker.link_factor
+            worker.up_free_s += worker.frame_s * worker.link_factor
             shard.in_free_s = max(shard.in_free_s, begun_s) + self._server_s
-            arrives_s = max(worker.up_free_s, shard.in_free_s) + self._costs.latency_s * worker.link_factor
+            arrives_s = max(worker.up_free_s, shard.in_free_s) + worker.delay_s * worker.link_factor
             self._at(arrives_s, self._take, worker, worker.incarnation, partition)
 
     def _take(self, worker: _Worker, incarnation: int, partition: int) -> None:
@@ -360,9 +380,9 @@ class Simulation:
             return
         shard = self._shards[self._shard_of[partition]]
         begun_s = max(worker.down_free_s, departs_s)
-        worker.down_free_s = begun_s + self._worker_s * worker.link_factor
+        worker.down_free_s = begun_s + worker.frame_s * worker.link_factor
         shard.out_free_s = max(shard.out_free_s, departs_s) + self._server_s
-        arrives_s = max(worker.down_free_s, shard.out_free_s) + self._costs.latency_s * worker.link_factor
+        arrives_s = max(worker.down_free_s, shard.out_free_s) + worker.delay_s * worker.link_factor
         worker.versions[partition] = version
         if self._learner is not None:
             worker.weights[partition] = self._learner.weights(partition, version)
@@ -506,8 +526,12 @@ class Simulation:
         self._evaluations.append(
             Evaluation(time_s=self._now_s, version=self._table.versions[0], metrics=metrics)
         )
-        if self._heap:
-            self._at(self._now_s + self._setup.evaluate_s, self._evaluate)
+
+    def _look(self) -> None:
+        """Evaluates now and then, until the last worker has left."""
+        if not all(worker.over for worker in self._workers):
+            self._evaluate()
+            self._at(self._now_s + self._setup.evaluate_s, self._look)
 
     def _outcome(self) -> Outcome:
         if self._setup.limit_s is None:
@@ -515,10 +539,7 @@ class Simulation:
         duration_s = self._last_s if self._setup.limit_s is None else self._limit_s
         if self._learner is not None:
             self._now_s = duration_s
-            self._heap.clear()
             self._evaluate()
-        table = self._table
-        ledgers = [it for index in range(self._num_partitions) for it in table.ledgers(index).values()]
         live = [it for it in self._workers if it.incarnation]
         return Outcome(
             setup=self._setup,
@@ -526,10 +547,7 @@ class Simulation:
             duration_s=duration_s,
             versions=tuple(self._table.versions),
             tau=self._table.tau,
-            received=sum(it.received for it in ledgers),
-            applied=sum(it.applied for it in ledgers),
-            dropped=sum(it.dropped for it in ledgers),
-            missed=sum(it.missed for it in ledgers),
+            ledgers=self._table.ledgers,
             in_flight=tuple(InFlight(worker=it.index, versions=tuple(it.versions)) for it in live),
             evaluations=tuple(self._evaluations),
             events=self._events,

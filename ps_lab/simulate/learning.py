@@ -27,7 +27,7 @@ MAX_DELAY = 10_000
 
 
 class ModelKind(StrEnum):
-    """What is trained."""
+    """The kind of model that is trained."""
 
     LOGISTIC = "logistic"
     MLP = "mlp"

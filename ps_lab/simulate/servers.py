@@ -19,7 +19,9 @@ from ps_server.shard.partition.inputs import Action, Answer, Apply, Complete, Co
 from ps_server.shard.partition.machine import StepMachine
 from ps_wire.spec.consistency import Consistency
 
-__all__ = ["Action", "Answer", "Apply", "Attendance", "Choice", "Placed", "SimulatedTable"]
+__all__ = ["Action", "Answer", "Apply", "Attendance", "Choice", "Ledger", "Placed", "SimulatedTable"]
+
+_COUNTED = ("received", "applied", "dropped", "missed", "gate_wait_s")
 
 Placed: TypeAlias = tuple[int, Action]  # and the partition that it is about
 
@@ -46,6 +48,7 @@ class SimulatedTable:
         self._tallies = {shard: StepTally(self._shard_of.count(shard), gate.backup) for shard in shards}
         self._live = 0
         self._here = [0] * len(self._machines)  # pushes of the open step: backup workers
+        self._news: set[int] = set()  # shards whose tally may have some
         self._joined_late = False
         self._holds = 0
 
@@ -61,9 +64,16 @@ class SimulatedTable:
         """Version staleness -> pushes applied with it, over all partitions."""
         return sum((machine.tau for machine in self._machines), Counter[int]())
 
-    def ledgers(self, partition: int) -> dict[int, Ledger]:
-        """What became of each worker's pushes on a partition."""
-        return self._machines[partition].ledgers
+    @property
+    def ledgers(self) -> dict[int, Ledger]:
+        """What became of each worker's pushes and pulls, over all partitions."""
+        merged: dict[int, Ledger] = {}
+        for machine in self._machines:
+            for worker, ledger in machine.ledgers.items():
+                total = merged.setdefault(worker, Ledger())
+                for name in _COUNTED:
+                    setattr(total, name, getattr(total, name) + getattr(ledger, name))
+        return dict(sorted(merged.items()))
 
     def needs(self, partition: int) -> frozenset[int]:
         """Versions, beside the newest, whose weights somebody may still get."""
@@ -136,7 +146,12 @@ class SimulatedTable:
 
     def report(self, shard: int) -> Attendance | None:
         """News of a shard for the coordinator; each comes out once."""
-        return self._tallies[shard].take() if self.backup else None
+        if shard not in self._news:
+            return None
+        report = self._tallies[shard].poll()
+        if report is None:
+            self._news.discard(shard)
+        return report
 
     def reported(self, shard: int, report: Attendance) -> list[tuple[Choice, tuple[int, ...]]]:
         """The coordinator has a shard's report: its choices, and the shards that each goes to."""
@@ -195,4 +210,6 @@ class SimulatedTable:
             return
         enough = self._here[partition] >= max(1, self._live - self.backup)
         if look or enough or self._joined_late:
-            self._tallies[self._shard_of[partition]].stands(partition, self._machines[partition].standing)
+            shard = self._shard_of[partition]
+            self._tallies[shard].stands(partition, self._machines[partition].standing)
+            self._news.add(shard)

@@ -21,10 +21,12 @@ class Watch:
 
     Attributes:
         line: the job's progress as of the last look, for people.
+        job: as of the last look that found it.
     """
 
     def __init__(self, servers: tuple[str, ...], job: str, access: Access = OPEN) -> None:
         self.line = "starting"
+        self.job: Job | None = None
         self._servers = servers
         self._job = job
         self._access = access
@@ -53,6 +55,7 @@ class Watch:
                 self.line = error.message
                 continue
             if job is not None:
+                self.job = job
                 self.line = self._describe(job)
 
     def _describe(self, job: Job) -> str:

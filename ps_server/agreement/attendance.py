@@ -20,7 +20,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attendance:
-    """Who is there, on one shard.
+    """The workers that have pushed the open step of one table, on one shard.
 
     Attributes:
         step: the open one: the first that is not chosen.

@@ -19,7 +19,7 @@ Sent: TypeAlias = tuple[Choice, tuple[int, ...]]  # and the shards that it goes 
 
 @dataclass(slots=True)
 class Chooser:
-    """See the module's docstring. Not thread-safe.
+    """The choices of one table with backup workers: which pushes each step takes. Not thread-safe.
 
     Attributes:
         backup: so many need not be waited for.
@@ -35,7 +35,7 @@ class Chooser:
     _reports: dict[int, Attendance] = field(default_factory=dict)
 
     def reported(self, shard: int, report: Attendance) -> list[Sent]:
-        """What follows from a shard's report; what it has not heard, as it seems, is said again."""
+        """What follows from a shard's report; what it seems not to have received is sent again."""
         self._reports[shard] = report
         again = [(choice, (shard,)) for choice in self._again(report)]
         return again + [(choice, self.holders) for choice in self._next()]

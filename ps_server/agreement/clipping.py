@@ -79,7 +79,7 @@ class Clipping:
         with self._lock:
             return self._epoch
 
-    def take(self) -> tuple[int, float, int] | None:
+    def poll(self) -> tuple[int, float, int] | None:
         """A step that is complete on all cells, with its sum of squares and epoch; each comes out once."""
         with self._lock:
             found = self._undecided()
@@ -89,7 +89,7 @@ class Clipping:
             return found
 
     def undecided(self) -> tuple[int, float, int] | None:
-        """The first step that is complete on all cells and not decided, as `take` gives it."""
+        """The first step that is complete on all cells and not decided, as `poll` gives it."""
         with self._lock:
             return self._undecided()
 

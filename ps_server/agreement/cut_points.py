@@ -1,4 +1,4 @@
-"""Where a snapshot cuts a running job: from the first steps that workers can still capture. Pure.
+"""Cut points of snapshots: the first steps of a running job that its workers can still capture. Pure.
 
 Each worker answers with q[w], the first step whose beginning it has not passed, and begins none from there on
 until the shards know the cut. So nothing beyond the cut can come to a shard before it knows: c[w] >= q[w].

@@ -14,7 +14,7 @@ from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """When pulls are answered.
+    """The rule of a consistency model: when a pull is answered, and how pushes are applied.
 
     Attributes:
         aggregates: pushes of a step are held until the step closes, averaged and applied once (BSP);

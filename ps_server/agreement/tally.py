@@ -16,7 +16,7 @@ from ps_server.agreement.attendance import Attendance, Late, suffices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellStanding:
-    """Who is there, on one partition.
+    """The workers that have pushed the open step of one partition.
 
     Attributes:
         step: the open one.
@@ -34,7 +34,7 @@ class CellStanding:
 
 
 class StepTally:
-    """See the module's docstring. Thread-safe."""
+    """The tally of the open step: who has pushed it on all partitions of one table here. Thread-safe."""
 
     def __init__(self, num_cells: int, backup: int) -> None:
         self._num_cells = num_cells
@@ -69,8 +69,8 @@ class StepTally:
             if not self._late[late]:
                 del self._late[late]
 
-    def take(self) -> Attendance | None:
-        """What is to be reported, if it is news and something can follow from it; each comes out once."""
+    def poll(self) -> Attendance | None:
+        """The report that is due: it differs from the last, and something can follow from it. Once each."""
         with self._lock:
             report = self._attendance()
             if report is None or report == self._reported:

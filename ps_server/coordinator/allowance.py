@@ -1,4 +1,4 @@
-"""How often something may be asked for, by name: so many times in so many seconds. Pure."""
+"""An allowance of requests, by name: so many in so many seconds. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Allowance:
-    """See the module's docstring. Not thread-safe.
+    """The requests that each name has made lately, against a limit. Not thread-safe.
 
     Attributes:
         times: that are allowed within `window_s`.

@@ -39,7 +39,9 @@ LOOK_S = 1.0  # between two looks whether a newer coordinator was started
 
 
 class Coordinator:
-    """See the module's docstring. Everything happens on the event loop.
+    """The coordinator of all jobs: it makes its parts, and hands them on.
+
+    Everything happens on the event loop.
 
     Attributes:
         service: for gRPC.
@@ -48,7 +50,7 @@ class Coordinator:
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         snapshots: Snapshots | None = None,
         *,
         store: SnapshotStore | None = None,
@@ -58,7 +60,7 @@ class Coordinator:
         """Begins with no jobs.
 
         Args:
-            shards: all of them.
+            fleet: all of them.
             snapshots: which jobs go back to where servers lose state; None: they are lost.
             store: where snapshots are written; None: none are taken.
             policy: when they are taken.
@@ -66,16 +68,16 @@ class Coordinator:
         """
         self._on_fenced = on_fenced
         self._looking: asyncio.Task[None] | None = None
-        self._shards = shards
+        self._fleet = fleet
         self._states = states = StateStore()
         self._dropped = DroppedNames()
-        self._runners = JobRunners(shards, states, self._dropped)
+        self._runners = JobRunners(fleet, states, self._dropped)
         self.runners = runners = self._runners.by_name
         live, self._late_joins = LiveExtras(states), LateJoins()
-        self._scheduler = SnapshotScheduler(shards, runners, states, store=store, policy=policy)
+        self._scheduler = SnapshotScheduler(fleet, runners, states, store=store, policy=policy)
         self._leases = LeaseWatch(runners, [live, self._scheduler])
         self._recovery = Recovery(
-            shards,
+            fleet,
             runners,
             states,
             self._runners.of,
@@ -83,9 +85,9 @@ class Coordinator:
             scheduler=self._scheduler,
             on_restored=self._leases.look,
         )
-        readers = Readers(shards, runners, live, on_join=self._recovery.check)
+        readers = Readers(fleet, runners, live, on_join=self._recovery.check)
         self._drops = Drops(
-            shards,
+            fleet,
             runners,
             states,
             self._dropped,
@@ -95,7 +97,7 @@ class Coordinator:
             scheduler=self._scheduler,
         )
         self._members = MemberStreams(
-            shards,
+            fleet,
             runners,
             self._runners.of,
             live=live,
@@ -106,7 +108,7 @@ class Coordinator:
             drops=self._drops,
         )
         self.service = CoordinatorService(
-            shards,
+            fleet,
             runners,
             states,
             live=live,
@@ -120,7 +122,7 @@ class Coordinator:
 
     def begin(self) -> None:
         """To be called once, on the event loop: jobs go on from their snapshots, and others are taken."""
-        generations = self._shards.standings.generations
+        generations = self._fleet.registry.generations
         if generations.lasting:
             look = partial(self._look, generations)
             self._looking = watched.endless_task("looking for a newer coordinator", look, log=logger)
@@ -164,14 +166,14 @@ class Coordinator:
                     await runner.settle()
         idle = all(runner.idle for runner in self.runners.values())
         if idle:
-            await self._shards.drain()
+            await self._fleet.drain()
         return idle
 
     def dump(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What a successor goes on with, once this one is drained: for JSON, and bytes by name."""
         facts = {
             "rooms": self._runners.dump(),
-            "shards": self._shards.dump(),
+            "shards": self._fleet.dump(),
             "dropped": self._dropped.dump(),
         }
         return facts, self._states.dump()
@@ -184,7 +186,7 @@ class Coordinator:
         tables = [
             (runner.job.spec, spec) for runner in self.runners.values() for spec in runner.job.open_tables
         ]
-        self._shards.load(facts["shards"], tables)
+        self._fleet.load(facts["shards"], tables)
         for runner in self.runners.values():
             runner.events.say(Event.RESTORE, hand_off="yes")
         self._leases.look()
@@ -199,4 +201,4 @@ class Coordinator:
         self._scheduler.stop()
         for runner in self.runners.values():
             runner.halt()
-        self._shards.close()
+        self._fleet.close()

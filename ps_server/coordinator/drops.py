@@ -29,7 +29,7 @@ AGAIN_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """What was dropped.
+    """A job that was dropped, for the person who asked.
 
     Attributes:
         state: that the job was in.
@@ -49,11 +49,11 @@ class Dropped:
 
 
 class Drops:
-    """See the module's docstring."""
+    """The drops of jobs that people ask for, one at a time for each job."""
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         runners: dict[str, JobRunner],
         states: StateStore,
         names: DroppedNames,
@@ -64,7 +64,7 @@ class Drops:
         scheduler: SnapshotScheduler,
     ) -> None:
         """Takes what knows of jobs; `store`: where snapshots are, None where none are taken."""
-        self._shards = shards
+        self._fleet = fleet
         self._runners = runners
         self._states = states
         self._store = store
@@ -102,7 +102,7 @@ class Drops:
             SnapshotFailed: its snapshots cannot be marked; nothing was dropped.
         """
         self.check(job)
-        self._shards.check_ready()
+        self._fleet.check_ready()
         asleep = self._recovery.sleeps(job)
         runner = self._runners.get(job)
         if runner is None and not asleep:
@@ -175,8 +175,8 @@ class Drops:
         left = True
         while left:
             try:
-                await self._shards.wait_complete(None)
-                await self._shards.order(order)
+                await self._fleet.wait_complete(None)
+                await self._fleet.order(order)
                 left = False
             except ServerNotReady as error:
                 logger.warning("%s; trying again", error)

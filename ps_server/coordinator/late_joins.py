@@ -37,7 +37,7 @@ LOOK_S = 0.02  # between two looks whether an order was carried out
 
 
 class LateJoins:
-    """See the module's docstring. Of all jobs; one is under way in a job at a time."""
+    """The late joins of all jobs; one is under way in a job at a time."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(secrets.randbits(32))

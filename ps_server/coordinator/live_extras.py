@@ -1,4 +1,4 @@
-"""What workers keep to themselves while they train, for who reads a job, and for who joins it.
+"""Live extras: state that workers keep to themselves while they train, for who reads a job or joins it.
 
 A reader gets what lies outside tables (buffers, parameters without an optimizer): the lowest live worker is
 asked, and puts its own as state `live` at the end of its next step. Who joins gets a position: that worker
@@ -63,7 +63,7 @@ class _Asked:
 
 
 class LiveExtras:
-    """See the module's docstring."""
+    """The requests for extras of workers that train, and those who wait for them."""
 
     def __init__(self, states: StateStore) -> None:
         self._states = states
@@ -154,7 +154,7 @@ class LiveExtras:
             JobUnknown: it has not.
         """
         name = POSITION if begins else LIVE
-        blob = self._states.take(job, name)
+        blob = self._states.pop(job, name)
         self._answer((job, name), member, SavedExtras(blob=blob, origin="live", step=step))
 
     def gone(self, job: str, member: Member) -> None:

@@ -51,11 +51,11 @@ JOIN_LIMIT_S = 10.0
 
 
 class MemberStreams:
-    """See the module's docstring."""
+    """The streams of all members of all jobs: each stream, and what follows from its messages."""
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         runners: Mapping[str, JobRunner],
         runner_of: Callable[[spec_pb2.Job], JobRunner],
         *,
@@ -67,7 +67,7 @@ class MemberStreams:
         drops: Drops,
     ) -> None:
         """Nobody has come yet; `runner_of` gives the runner of a job, a new one if need be."""
-        self._shards = shards
+        self._fleet = fleet
         self._runners = runners
         self._runner_of = runner_of
         self._live = live
@@ -91,7 +91,7 @@ class MemberStreams:
             runner, member, mailbox, stream = await self._begin(messages)
         except PsError as error:
             level = logging.DEBUG if error.retryable else logging.WARNING
-            self._shards.own.complaints.say(level, "a worker", "join refused: %s", error)
+            self._fleet.own.complaints.say(level, "a worker", "join refused: %s", error)
             yield pb.MemberReply(refused=refused_to_proto(error))
             return
         reading = watched.task(
@@ -137,7 +137,7 @@ class MemberStreams:
     async def _join(self, join: pb.Join) -> tuple[JobRunner, Member, Mailbox, Stream]:
         check_protocol(join.protocol)
         gatekeeper.check_job(join.job.name)
-        self._shards.check_ready()
+        self._fleet.check_ready()
         self._check_recovered(join.job.name)
         wanted = check_spec(join.job)
         lease_s = check_lease(join.lease_s)
@@ -246,15 +246,17 @@ class MemberStreams:
                     if spec is not None:
                         self._late_joins.make_table(runner, member, spec, message.make_table.table)
                     else:
-                        self._take(message, runner, member, mailbox)
+                        self._receive(message, runner, member, mailbox)
         except PsError as error:
             peer = f"job {runner.job.name} worker {member.worker}"
-            self._shards.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
+            self._fleet.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
             mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
         except grpc.aio.AioRpcError as error:
             logger.debug("job %s worker %d: stream broke: %s", runner.job.name, member.worker, error)
 
-    def _take(self, message: pb.MemberRequest, runner: JobRunner, member: Member, mailbox: Mailbox) -> None:
+    def _receive(
+        self, message: pb.MemberRequest, runner: JobRunner, member: Member, mailbox: Mailbox
+    ) -> None:
         job = runner.job
         match message.WhichOneof("kind"):
             case "heartbeat":
@@ -324,7 +326,7 @@ def worker_status(runner: JobRunner, member: Member, now_s: float) -> pb.WorkerS
 
 def _refused_by(bug: Exception) -> pb.MemberReply:
     """What a worker is told whose messages nobody takes any more."""
-    return pb.MemberReply(refused=refused_to_proto(InternalError(f"{type(bug).__name__}: {bug}")))
+    return pb.MemberReply(refused=refused_to_proto(InternalError.of(bug)))
 
 
 def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:

@@ -37,18 +37,18 @@ LIVE_LIMIT_S = 10.0  # for a worker's next step
 
 
 class Readers:
-    """See the module's docstring."""
+    """The readers of all jobs, each with a number of its own."""
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         runners: Mapping[str, JobRunner],
         live: LiveExtras,
         *,
         on_join: Callable[[str], None],
     ) -> None:
         """Nobody reads yet; `on_join` hears of a reader of a job that is not here, and may refuse it."""
-        self._shards = shards
+        self._fleet = fleet
         self._runners = runners
         self._live = live
         self._on_join = on_join
@@ -69,7 +69,7 @@ class Readers:
             yield pb.ReadReply(refused=refused_to_proto(error))
             return
         number = next(self._numbers)
-        reader = _Reader(self._shards, self._runners, self._live, number, self._on_join)
+        reader = _Reader(self._fleet, self._runners, self._live, number, self._on_join)
         talking = watched.task(
             "serving a reader", reader.talk(messages), log=logger, failed=lambda _: reader.give_up()
         )
@@ -90,14 +90,14 @@ class _Reader:
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         runners: Mapping[str, JobRunner],
         live: LiveExtras,
         number: int,
         on_join: Callable[[str], None],
     ) -> None:
         self.replies: asyncio.Queue[pb.ReadReply | None] = asyncio.Queue(1)
-        self._shards = shards
+        self._fleet = fleet
         self._runners = runners
         self._live = live
         self._number = number
@@ -129,17 +129,17 @@ class _Reader:
                 await self._reply(refused=refused_to_proto(self._dismissed))
         except PsError as error:
             level = logging.DEBUG if error.retryable or isinstance(error, JobUnknown) else logging.WARNING
-            self._shards.own.complaints.say(level, "a reader", "refused: %s", error)
+            self._fleet.own.complaints.say(level, "a reader", "refused: %s", error)
             await self._reply(refused=refused_to_proto(error))
         except Exception as error:  # noqa: BLE001 - our bug: the reader must hear of it, not wait for ever
             logger.exception("bug while serving a reader")
-            await self._reply(refused=refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
+            await self._reply(refused=refused_to_proto(InternalError.of(error)))
         finally:
             reading.cancel()
             if self._job:
                 remove = pb.RemoveMember(job=self._job, worker=self._number, incarnation=1)
                 with suppress(PsError):  # the job is gone, or a shard is: so is its reader
-                    await self._shards.order(pb.Order(remove=remove), absent_ok=True)
+                    await self._fleet.order(pb.Order(remove=remove), absent_ok=True)
         if not self._over:
             await self.replies.put(None)
 
@@ -191,14 +191,14 @@ class _Reader:
             raise FrameMalformed("a reader's stream starts with a join")
         self._request, join = first.number, first.join
         check_protocol(join.protocol)
-        self._shards.check_ready()
+        self._fleet.check_ready()
         gatekeeper.check_job(join.job)
         if join.job not in self._runners:
             self._on_join(join.job)
         job = self._runner(join.job).job
         self._job = job.name
         admit = pb.AdmitMember(job=job.spec, worker=self._number, incarnation=1, reader=True)
-        await self._shards.order(pb.Order(admit=admit))
+        await self._fleet.order(pb.Order(admit=admit))
         index = self._number - FIRST_READER
         host = one_line(join.host, 255)
         logger.info("job %s: reader %d (host %s, pid %d) joins", job.name, index, host, join.pid)
@@ -207,7 +207,7 @@ class _Reader:
     async def _answer(self, request: pb.ReadRequest) -> None:
         match request.WhichOneof("kind"):
             case "table":
-                spec = self._shards.own.started_spec(self._job, request.table)
+                spec = self._fleet.own.started_spec(self._job, request.table)
                 await self._reply(table=table_to_proto(spec))
             case "cut":
                 cut = pb.Cut(job=self._job, table=request.cut, reader=self._number, number=request.number)
@@ -239,12 +239,12 @@ class _Reader:
 
     async def _hold(self, cut: pb.Cut, runner: JobRunner) -> bool:
         """From the hold to the end; the reader says `done` in between."""
-        holding = asyncio.create_task(self._shards.order(pb.Order(hold_cut=cut)))
+        holding = asyncio.create_task(self._fleet.order(pb.Order(hold_cut=cut)))
         unsent: dict[int, int] = {cut.table: 1}
         try:
             async with asyncio.timeout(CUT_LIMIT_S):
                 cut.clocks.update(clocks_of_cut(runner.job.gate.aggregates, await asyncio.shield(holding)))
-                await self._shards.order(pb.Order(arm_cut=cut))
+                await self._fleet.order(pb.Order(arm_cut=cut))
                 await self._reply(cut=cut)
                 await self._done(cut.number)
         except TimeoutError:
@@ -252,7 +252,7 @@ class _Reader:
         finally:
             await asyncio.gather(holding, return_exceptions=True)  # else it might come after the end
             with suppress(PsError):  # a shard that does not hear of it gives up by itself
-                unsent = await self._shards.order(pb.Order(end_cut=cut), absent_ok=True)
+                unsent = await self._fleet.order(pb.Order(end_cut=cut), absent_ok=True)
         return not unsent.get(cut.table)
 
     async def _done(self, number: int) -> None:

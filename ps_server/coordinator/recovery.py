@@ -1,4 +1,4 @@
-"""What becomes of jobs when servers come back without what they held: on the coordinator.
+"""Recovery of jobs when servers come back without what they held: on the coordinator.
 
 A shard that comes back empty, or a coordinator that does, takes all shards back to the last snapshot of each
 job, together: one that goes on with newer state beside one with older would be torn. A job without a snapshot
@@ -53,11 +53,11 @@ RESTORES, RESTORES_WITHIN_S = 4, 600.0  # that people may ask for, of one job
 
 
 class Recovery:
-    """See the module's docstring."""
+    """The recovery of jobs: each goes back to a snapshot, or ends with an error that says why."""
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         runners: dict[str, JobRunner],
         states: StateStore,
         runner_of: Callable[[spec_pb2.Job], JobRunner],
@@ -70,7 +70,7 @@ class Recovery:
         """Nothing goes back yet.
 
         Args:
-            shards: all of them.
+            fleet: all of them.
             runners: of all jobs.
             states: what workers keep outside tables.
             runner_of: makes a runner of a job.
@@ -81,7 +81,7 @@ class Recovery:
         """
         self._clock = clock
         self._restores = Allowance(RESTORES, RESTORES_WITHIN_S)
-        self._shards = shards
+        self._fleet = fleet
         self._runners = runners
         self._states = states
         self._runner_of = runner_of
@@ -246,7 +246,7 @@ class Recovery:
         self._scheduler.goes_back(name)
         if runner is not None:
             await runner.freeze()
-        await self._shards.wait_complete(None)
+        await self._fleet.wait_complete(None)
         await self._scheduler.over(name)
         self._pending.discard(name)  # all that was lost until here it goes back for now
         snapshots = self._saved(name)
@@ -288,8 +288,8 @@ class Recovery:
 
     async def _restore(self, saved: SavedJob) -> int:
         """All shards load their parts; returns the last incarnation that is over."""
-        generation = self._shards.raise_generation()
-        await self._shards.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
+        generation = self._fleet.raise_generation()
+        await self._fleet.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
         return floor_of(generation)
 
     def _go_on(self, runner: JobRunner, saved: SavedJob, floor: int) -> None:
@@ -307,7 +307,7 @@ class Recovery:
         runner = self._runners.get(name)
         if runner is None:  # nobody is there; some shards may have read their parts
             with suppress(PsError):
-                await self._shards.order(pb.Order(drop_job=pb.DropJob(job=name)))
+                await self._fleet.order(pb.Order(drop_job=pb.DropJob(job=name)))
             return
         error = why or self._is_lost(runner.job.name)
         runner.thaw([*runner.job.tell_all(error), *runner.job.drop()])

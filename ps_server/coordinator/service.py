@@ -48,11 +48,11 @@ LAST_LOOK_S = 0.5  # they are asked less and less often: a heartbeat costs 0.24 
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
-    """See the module's docstring. Used on the event loop only."""
+    """The gRPC methods of the coordinator: each decodes, calls and encodes. Used on the event loop only."""
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         runners: Mapping[str, JobRunner],
         states: StateStore,
         *,
@@ -65,7 +65,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         on_fenced: Callable[[Fenced], None],
     ) -> None:
         """Takes the coordinator's parts; `on_fenced` hears of a newer coordinator."""
-        self._shards = shards
+        self._fleet = fleet
         self._runners = runners
         self._states = states
         self._member_streams = member_streams
@@ -106,8 +106,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             raise FrameMalformed("a shard's stream starts with register") from None
         register = first.register
         try:
-            await self._shards.check_held(register)
-            outbox, lost = self._shards.register(register)
+            await self._fleet.check_held(register)
+            outbox, lost = self._fleet.register(register)
         except PsError as error:
             if isinstance(error, Fenced) and error.facts.get("coordinator"):
                 self._on_fenced(error)
@@ -126,7 +126,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 yield order
         finally:
             reading.cancel()
-            self._shards.unregister(register.shard, outbox)
+            self._fleet.unregister(register.shard, outbox)
 
     async def _read_follower(
         self,
@@ -137,11 +137,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         try:
             async for message in messages:
                 if message.WhichOneof("kind") == "norm":
-                    self._shards.reported(shard, norm_from_proto(message.norm))
+                    self._fleet.reported(shard, norm_from_proto(message.norm))
                 elif message.WhichOneof("kind") == "attendance":
-                    self._shards.reported(shard, attendance_from_proto(message.attendance))
+                    self._fleet.reported(shard, attendance_from_proto(message.attendance))
                 else:
-                    self._shards.answered(shard, message.done)
+                    self._fleet.answered(shard, message.done)
         except (grpc.aio.AioRpcError, FrameMalformed) as error:
             logger.debug("shard %d: stream broke: %s", shard, error)
         outbox.put_nowait(None)
@@ -158,10 +158,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             raise FrameMalformed("a state without chunks")
         key = first.key
         self._check_member(key)
-        with self._states.arriving(key.job, key.name[:64], key.worker) as take:
-            take(first.data)
+        with self._states.arriving(key.job, key.name[:64], key.worker) as receive:
+            receive(first.data)
             async for chunk in chunks:
-                take(chunk.data)
+                receive(chunk.data)
         return pb.PutStateReply()
 
     async def GetState(
@@ -338,7 +338,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         absent = [(name, state) for name, state in self._recovery.absent.items() if gatekeeper.sees(name)]
         for name, state in absent[:MAX_ABSENT_SHOWN]:
             jobs.append(pb.JobStatus(job=spec_pb2.Job(name=name), state=state))
-        return pb.StatusReply(num_shards=self._shards.num_shards, shards=self._shards.addresses, jobs=jobs)
+        return pb.StatusReply(num_shards=self._fleet.num_shards, shards=self._fleet.addresses, jobs=jobs)
 
     @staticmethod
     def _job_status(runner: JobRunner) -> pb.JobStatus:

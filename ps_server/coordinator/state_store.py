@@ -45,7 +45,7 @@ class StateStore:
             raise FrameMalformed(f"worker {worker} may put no state {name!r}")
         parts = bytearray()
 
-        def take(part: bytes) -> None:
+        def receive(part: bytes) -> None:
             if self._kept_bytes(job, name) + self._arriving[job] + len(part) > MAX_JOB_BYTES:
                 raise MemoryLimitExceeded(
                     f"state {name!r} of job {job} is too large: its states, and those under way, are over "
@@ -56,7 +56,7 @@ class StateStore:
 
         try:
             self._check_names(job, name)
-            yield take
+            yield receive
             self._check_names(job, name)  # others may have been put meanwhile
             self.put(job, name, bytes(parts))
         finally:
@@ -93,7 +93,7 @@ class StateStore:
             raise JobUnknown(f"job {job} keeps no state {name!r}", job=job, name=name)
         return blob
 
-    def take(self, job: str, name: str) -> bytes:
+    def pop(self, job: str, name: str) -> bytes:
         """What was put, which is not kept any more.
 
         Raises:

@@ -21,7 +21,7 @@ BATCH = 8  # jobs whose replies leave together, while others wait
 
 
 class ClosingPool:
-    """See the module's docstring. Jobs begin in the order in which they were given."""
+    """A pool of threads that close steps. Jobs begin in the order in which they were given."""
 
     def __init__(self) -> None:
         """Starts the threads; they end with `close`, or with the process."""
@@ -48,9 +48,9 @@ class ClosingPool:
     def _batch(self) -> bool:
         """Does some jobs; False: there will be none any more."""
         with corked():
-            for place in range(BATCH):
+            for index in range(BATCH):
                 try:
-                    job = self._jobs.get(block=place == 0)
+                    job = self._jobs.get(block=index == 0)
                 except queue.Empty:
                     break
                 if job is None:

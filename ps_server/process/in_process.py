@@ -170,7 +170,7 @@ async def _named(answer: Coroutine[Any, Any, Any], name: str, limit_s: float | N
         raise ServerUnreachable(f"the server in this process did not answer {name} in {limit_s} s") from None
     except Exception as error:
         logger.exception("bug while answering %s", name)
-        raise InternalError(f"{type(error).__name__}: {error}") from error
+        raise InternalError.of(error) from error
 
 
 class _Requests:
@@ -203,7 +203,7 @@ class _Requests:
 
 
 class _Replies:
-    """What an asynchronous generator yields on the event loop, for another thread."""
+    """The items that an asynchronous generator yields on the event loop, for another thread."""
 
     def __init__(
         self, replies: AsyncIterator[Any], name: str, limit_s: float | None, loop: asyncio.AbstractEventLoop

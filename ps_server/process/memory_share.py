@@ -1,4 +1,4 @@
-"""How much memory a server may take for tables where nobody says: a share of what this process can have.
+"""The default memory limit of a server's tables: a share of the memory that this process can have.
 
 That is the machine's, or less where a cgroup (of a container, of a batch system) has a limit: version 1 or 2.
 """

@@ -59,7 +59,7 @@ READINESS = "readiness"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What a person typed, checked.
+    """The options of a server that a person typed, checked.
 
     Attributes:
         shard: number of this shard.

@@ -17,7 +17,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 
 class ShardZero:
-    """See the module's docstring, and `OwnShard` for the methods."""
+    """A `Shard` as the coordinator's own shard; `OwnShard` describes the methods."""
 
     def __init__(self, shard: Shard, generation: int) -> None:
         """Takes the shard, which is of the coordinator's generation from now on, with what it holds."""

@@ -1,4 +1,4 @@
-"""Who makes a call: an interceptor that looks at its token, and what the methods of services ask of it.
+"""Authentication of calls: an interceptor that looks at tokens, and what service methods ask of it.
 
 Every method but the health service's needs a token where the server has one. Which job a call is about is in
 its messages, so methods ask `check_job`. Wrong tokens cost little: each is answered late, few at a time, and
@@ -44,7 +44,7 @@ def sees(job: str) -> bool:
 
 
 class Gatekeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """See the module's docstring. Used on the event loop only."""
+    """The check of each call's token, and whose call it is. Used on the event loop only."""
 
     def __init__(self, check: TokenCheck, on_refused: Callable[[], None]) -> None:
         """Takes what a call must carry; `on_refused` counts."""

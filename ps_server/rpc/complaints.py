@@ -25,7 +25,10 @@ class _Window:
 
 
 class Complaints:
-    """See the module's docstring. Thread-safe; `_lock` guards the windows, logging is done outside of it."""
+    """A log of refusals with a limit for each peer.
+
+    Thread-safe; `_lock` guards the windows, logging is done outside of it.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         """Nothing was said yet."""

@@ -102,5 +102,5 @@ async def _abort(error: Exception, context: grpc.aio.ServicerContext) -> None:
         raise error
     if not isinstance(error, PsError):
         logger.exception("bug while answering a call", exc_info=error)
-        error = InternalError(f"{type(error).__name__}: {error}")
+        error = InternalError.of(error)
     await context.abort(code_of(error), one_line(error.message, MAX_DETAILS), metadata_of(error))

@@ -1,4 +1,4 @@
-"""Who has connected to one listener and has not said HELLO yet: few, and not for long.
+"""Connections to one listener that have not said HELLO yet: few, and not for long.
 
 Each costs a thread and a few hundred bytes. Where there are too many, the oldest goes: who means well says
 HELLO at once, so a newcomer is the better guess, and idle strangers shut nobody out.
@@ -14,30 +14,33 @@ MAX_STRANGERS = 256
 
 
 class Greeting:
-    """See the module's docstring. Thread-safe."""
+    """The set of connections that are still greeting; the oldest is severed where there are too many.
 
-    def __init__(self, on_cut: Callable[[], None], most: int | None = None) -> None:
-        """Nobody yet, and never more than `most`; `on_cut` is called for each that has to go."""
+    Thread-safe.
+    """
+
+    def __init__(self, on_sever: Callable[[], None], most: int | None = None) -> None:
+        """Nobody yet, and never more than `most`; `on_sever` is called for each that has to go."""
         self._most = most
-        self._on_cut = on_cut
+        self._on_sever = on_sever
         self._lock = threading.Lock()
-        self._cuts: dict[Hashable, Callable[[], None]] = {}  # oldest first
+        self._severs: dict[Hashable, Callable[[], None]] = {}  # oldest first
 
     def __len__(self) -> int:
-        return len(self._cuts)
+        return len(self._severs)
 
-    def enter(self, stranger: Hashable, cut: Callable[[], None]) -> None:
-        """One more; `cut` ends its connection, on any thread, without blocking."""
+    def enter(self, stranger: Hashable, sever: Callable[[], None]) -> None:
+        """One more; `sever` ends its connection, on any thread, without blocking."""
         gone = None
         with self._lock:
-            if len(self._cuts) >= (MAX_STRANGERS if self._most is None else self._most):
-                gone = self._cuts.pop(next(iter(self._cuts)))
-            self._cuts[stranger] = cut
+            if len(self._severs) >= (MAX_STRANGERS if self._most is None else self._most):
+                gone = self._severs.pop(next(iter(self._severs)))
+            self._severs[stranger] = sever
         if gone is not None:
-            self._on_cut()
+            self._on_sever()
             gone()
 
     def leave(self, stranger: Hashable) -> None:
         """It is none any more, for whatever reason; it may have left already."""
         with self._lock:
-            self._cuts.pop(stranger, None)
+            self._severs.pop(stranger, None)

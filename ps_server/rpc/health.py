@@ -26,7 +26,7 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """See the module's docstring."""
+    """The health service of this process, with bounds on what strangers ask of it."""
 
     def __init__(self, on_refused: Callable[[], None]) -> None:
         """Serves nothing yet; `on_refused` counts who has to go."""

@@ -37,7 +37,7 @@ KEPT_ANSWERS = 4096  # four for each job that a service has; one that comes agai
 
 
 class Follower:
-    """See the module's docstring. Orders of one job are carried out one after the other, jobs side by side.
+    """A shard's end of the stream of orders. Orders of one job are carried out in turn, jobs side by side.
 
     `_lock` guards `done` while orders are carried out; nothing else is taken under it.
 
@@ -158,7 +158,7 @@ class Follower:
             await call.initial_metadata()
             self._report_to(answers)
             async for order in call:
-                await self._take(order, answers)
+                await self._receive(order, answers)
         finally:
             answers.put_nowait(None)
             call.cancel()
@@ -175,7 +175,7 @@ class Follower:
 
         self._shard.on_norm, self._shard.on_attendance = report, attend
 
-    async def _take(self, order: pb.Order, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
+    async def _receive(self, order: pb.Order, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
         match order.WhichOneof("kind"):
             case "granted":  # the first one
                 await self._settled()  # else what is void is carried out after it was dropped

@@ -1,4 +1,4 @@
-"""When Python's collector of cyclic garbage looks through all objects: not while a table is opened.
+"""Collections of cyclic garbage by Python: none looks through all objects while a table is opened.
 
 It holds the interpreter's lock for as long as there are objects, and looks again whenever they have grown by
 a quarter: twelve times, 2.7 s of processor time in all, while a table of 32,768 partitions is opened, and the

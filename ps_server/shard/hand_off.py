@@ -52,7 +52,7 @@ _File: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
-    """What a process has from the one before it.
+    """The state that a process has from the one before it.
 
     Attributes:
         boot: of the predecessor; stands for what it held.

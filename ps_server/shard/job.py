@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from ps_server.agreement.gate import Gate, gate_of
 from ps_server.agreement.refusals import evicted, rolled_back
 from ps_server.events import Event, line_of
 from ps_server.log import logger
@@ -30,7 +31,7 @@ class Retirable(Protocol):
         """Takes no more frames; waits for the one that is being taken."""
         ...
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         """Ends the connection at once, once it is retired, and frees what it holds. Never blocks."""
         ...
 
@@ -40,6 +41,7 @@ class ShardJob:
     """A job's part on this shard.
 
     Attributes:
+        gate: of its consistency model.
         members: worker -> (incarnation, first step by table); those in the gates.
         known: worker -> live incarnation; members, and those who may only read.
         tokens: (worker, incarnation) -> tokens good for one connection each.
@@ -67,6 +69,10 @@ class ShardJob:
     events: Counter[str] = field(default_factory=Counter)
     floor: int = 0
     floor_step: int = 0
+    gate: Gate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gate = gate_of(self.consistency)
 
     def copy(self) -> ShardJob:
         """Of this moment, with the same tables and connections: for who reads it without the lock."""

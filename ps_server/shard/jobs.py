@@ -9,7 +9,7 @@ from ps_wire.errors import JobUnknown
 
 
 class ShardJobs:
-    """See the module's docstring.
+    """The jobs on a shard by name, and the lock that guards them.
 
     Attributes:
         lock: guards `by_name` and what is in its entries; never held while tensors are worked on.

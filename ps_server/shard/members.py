@@ -1,4 +1,4 @@
-"""Who belongs to the jobs on a shard, as the coordinator orders it.
+"""Members of the jobs on a shard, let in and taken out as the coordinator orders it.
 
 An incarnation that was fenced may do nothing any more, here or over a connection that it opens later; the
 verdict, which all shards get after all have fenced it, says which of its pushes count. It must not know
@@ -18,7 +18,7 @@ from ps_wire.spec.nonfinite import NonFinite
 
 
 class ShardMembers:
-    """See the module's docstring. Thread-safe."""
+    """The changes of membership on a shard: admit, fence, remove. Thread-safe."""
 
     def __init__(self, jobs: ShardJobs) -> None:
         self._jobs = jobs
@@ -124,7 +124,7 @@ class ShardMembers:
                 entry.say(Event.DROP, worker=worker, incarnation=incarnation, pushes=dropped)
             session = entry.expelled.pop(worker, None)
         if session is not None:
-            session.cut()  # it hears why when it connects again
+            session.sever()  # it hears why when it connects again
         return newest
 
     def enter(self, *, job: str, table: int, worker: int, incarnation: int, step: int) -> None:

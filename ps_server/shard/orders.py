@@ -28,7 +28,7 @@ def execute_order(shard: Shard, order: pb.Order) -> pb.OrderDone:
         done.refused.CopyFrom(refused_to_proto(error))
     except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it, not wait for ever
         logger.exception("bug while carrying out an order")
-        done.refused.CopyFrom(refused_to_proto(InternalError(f"{type(error).__name__}: {error}")))
+        done.refused.CopyFrom(refused_to_proto(InternalError.of(error)))
     else:
         if isinstance(found, pb.Saved):
             done.saved.CopyFrom(found)
@@ -125,7 +125,7 @@ def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
 def _drop_job(shard: Shard, order: pb.DropJob, _number: int) -> Figures:
     before = shard.end(order.job)
     for session in before.connections() if before is not None else ():
-        session.cut()  # what it holds of the job is free, also where its worker hangs
+        session.sever()  # what it holds of the job is free, also where its worker hangs
     return {}
 
 

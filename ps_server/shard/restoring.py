@@ -43,7 +43,7 @@ def restore(
     with shard.open_part(job.name, snapshot, tables) as read:
         before = shard.end(job.name)
         for session in before.connections() if before is not None else ():
-            session.cut()  # it hears why when it connects again
+            session.sever()  # it hears why when it connects again
         shard.generation = generation
         shard.put(
             ShardJob(

@@ -19,7 +19,7 @@ from ps_wire.v1 import shard_pb2_grpc as rpc
 
 
 class ShardService(rpc.ShardServicer):
-    """See the module's docstring.
+    """The gRPC methods of a shard: each decodes, calls and encodes.
 
     Attributes:
         ready: whether this shard serves.
@@ -67,7 +67,7 @@ class ShardService(rpc.ShardServicer):
         async for message in request_iterator:
             if loading is None:
                 loading = optimizer_state.Loading(self._table(message.key, writes=True))
-            await asyncio.to_thread(loading.take, message)
+            await asyncio.to_thread(loading.receive, message)
         if loading is not None:  # else a shard without partitions of the table
             loading.end()
         return pb.LoadStateReply()
@@ -83,7 +83,7 @@ class ShardService(rpc.ShardServicer):
             arriving = await asyncio.to_thread(self._shard.snapshots.arrive, file)
             try:
                 async for chunk in chunks:
-                    await asyncio.to_thread(arriving.take, chunk.data)
+                    await asyncio.to_thread(arriving.receive, chunk.data)
                 await asyncio.to_thread(arriving.end)
             except BaseException:
                 arriving.abandon()

@@ -17,7 +17,6 @@ import torch
 
 from ps_server.agreement.attendance import Choice, TableAttendance
 from ps_server.agreement.clipping import Norm
-from ps_server.agreement.gate import gate_of
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.rpc.complaints import Complaints
@@ -54,7 +53,7 @@ MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are
 
 
 class Shard:
-    """See the module's docstring. Thread-safe.
+    """One shard: jobs, tables, tokens and memory behind one lock of jobs. Thread-safe.
 
     Attributes:
         members: of its jobs.
@@ -137,7 +136,7 @@ class Shard:
                 spec=spec,
                 plan=plan,
                 shard=self.index,
-                gate=gate_of(entry.consistency),
+                gate=entry.gate,
                 nonfinite=entry.nonfinite,
                 opening=opening,
                 make_optimizer=self._make_optimizer,
@@ -276,9 +275,9 @@ class Shard:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
             kept = entry.tokens.get((worker, incarnation), [])
-            for place, known in enumerate(kept):
+            for index, known in enumerate(kept):
                 if hmac.compare_digest(known, token):
-                    del kept[place]
+                    del kept[index]
                     return
         raise StrangerRefused(f"{whose}: this token is used up, or others have been given out since")
 
@@ -396,9 +395,8 @@ class Shard:
         )
 
     def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
-        gate = gate_of(job.consistency)
-        kept = min(gate.backup, job.num_workers)  # weights that late workers work on
-        staged = job.num_workers if gate.aggregates else 0  # gradients that wait for their step
+        kept = min(job.gate.backup, job.num_workers)  # weights that late workers work on
+        staged = job.num_workers if job.gate.aggregates else 0  # gradients that wait for their step
         total = CELL_BYTES * plan.count_of_shard(self.index)
         for bucket in plan.buckets:
             start, end = bucket.slice_bounds(self.index)
@@ -409,7 +407,7 @@ class Shard:
 
 def _counted(job: ShardJob) -> str:
     """What `_needed_bytes` counts, for people."""
-    if gate_of(job.consistency).aggregates:
+    if job.gate.aggregates:
         return f"weights, optimizer state and one slice for each of {job.num_workers} workers"
     return "weights and optimizer state"
 

@@ -113,7 +113,7 @@ class Outlet(Protocol):
         """
         ...
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         """Ends the connection at once, whatever is still queued. Never blocks; thread-safe."""
         ...
 

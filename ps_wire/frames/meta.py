@@ -15,8 +15,8 @@ _CLOCK = struct.Struct("<IQ")
 def bitmap(present: Sequence[bool]) -> bytes:
     """Of a PUSH. Bit i is piece i, lowest bit first."""
     packed = bytearray(-(-len(present) // 8))
-    for place, flag in enumerate(present):
-        packed[place >> 3] |= flag << (place & 7)
+    for index, flag in enumerate(present):
+        packed[index >> 3] |= flag << (index & 7)
     return bytes(packed)
 
 
@@ -31,7 +31,7 @@ def read_bitmap(meta: bytes | memoryview, num_pieces: int) -> tuple[bool, ...]:
     needed = -(-num_pieces // 8)
     if len(meta) != needed:
         raise FrameMalformed(f"a bitmap of {num_pieces} pieces has {needed} bytes, got {len(meta)}")
-    return tuple(bool(meta[place >> 3] >> (place & 7) & 1) for place in range(num_pieces))
+    return tuple(bool(meta[index >> 3] >> (index & 7) & 1) for index in range(num_pieces))
 
 
 def listed(indices: Sequence[int]) -> bytes:

@@ -54,7 +54,7 @@ class FrameQueue(Generic[Queued]):
             key = (self._line, 0, self._count)
         heapq.heappush(self._heap, (*key, queued))
 
-    def take_last(self) -> list[Queued]:
+    def pop_last(self) -> list[Queued]:
         """Takes the frames of the kind that may overtake that stand behind all others, in their order."""
         last = [entry for entry in self._heap if entry[0] > self._line]
         if last:

@@ -23,7 +23,7 @@ def pack(partition: int, entries: Iterable[tuple[int, str, torch.Tensor]]) -> It
 
     Args:
         partition: its number.
-        entries: place of the piece in the partition, name, tensor on the CPU. They are copied.
+        entries: index of the piece in the partition, name, tensor on the CPU. They are copied.
     """
     message, used = pb.PartitionState(partition=partition), 0
     for piece, name, value in entries:

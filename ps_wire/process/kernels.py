@@ -94,7 +94,7 @@ class Kernels:
 
         Args:
             gradient: shape (E,), float32, contiguous, as all of them.
-            weights: those of before.
+            weights: those before the step.
             out: those of after; no memory of `weights`.
             first: moment, changed in place.
             second: moment, changed in place.

@@ -99,7 +99,7 @@ class Field:
         """The values of a list of at most so many."""
         if not isinstance(self.value, list | tuple) or len(self.value) > most:
             raise self.refuse(f"a list of at most {most}")
-        return [Field(value, f"{self.path}[{place}]") for place, value in enumerate(self.value)]
+        return [Field(value, f"{self.path}[{index}]") for index, value in enumerate(self.value)]
 
     def tuple(self, size: int) -> list[Field]:
         """The values of a list of so many."""

@@ -17,7 +17,7 @@ MAX_PLACES = 1 << 18  # shares of all these epochs; likewise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedEpoch:
-    """See the module's docstring.
+    """An epoch of a loader in a snapshot: its workers, their positions, and the shares that are left.
 
     Attributes:
         loader: its number.

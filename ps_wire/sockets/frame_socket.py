@@ -133,15 +133,15 @@ class FrameSocket:
         """Sends buffers, then small ones in one piece."""
         if last := b"".join(small):
             buffers = [*buffers, last]
-        place = 0
+        index = 0
         try:
-            while place < len(buffers):
-                sent = self._socket.sendmsg(buffers[place : place + MAX_BUFFERS])
-                while place < len(buffers) and sent >= len(buffers[place]):
-                    sent -= len(buffers[place])
-                    place += 1
+            while index < len(buffers):
+                sent = self._socket.sendmsg(buffers[index : index + MAX_BUFFERS])
+                while index < len(buffers) and sent >= len(buffers[index]):
+                    sent -= len(buffers[index])
+                    index += 1
                 if sent:
-                    buffers[place] = memoryview(buffers[place])[sent:]
+                    buffers[index] = memoryview(buffers[index])[sent:]
         except OSError as error:
             raise ConnectionLost(f"sending: {error.strerror or error}") from None
 
@@ -232,14 +232,14 @@ class FrameSocket:
 
     def _fill(self, part: memoryview, until_s: float | None) -> None:
         """Fills a part of a frame, first from what is buffered."""
-        place = min(len(part), self._end - self._start)
-        part[:place] = memoryview(self._buffer)[self._start : self._start + place]
-        self._start += place
-        while place < len(part):
-            count = _in_time(self._socket, self._read_whole, part[place:], until_s)
+        filled = min(len(part), self._end - self._start)
+        part[:filled] = memoryview(self._buffer)[self._start : self._start + filled]
+        self._start += filled
+        while filled < len(part):
+            count = _in_time(self._socket, self._read_whole, part[filled:], until_s)
             if count == 0:
                 raise ConnectionLost("the stream ended inside a frame")
-            place += count
+            filled += count
 
     def _read_whole(self, view: memoryview) -> int:
         return self._socket.recv_into(view, 0, _WHOLE)
@@ -272,7 +272,7 @@ class FrameSocket:
         """Nothing more is sent; the other end sees the end of the stream behind what was."""
         self._shut(socket.SHUT_WR)
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         """Ends both directions at once; whoever sends or receives returns. Any thread."""
         self._shut(socket.SHUT_RDWR)
 
@@ -302,7 +302,7 @@ def _in_time(
     return count
 
 
-def take_batch(queued: FrameQueue[Queued], bytes_of: Callable[[Queued], int]) -> list[Queued]:
+def pop_batch(queued: FrameQueue[Queued], bytes_of: Callable[[Queued], int]) -> list[Queued]:
     """Takes from the front of a queue what may leave together; `bytes_of` it travel as payload."""
     taken: list[Queued] = []
     while queued and len(taken) < BATCH_FRAMES:

@@ -3,7 +3,7 @@
 Two threads may not use one TLS connection at the same time, and a data connection has one that sends and one
 that receives. So each has a TLS connection of its own, whose other direction is used for the handshake only.
 The connecting end draws a number and says it on both, so that the accepting end finds the halves that belong
-together; nobody else knows it. A pair lives and dies together: where one half breaks, the other is cut.
+together; nobody else knows it. A pair lives and dies together: where one half breaks, the other is severed.
 
 It must not know what frames are. The end of a stream is TCP's, without TLS's own: a frame that is cut off is
 noticed by its length, and one that never came by its missing answer.
@@ -85,18 +85,18 @@ class TlsSocket:
     def recv_into(self, buffer: memoryview | bytearray, nbytes: int = 0, flags: int = 0) -> int:
         """Receives at least a byte, with MSG_WAITALL all that fits; fewer at the end of the stream."""
         view = memoryview(buffer)[: nbytes or None]
-        place = 0
+        filled = 0
         try:
-            while place < len(view):
-                count = self._receiving.recv_into(view[place:])  # at most a record
-                place += count
+            while filled < len(view):
+                count = self._receiving.recv_into(view[filled:])  # at most a record
+                filled += count
                 if not count or not flags & _WHOLE:
                     break
         except OSError as error:
             if not ran_out(error):
                 self.shutdown(socket.SHUT_RDWR)
             raise
-        return place
+        return filled
 
     def settimeout(self, limit_s: float | None) -> None:
         """For receiving; sending has no limit."""
@@ -124,9 +124,9 @@ class TlsSocket:
 
     def shutdown(self, how: int) -> None:
         """SHUT_WR ends what is sent; SHUT_RDWR ends everything at once, on any thread."""
-        cut(self._sending, how)
+        sever(self._sending, how)
         if how == socket.SHUT_RDWR:
-            cut(self._receiving, how)
+            sever(self._receiving, how)
 
     def close(self) -> None:
         """Frees both; no thread may be using them."""
@@ -142,7 +142,7 @@ def ran_out(error: OSError) -> bool:
     return isinstance(error, TimeoutError) and error.errno is None
 
 
-def cut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+def sever(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     """Shuts the TCP connection below; whoever sends or receives on it returns. Any thread."""
     with contextlib.suppress(OSError):
         # SSLSocket's own method takes the TLS state from under the thread that uses it

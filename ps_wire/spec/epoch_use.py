@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochUse:
-    """What became of the samples of an epoch of a loader, on all workers.
+    """Counts of the samples of an epoch of a loader, over all workers.
 
     Attributes:
         loader: its number, in the order in which workers make them.

@@ -135,9 +135,9 @@ class Plan:
         if not 0 <= index < self.num_partitions:
             raise IndexError(f"partition {index}; the plan has {self.num_partitions}")
         bucket = self.buckets[bisect_right(self._starts, index) - 1]
-        shard, place = divmod(index - bucket.first_partition, bucket.partitions_per_slice)
+        shard, index_in_slice = divmod(index - bucket.first_partition, bucket.partitions_per_slice)
         start, end = bucket.slice_bounds(shard)
-        offset = start + place * bucket.partition_numel
+        offset = start + index_in_slice * bucket.partition_numel
         numel = min(bucket.partition_numel, end - offset)
         return Partition(index=index, bucket=bucket.index, shard=shard, offset=offset, numel=numel)
 

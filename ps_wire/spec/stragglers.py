@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowness:
-    """What a worker does in one step, beside its own work.
+    """The delay of a worker in one step, beside its own work.
 
     Attributes:
         factor: the step's compute takes so many times as long as by itself.

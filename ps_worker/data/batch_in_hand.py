@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BatchInHand:
-    """Whether the next step of an optimizer or a table sends anything, and how many are taken again.
+    """The batch that a script trains on: whether its step sends anything, and how many are taken again.
 
     Attributes:
         behind: steps that the script takes again, and that the job has: nothing of them leaves.

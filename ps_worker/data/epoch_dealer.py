@@ -21,7 +21,7 @@ from ps_worker.data.position import Position
 
 
 class PieceSource(Protocol):
-    """Where pieces come from."""
+    """A source of pieces of an epoch."""
 
     @property
     def incarnation(self) -> int:

@@ -20,7 +20,7 @@ from ps_wire.spec.epochs import EpochPiece
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How N samples are dealt to W workers.
+    """The rule by which N samples are dealt to W workers.
 
     Attributes:
         num_samples: N.

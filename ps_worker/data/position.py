@@ -50,7 +50,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """Where a script is in its data, between two of its steps.
+    """The positions of a script in its data, between two of its steps.
 
     Attributes:
         epoch: of its loop over `worker.epochs`, counted over all its loops; None where it has none.
@@ -104,7 +104,7 @@ class Positions:
         return cls(
             epoch=numbers["epoch"],
             loaders=loaders,
-            worker=numbers.get("worker", -1),  # a snapshot of before has only the first two
+            worker=numbers.get("worker", -1),  # a snapshot of an older release has only the first two
             steps=dict(numbers.get("steps", ())),
             clocks=dict(numbers.get("clocks", ())),
             inside=numbers.get("inside", True),

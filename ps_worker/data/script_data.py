@@ -131,7 +131,7 @@ class ScriptData:
     def take_up(self, at: Positions) -> None:
         """The script goes on where another process was: its loop at that epoch, and there its loaders.
 
-        A script that has no such loop goes on with its own counts of epochs; those of before are empty.
+        A script that has no such loop goes on with its own counts of epochs; those before `at` are empty.
         """
         self.drop_batch()
         self._taken = at.loaders

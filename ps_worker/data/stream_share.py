@@ -26,7 +26,7 @@ from ps_wire.spec.epochs import EpochPiece
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamShare:
-    """How a stream is dealt to one worker.
+    """The rule by which a stream is dealt to one worker.
 
     Attributes:
         worker: whose share it is.

@@ -1,4 +1,4 @@
-"""What is under way in one table between this worker and all shards.
+"""Traffic of one table that is under way between this worker and all shards.
 
 It must not know modules, optimizers or sockets.
 """

@@ -297,7 +297,7 @@ class Exchange:
 
     # -- from connections ------------------------------------------------------------------------------
 
-    def take(self, frame: wire.Frame) -> None:
+    def receive(self, frame: wire.Frame) -> None:
         """A frame of a shard about this table; on the connection's thread."""
         if frame.partition >= self.plan.num_partitions:
             self.fail(FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none"))
@@ -306,7 +306,7 @@ class Exchange:
                 self._tell(self._traffic, frame)  # first: who waits for the ACK goes on then
             self.in_flight.answered(frame)
         elif frame.kind is wire.Kind.PULLED:
-            self._take_pulled(frame)
+            self._receive_pulled(frame)
         elif frame.kind is wire.Kind.SHARE:
             self.sharing.receive(frame)
 
@@ -329,7 +329,7 @@ class Exchange:
                 abstained=bool(ack.flags & wire.ABSTAINED),
             )
 
-    def _take_pulled(self, frame: wire.Frame) -> None:
+    def _receive_pulled(self, frame: wire.Frame) -> None:
         index = frame.partition
         if not self.in_flight.expects(frame):
             return  # answered already, on a connection that has gone since

@@ -62,12 +62,12 @@ class Exchanges:
     # -- from connections ------------------------------------------------------------------------------
 
     @trace.traced("take an answer")
-    def take(self, frame: wire.Frame) -> None:
-        """See `Peer.take`."""
+    def receive(self, frame: wire.Frame) -> None:
+        """See `Peer.receive`."""
         with self._lock:
             exchange = self._exchanges.get(frame.table)
         if exchange is not None and frame.kind is not wire.Kind.HELLO:
-            exchange.take(frame)
+            exchange.receive(frame)
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """See `Peer.landing`."""

@@ -154,7 +154,7 @@ class InFlight:
     def ask(self, step: int, flags: int = 0, *, nothing: bool = False) -> list[Asked | None]:
         """All weights are asked for at this clock, first layers first; returns what of each shard.
 
-        Waits until who reads the weights of before has copied them.
+        Waits until who reads the weights of the version before has copied them.
 
         Args:
             step: the worker's clock, or the number of a reader's cut.

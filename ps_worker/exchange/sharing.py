@@ -1,4 +1,4 @@
-"""What a worker and its shards tell each other of the memory of one table that they share.
+"""The handshake between a worker and its shards over the memory of one table that they share.
 
 Where a shard cannot share its weights of a table that would be mapped, or the worker cannot map them, they
 arrive as payload, in the memory where they would have been seen. It must not know pushes, pulls or

@@ -6,21 +6,20 @@ when a connection breaks: a dump is only read, a load sets the same again. It mu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ps_wire.errors import PsError, StartLimitExceeded
+from ps_wire.errors import StartLimitExceeded
 from ps_wire.spec.plan import Plan
 from ps_wire.v1 import shard_pb2 as pb
 from ps_wire.v1.shard_pb2_calls import ShardCalls
 from ps_worker.membership.membership import Membership
 from ps_worker.model.optimizer_state import Gathering, Scattering
+from ps_worker.process.retry import PAUSE_S, Retry
 from ps_worker.settings import Settings
 
-RETRY_S = 0.2
 STATE_LIMIT_S = 600.0  # of one call, which may carry gigabytes; a peer that is gone ends it after seconds
 
 
@@ -56,7 +55,7 @@ class OptimizerStateCalls:
 
         def call(stub: ShardCalls) -> None:
             for message in stub.Dump(request, timeout=STATE_LIMIT_S):
-                gathering.take(message)
+                gathering.receive(message)
 
         for shard in range(plan.num_shards):
             self._call(shard, call)
@@ -103,18 +102,8 @@ class OptimizerStateCalls:
         )
 
     def _call(self, shard: int, call: Callable[[ShardCalls], None]) -> None:
-        broken_s: float | None = None
-        while True:
-            try:
-                call(self._calls_of(shard))
-            except PsError as refused:
-                now_s = time.monotonic()
-                broken_s = now_s if broken_s is None else broken_s
-                if not refused.retryable or now_s - broken_s > self._settings.retry_limit_s:
-                    raise
-                time.sleep(RETRY_S)
-            else:
-                return
+        retry = Retry(self._settings.retry_limit_s, pauses_s=(PAUSE_S,))
+        retry.call(lambda: call(self._calls_of(shard)), again=lambda refused: refused.retryable)
 
 
 def _name(table: int) -> str:

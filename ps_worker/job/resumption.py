@@ -1,4 +1,4 @@
-"""Where a script goes on in a job that is under way: with the state of another process, or of a snapshot.
+"""Resumption of a script in a job that is under way: with the state of another process, or of a snapshot.
 
 State that is taken up is set at once, and once more where the script stands where it was sent: what it did
 meanwhile is undone. Used by the thread that trains.
@@ -20,7 +20,7 @@ from ps_worker.job.side_state import SideState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Where the job is, for one that has joined again.
+    """The position of the job, for a worker that has joined again.
 
     Attributes:
         state: of another process; or of this worker, of a snapshot.

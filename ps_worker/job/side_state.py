@@ -18,7 +18,7 @@ from ps_worker.model.registered import Registered
 
 
 class SideState:
-    """What lies beside the tables of one worker, and its forms for those who take it.
+    """The state of one worker that lies beside its tables, and its forms for those who take it.
 
     Attributes:
         registered: what goes along with the state outside tables.

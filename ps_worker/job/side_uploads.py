@@ -20,7 +20,7 @@ from ps_worker.model import model_table
 
 
 class SideUploads:
-    """What others get of a worker's side state, and when.
+    """The uploads of a worker's side state for others, at the steps at which they ask for it.
 
     Attributes:
         noting: when a note is due.

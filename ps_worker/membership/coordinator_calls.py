@@ -19,6 +19,7 @@ from ps_wire.frames.service import Service
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.model import model_table
+from ps_worker.process.retry import PAUSE_S, Retry
 from ps_worker.process.waiting import waits
 from ps_worker.settings import Settings
 
@@ -26,7 +27,6 @@ CALL_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 MAX_NAMED = 4  # in one line, of those who are waited for
 LIVE_LIMIT_S = 60.0  # for the position of a worker that trains, or its last note
-AGAIN_S = 0.2  # between two tries of a call
 
 Result = TypeVar("Result")
 
@@ -120,16 +120,15 @@ class CoordinatorCalls:
         Raises:
             PsError: as the call; or this worker's failure that came meanwhile.
         """
-        until_s = time.monotonic() + self._settings.retry_limit_s
-        while True:
-            try:
-                return call()
-            except (ServerNotReady, ServerUnreachable):
-                if (failure := self._failed()) is not None:
-                    raise failure from None
-                if time.monotonic() >= until_s or not self._settings.servers:
-                    raise
-                time.sleep(AGAIN_S)
+        retry = Retry(self._settings.retry_limit_s, pauses_s=(PAUSE_S,), from_now=True)
+        return retry.call(call, again=self._may_come_back)
+
+    def _may_come_back(self, error: PsError) -> bool:
+        if not isinstance(error, (ServerNotReady, ServerUnreachable)):
+            return False
+        if (failure := self._failed()) is not None:
+            raise failure from None
+        return bool(self._settings.servers)
 
     @waits("the position of a worker that trains")
     def position(self, *, live: bool) -> tuple[dict[str, torch.Tensor], dict[int, int]]:

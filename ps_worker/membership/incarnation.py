@@ -112,10 +112,10 @@ class Incarnation:
         if self._failing.acquire(timeout=RECEIVED_LIMIT_S):
             self._failing.release()
 
-    def take(self, frame: wire.Frame) -> None:
-        """See `Peer.take`."""
+    def receive(self, frame: wire.Frame) -> None:
+        """See `Peer.receive`."""
         if not self._over:
-            self._peer.take(frame)
+            self._peer.receive(frame)
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """See `Peer.landing`."""

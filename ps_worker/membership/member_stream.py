@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,13 +20,13 @@ from ps_wire.frames.messages import refused_from_proto
 from ps_wire.frames.service import Service
 from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.process.retry import Retry
 
 logger = logging.getLogger("ps_worker")
 
 HEARTBEAT_S = 2.0  # one costs the coordinator 0.24 ms where it has nothing else to do
 BEATS = 4  # at least so many come within a lease
 KEPT_REQUESTS = 256  # more than a worker says without an answer: those before have been taken
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 SOON = 2  # tries: who is told to come again does so after as long as after so many
 
 
@@ -45,7 +44,7 @@ class MemberStream:
         join: pb.Join,
         retry_limit_s: float,
         progress: Callable[[], pb.Progress],
-        take: Callable[[pb.MemberReply], None],
+        on_reply: Callable[[pb.MemberReply], None],
         fail: Callable[[PsError], None],
         log: Callable[[str], None],
     ) -> None:
@@ -56,7 +55,7 @@ class MemberStream:
             join: the first message.
             retry_limit_s: how long a broken stream is made again; 0: not at all.
             progress: what a heartbeat brings.
-            take: called with every reply, once, in order; on a thread of the stream.
+            on_reply: called with every reply, once, in order; on a thread of the stream.
             fail: called at the end, unless `close` came before.
             log: says something to the person at the terminal.
         """
@@ -64,7 +63,7 @@ class MemberStream:
         self._join = join
         self._retry_limit_s = retry_limit_s
         self._progress = progress
-        self._take = take
+        self._on_reply = on_reply
         self._fail = fail
         self._log = log
         self._period_s = min(HEARTBEAT_S, join.lease_s / BEATS) if join.lease_s else HEARTBEAT_S
@@ -158,33 +157,29 @@ class MemberStream:
     # -- receiving -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        broken_s: float | None = None
-        attempt = 0
+        retry = Retry(self._retry_limit_s, wait=self._closed.wait)
         first = pb.MemberRequest(join=self._join)
         while True:
             error = self._receive(first)
             if error is None:
-                broken_s, attempt = None, 0  # it brought something
+                retry.work()  # it brought something
                 error = ConnectionLost(f"the coordinator at {self._service.addresses[0]} ended the stream")
             elif isinstance(error, _Refused):
                 if self._joined is None or not error.to_resume:
                     self._fail(error.why)
                     return
-                error, attempt = error.why, min(attempt, SOON)  # a coordinator that has just come back
-            now_s = time.monotonic()
-            broken_s = now_s if broken_s is None else broken_s
+                error = error.why
+                retry.hasten(SOON)  # a coordinator that has just come back
+            again = retry.fail() and self._retry_limit_s > 0
             if self._joined is None or self._closed.is_set():
                 self._fail(error)
                 return
-            if now_s - broken_s >= self._retry_limit_s:
+            if not again:
                 limit = f"since {self._retry_limit_s:g} s (PS_RETRY_LIMIT)" if self._retry_limit_s else "gone"
                 address = self._service.addresses[0]
                 self._fail(ConnectionLost(f"the coordinator at {address} is gone {limit}: {error.message}"))
                 return
-            if attempt == 0:
-                self._log("the stream to the coordinator broke; trying again")
-            self._closed.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
-            attempt += 1
+            retry.pause(lambda: self._log("the stream to the coordinator broke; trying again"))
             first = pb.MemberRequest(
                 resume=pb.Resume(
                     job=self._join.job.name,
@@ -196,7 +191,7 @@ class MemberStream:
             )
 
     def _failed(self, bug: Exception) -> None:
-        self._fail(InternalError(f"{type(bug).__name__}: {bug}"))
+        self._fail(InternalError.of(bug))
 
     def _receive(self, first: pb.MemberRequest) -> PsError | None:
         """One stream; None if it ended after it had brought something, else why."""
@@ -214,7 +209,7 @@ class MemberStream:
                 call.cancel()
             for reply in call:
                 brought = True
-                self._take_reply(stream, reply)
+                self._receive_reply(stream, reply)
         except PsError as error:
             return error if isinstance(error, _Refused) or not brought else None
         finally:
@@ -222,7 +217,7 @@ class MemberStream:
                 self._changed.notify_all()
         return None if brought else ConnectionLost(f"the coordinator at {self._service.addresses[0]} is gone")
 
-    def _take_reply(self, stream: int, reply: pb.MemberReply) -> None:
+    def _receive_reply(self, stream: int, reply: pb.MemberReply) -> None:
         match reply.WhichOneof("kind"):
             case "refused":
                 raise _Refused(refused_from_proto(reply.refused), answers=reply.number == 0)
@@ -243,11 +238,11 @@ class MemberStream:
                 self._joined = reply.joined
                 self._ready = stream
                 self._changed.notify_all()
-        self._take(reply)
+        self._on_reply(reply)
 
 
 class _Refused(PsError):
-    """What the coordinator has refused with; no stream that broke."""
+    """A refusal by the coordinator, which is no stream that broke."""
 
     def __init__(self, why: PsError, *, answers: bool) -> None:
         """`answers`: it is the answer to the first message of the stream."""

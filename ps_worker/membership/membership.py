@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,10 +34,10 @@ from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process import stopping
 from ps_worker.process.exit_reason import sendable
+from ps_worker.process.retry import PAUSE_S, Retry
 from ps_worker.process.waiting import waits
 from ps_worker.settings import Settings
 
-RETRY_S = 0.2
 LEAVE_LIMIT_S = 5.0
 
 
@@ -112,15 +111,9 @@ class Membership:
             PsError: what the coordinator refuses with.
         """
         self.again = evicted is not None
-        until_s = time.monotonic() + self._settings.connect_limit_s
-        while True:
-            try:
-                self._join_once(evicted)
-                break
-            except (ServerNotReady, ServerUnreachable, ConnectionLost):  # it may be on its way back
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(RETRY_S)
+        retry = Retry(self._settings.connect_limit_s, pauses_s=(PAUSE_S,), from_now=True)
+        on_its_way = (ServerNotReady, ServerUnreachable, ConnectionLost)
+        retry.call(lambda: self._join_once(evicted), again=lambda error: isinstance(error, on_its_way))
         return self.joined
 
     def _join_once(self, evicted: pb.Joined | None) -> None:
@@ -149,7 +142,7 @@ class Membership:
             join=join,
             retry_limit_s=0.0 if alone else settings.retry_limit_s,
             progress=self._progress,
-            take=self._take,
+            on_reply=self._receive,
             fail=self._fail,
             log=self._log,
         )
@@ -282,13 +275,13 @@ class Membership:
         assert self._stream is not None
         self._stream.say(**message)
 
-    def _take(self, reply: pb.MemberReply) -> None:
+    def _receive(self, reply: pb.MemberReply) -> None:
         kind = reply.WhichOneof("kind")
         if kind in ("cut_prepare", "cut_armed", "cut_ended"):
-            self._take_cut(reply)
+            self._receive_cut(reply)
             return
         if kind in ("hold", "let_go"):
-            self._take_hold(reply)
+            self._receive_hold(reply)
             return
         with self._changed:
             match kind:
@@ -310,7 +303,7 @@ class Membership:
                     self._replies[kind] = getattr(reply, kind)
             self._changed.notify_all()
 
-    def _take_cut(self, reply: pb.MemberReply) -> None:
+    def _receive_cut(self, reply: pb.MemberReply) -> None:
         promise = self._promise
         match reply.WhichOneof("kind"):
             case "cut_prepare":
@@ -322,7 +315,7 @@ class Membership:
             case "cut_ended" if promise is not None:
                 promise.end(reply.cut_ended.number)
 
-    def _take_hold(self, reply: pb.MemberReply) -> None:
+    def _receive_hold(self, reply: pb.MemberReply) -> None:
         rounds, hold = self._rounds, reply.hold
         if reply.HasField("let_go"):
             if rounds is not None:

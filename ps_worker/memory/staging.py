@@ -51,7 +51,7 @@ class Staging(Protocol):
         ...
 
     def reads_end(self) -> None:
-        """What was queued up to now reads the weights of before; nothing after it does."""
+        """What was queued up to now reads the weights of the version before; nothing after it does."""
         ...
 
     def wait_into(self) -> None:
@@ -122,7 +122,7 @@ class StreamStaging:
         self._device = device
         self._leaving = module.Stream(device=device)
         self._arriving = module.Stream(device=device)
-        self._read: Any = None  # event: the weights of before are not read any more
+        self._read: Any = None  # event: the weights of the version before are not read any more
         self._copied: Any = None  # event: the newest copy of weights
 
     def out(self, views: Tensors, gradients: Tensors) -> Ticket:

@@ -34,7 +34,7 @@ FOUND_WITHIN = 50  # steps: what a script has written to memory of shards; half 
 
 
 class Sharing(Enum):
-    """How much of a table's memory shards may map; see the module's docstring."""
+    """The extent of a table's memory that shards may map: none, the gradients, or the weights, too."""
 
     PRIVATE = "private"
     LENT = "lent"

@@ -34,7 +34,7 @@ class Gathering:
         self._names: list[dict[str, None]] = [{} for _ in plan.parameters]
         self._scalars: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in plan.parameters]
 
-    def take(self, message: pb.PartitionState) -> None:
+    def receive(self, message: pb.PartitionState) -> None:
         """Copies a message in.
 
         Raises:
@@ -117,10 +117,10 @@ class Scattering:
                 yield message
 
     def _cut(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, str, torch.Tensor]]:
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             start = piece.parameter_offset
             for name, value in self._states[piece.parameter].items():
-                yield place, name, value if value.dim() == 0 else value[start : start + piece.numel]
+                yield index, name, value if value.dim() == 0 else value[start : start + piece.numel]
 
 
 def _value(spec: ParameterSpec, name: str, value: object) -> torch.Tensor:

@@ -173,7 +173,7 @@ class ShownWeights:
         self._pending.difference_update(mine)
 
     def stay(self) -> None:
-        """Not all weights that were asked for have arrived, and none will: those of before are shown."""
+        """Shows the weights of the version before: not all that were asked for have come, and none will."""
         if self._expecting and self._memory.mapped:
             self._show(self._memory.weights)
         self._expecting = False

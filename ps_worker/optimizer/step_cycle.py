@@ -26,7 +26,7 @@ from ps_worker.step_host import StepHost
 
 
 class Stage(Enum):
-    """Where in a step an optimizer is; see the module's docstring."""
+    """The stage of a step that an optimizer is in; the module's table has the transitions."""
 
     NO_STEP = "no step"
     SENDING = "sending"

@@ -29,7 +29,7 @@ REMEDY = (
 
 
 class Mode(Enum):
-    """How buckets leave; see the module's docstring."""
+    """The moment at which buckets leave."""
 
     WATCHING = "watching"
     OVERLAPPING = "overlapping"

@@ -1,4 +1,4 @@
-"""What a forked child of a worker lets go of: the worker's sockets to the servers; and what it must not end.
+"""A forked child of a worker: it lets go of the worker's sockets to the servers, and must not end them.
 
 A fork inherits every socket, and a connection lives while any process holds it: the children of a
 DataLoader would keep a killed worker's connections open, and its servers would wait for it. gRPC itself

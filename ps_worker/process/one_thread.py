@@ -17,7 +17,7 @@ _answering = threading.local()
 
 
 class OneThread:
-    """See the module's docstring. `with` it: the calling thread is inside; it may be so several times.
+    """A guard that one thread holds. `with` it: the calling thread is inside; it may be so several times.
 
     `_lock` is held while a thread is inside, and guards `_name`. Only who takes turns waits for it.
 

@@ -1,4 +1,4 @@
-"""How an error is shown that has ended a script: the script's own frames, and none of what has started it.
+"""Errors that have ended a script, as they are shown: the script's own frames, and none of what started it.
 
 It must not know what errors mean.
 """

@@ -30,7 +30,7 @@ LAST_S = 8.0  # after the limit, for the worker to leave
 
 
 class Place(Enum):
-    """Where a script is, as far as its worker knows."""
+    """The place of a script, as far as its worker knows."""
 
     BETWEEN = "between steps"
     STEP = "in a step"
@@ -46,7 +46,7 @@ class Placed(Protocol):
 
 
 class Stopping:
-    """See the module's docstring. One for a process.
+    """The state of a process that was asked to stop. One for a process.
 
     Attributes:
         asked: SIGTERM has come.

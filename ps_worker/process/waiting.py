@@ -1,4 +1,4 @@
-"""What the script's thread waits for inside the library, and for whom; seen from beside it.
+"""Waits of the script's thread inside the library, and for whom; seen from beside it.
 
 Functions in which it waits for others are marked, and who sends heartbeats looks at the mark. (Not at the
 stack: `sys._current_frames` may deadlock with the garbage collector, in Python 3.11 for one.)

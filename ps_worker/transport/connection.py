@@ -4,7 +4,7 @@ What was sent and not yet answered is the business of `exchange`: after a new HE
 and the shard takes each push once. It must not know what frames mean beyond HELLO and REFUSE.
 
 A shard that hangs keeps its sockets. Where nothing comes from it for a while, its process is asked; where
-that does not answer either, the connection is cut, as if it had broken (`liveness`).
+that does not answer either, the connection is ended, as if it had broken (`liveness`).
 
 Threads: one receives; one watches; the carrier's own sends. `_lock` guards which outbox is the live one,
 and is held over a replay, so that nothing new overtakes what is sent again. `_receiving` is held by the
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -37,11 +36,11 @@ from ps_wire.frames.service import DataStream, FramesOut, Service
 from ps_wire.process import watched
 from ps_wire.sockets.frame_socket import close_all
 from ps_wire.v1 import coordinator_pb2, shard_pb2
+from ps_worker.process.retry import Retry
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.liveness import Liveness, is_silent
 from ps_worker.transport.outbox import Outbox
 
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 ATTEMPT_LIMIT_S = 10.0  # for a shard to answer the first time
 FIRST_LIMIT_S = 0.5  # once a connection broke; each try may take twice as long as the one before
 AGAIN_LIMIT_S = 1.5  # but no longer than this: the shard may be back, elsewhere
@@ -52,9 +51,9 @@ logger = logging.getLogger("ps_worker")
 
 
 class Peer(Protocol):
-    """Whose frames a connection carries."""
+    """The owner of the frames that a connection carries."""
 
-    def take(self, frame: wire.Frame) -> None:
+    def receive(self, frame: wire.Frame) -> None:
         """Takes a received frame; on the receiving thread."""
         ...
 
@@ -112,7 +111,7 @@ class Connection:
         self._quiet = threading.Event()
         self._lived = False
         self._liveness = Liveness(self._ask, lambda: is_silent(self._address))
-        self._hung = False  # the connection was cut, for the shard did not answer
+        self._hung = False  # the connection was ended, for the shard did not answer
         self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
         self._watcher = watched.endless_thread(
             f"ps-watch-{shard}", self._watch, log=logger, pause=self._closing.wait
@@ -173,18 +172,18 @@ class Connection:
     # -- the receiving thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        broken_s: float | None = None
-        attempt = 0
+        retry = Retry(self._retry_limit_s, wait=self._closing.wait)
         while not self._closing.is_set():
             try:
-                for frame in self._connected(self._left_s(broken_s, attempt)):
+                for frame in self._connected(self._left_s(retry)):
                     self._liveness.hear()
-                    broken_s, attempt, self._lived = None, 0, True
+                    retry.work()
+                    self._lived = True
                     if frame.kind is wire.Kind.REFUSE:
                         self._peer.fail(refusal(frame))
                         return
                     try:
-                        self._peer.take(frame)
+                        self._peer.receive(frame)
                     finally:
                         close_all(frame.descriptors)
                 reason = ConnectionLost(f"shard {self._shard} at {self._address} ended the stream")
@@ -195,16 +194,14 @@ class Connection:
                 reason = ConnectionLost(error.message)
             except Exception as error:
                 logger.exception("bug while taking a frame of shard %d", self._shard)
-                self._peer.fail(InternalError(f"{type(error).__name__}: {error}"))
+                self._peer.fail(InternalError.of(error))
                 return
             finally:
                 with self._lock:
                     self._outbox = None
             if self._closing.is_set():
                 return
-            now_s = time.monotonic()
-            broken_s = now_s if broken_s is None else broken_s
-            if now_s - broken_s > self._retry_limit_s:
+            if not retry.fail():
                 self._peer.fail(
                     ConnectionLost(
                         f"shard {self._shard} at {self._address} is gone since "
@@ -214,22 +211,24 @@ class Connection:
                     )
                 )
                 return
-            self._pause(attempt)
-            attempt += 1
+            self._pause(retry)
 
     def _fail(self, bug: Exception) -> None:
-        self._peer.fail(InternalError(f"{type(bug).__name__}: {bug}"))
+        self._peer.fail(InternalError.of(bug))
 
-    def _pause(self, attempt: int) -> None:
+    def _pause(self, retry: Retry) -> None:
         """Before the next try."""
-        if attempt == 0 and not self._quiet.is_set():
-            shard = f"shard {self._shard} at {self._address}"
-            hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
-            self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
-            self._hung = False
-        self._closing.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
-        if attempt >= SEEK_AFTER:
+        retry.pause(self._say_broken)
+        if retry.attempt > SEEK_AFTER:
             self._seek()
+
+    def _say_broken(self) -> None:
+        if self._quiet.is_set():
+            return
+        shard = f"shard {self._shard} at {self._address}"
+        hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
+        self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
+        self._hung = False
 
     def _is_end(self, error: PsError) -> bool:
         """Whether no other connection can help.
@@ -240,11 +239,11 @@ class Connection:
         waits = error.retryable or (self._lived and isinstance(error, JobUnknown))
         return named and not waits and not self._closing.is_set()
 
-    def _left_s(self, broken_s: float | None, attempt: int) -> float:
+    def _left_s(self, retry: Retry) -> float:
         """Seconds that the next try may wait for the shard: not for long where it may be elsewhere."""
-        gone_s = 0.0 if broken_s is None else time.monotonic() - broken_s
-        longest_s = ATTEMPT_LIMIT_S if broken_s is None else min(FIRST_LIMIT_S * 2.0**attempt, AGAIN_LIMIT_S)
-        return min(longest_s, max(self._retry_limit_s - gone_s, MIN_ATTEMPT_LIMIT_S))
+        again_s = min(FIRST_LIMIT_S * 2.0**retry.attempt, AGAIN_LIMIT_S)
+        longest_s = again_s if retry.failing else ATTEMPT_LIMIT_S
+        return min(longest_s, max(retry.left_s, MIN_ATTEMPT_LIMIT_S))
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""

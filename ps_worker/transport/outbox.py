@@ -1,8 +1,8 @@
 """Frames on their way to a shard over one connection, in order; pushes of first layers overtake others.
 
 What is asked for is asked as early as it may be: behind the push of the same partition, before pushes of
-others that still wait here. So weights come while gradients leave, and not after them. A PULL is cut where
-pushes of `PULL_BYTES` lie between, and not oftener, since each frame has its cost.
+others that still wait here. So weights come while gradients leave, and not after them. A PULL is divided
+where pushes of `PULL_BYTES` lie between, and not oftener, since each frame has its cost.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from typing import Self
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
 from ps_wire.frames.queue import FrameQueue
-from ps_wire.sockets.frame_socket import take_batch
+from ps_wire.sockets.frame_socket import pop_batch
 
 PULL_BYTES = 16 << 20
 
 
 class Outbox:
-    """Who sends iterates over it; it ends with `close`. Thread-safe for one who takes and any who put."""
+    """The queue of frames to a shard.
+
+    Who sends iterates over it; it ends with `close`. Thread-safe for one who takes and any who put.
+    """
 
     def __init__(self, hello: wire.Frame) -> None:
         """Takes the frame that comes first."""
@@ -36,7 +39,7 @@ class Outbox:
         with self._changed:
             for frame in frames:
                 asks = frame.kind is wire.Kind.PULL and not frame.flags
-                for part in _mixed(frame, self._frames.take_last()) if asks else [frame]:
+                for part in _mixed(frame, self._frames.pop_last()) if asks else [frame]:
                     self._frames.append(part)
             self._changed.notify()
 
@@ -60,7 +63,7 @@ class Outbox:
         """See `FramesOut.batch`."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._closed)
-            return take_batch(self._frames, bytes_of or (lambda frame: len(frame.payload)))
+            return pop_batch(self._frames, bytes_of or (lambda frame: len(frame.payload)))
 
 
 def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Frame]:
@@ -69,7 +72,7 @@ def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Fram
     A push may be there twice, where it was sent again: what is asked for is asked once, behind the last one.
     """
     wanted = meta.read_listed(pull)
-    last = {push.partition: place for place, push in enumerate(pushes) if push.table == pull.table}
+    last = {push.partition: index for index, push in enumerate(pushes) if push.table == pull.table}
     mine = last.keys() & set(wanted)
     if not mine:
         yield pull
@@ -78,13 +81,13 @@ def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Fram
     if ready := [index for index in wanted if index not in mine]:
         yield meta.part(pull, ready)
     ready, between = [], 0
-    for place, push in enumerate(pushes):
+    for index, push in enumerate(pushes):
         if ready and between >= PULL_BYTES:
             yield meta.part(pull, ready)
             ready, between = [], 0
         yield push
         between += len(push.payload)
-        if push.partition in mine and last[push.partition] == place:
+        if push.partition in mine and last[push.partition] == index:
             ready.append(push.partition)
     if ready:
         yield meta.part(pull, ready)

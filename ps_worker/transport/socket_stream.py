@@ -56,7 +56,7 @@ class SocketStream:
         self._landing = landing
         self._hello: wire.Frame | None = None
         self._bug: Exception | None = None  # that has ended the sending thread
-        self._sender = watched.thread("ps-send", self._send, log=logger, failed=lambda _: self._peer.cut())
+        self._sender = watched.thread("ps-send", self._send, log=logger, failed=lambda _: self._peer.sever())
 
     def greet(self, until_s: float) -> None:
         """Sends the first frame, waits for the answer, and begins to send the others.
@@ -105,11 +105,11 @@ class SocketStream:
 
     def cancel(self) -> None:
         """See `DataStream.cancel`."""
-        self._peer.cut()
+        self._peer.sever()
 
     def close(self) -> None:
         """See `DataStream.close`."""
-        self._peer.cut()
+        self._peer.sever()
         if self._sender.ident is not None:
             self._sender.join(JOIN_LIMIT_S)
         self._peer.close()
@@ -127,7 +127,7 @@ class SocketStream:
         except Exception as error:
             logger.exception("bug while sending to a shard")
             self._bug = error
-            self._peer.cut()
+            self._peer.sever()
         self._peer.end_sending()
 
     def _travelling(self, frame: wire.Frame) -> int:

@@ -27,9 +27,9 @@ class LastMoment:
         self._wanted: frozenset[int] | None = frozenset()
         self._kept: dict[int, Any] = {}
         self._exchange = exchange
-        self._take, self._wait = exchange.take, exchange.wait_pulled
+        self._take, self._wait = exchange.receive, exchange.wait_pulled
         self._wait_within = exchange.all_pulled_within
-        exchange.take, exchange.wait_pulled = self.take, self.wait_pulled
+        exchange.receive, exchange.wait_pulled = self.take, self.wait_pulled
         exchange.all_pulled_within = self.all_pulled_within
         exchange.landing = lambda *_: None  # not a byte may be in its place before
 

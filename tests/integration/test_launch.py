@@ -211,7 +211,8 @@ def test_a_killed_launcher_takes_everything_with_it(launch: Callable[..., Launch
     run = launch("import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + BLOCKS)
     run.wait_line(r"\| up \d")
     run.wait_line(r"\| up \d")
-    until(lambda: len(run.pids()) == 7, "all are there, with the one that ends what is left")
+    # ps-lab, what ends groups, the fork server, a watcher per child; a server, two workers, their own
+    until(lambda: len(run.pids()) == 11, "all are there")
     living = run.living()
     run.process.kill()
     for handle in living:

@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         name="memory: a slice per worker is counted where pushes are applied as they come",
         file="ps_server/shard/shard.py",
-        text="        staged = job.num_workers if gate.aggregates else 0  #",
+        text="        staged = job.num_workers if job.gate.aggregates else 0  #",
         fault="        staged = job.num_workers  #",
         tests=(SHARD,),
     ),

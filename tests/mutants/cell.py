@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         name="steppers: what fits is not looked at again when weights lie in two halves",
         file=VALUES,
-        text="            self._use(self._bound, self.cuts)\n            self._bound.rebind()\n",
+        text="            self._use(self._bound, self.parts)\n            self._bound.rebind()\n",
         fault="            self._bound.rebind()\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_plain_step.py",),
     ),
@@ -312,8 +312,8 @@ MUTANTS = (
     Mutant(
         name="cell: a step closes while the verdict over one of its workers is awaited",
         file=CELL,
-        text="            if step is None or not self.machine.complete:  # one has joined: it is said again",
-        fault="            if step is None:  # one has joined: it is said again",
+        text="            if step is None or not self.machine.complete:  # one has joined: it is given again",
+        fault="            if step is None:  # one has joined: it is given again",
         tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(

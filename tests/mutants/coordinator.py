@@ -473,14 +473,14 @@ MUTANTS = (
     Mutant(
         name="orders: an order that was not answered is not sent again",
         file=ORDERS,
-        text="sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None",
+        text="sent = self._send(shard, order) if self.registry.known[shard][0] == boot else None",
         fault="sent = None",
         tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),
     Mutant(
         name="orders: what a shard that lost its state answers counts",
         file=ORDERS,
-        text="sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None",
+        text="sent = self._send(shard, order) if self.registry.known[shard][0] == boot else None",
         fault="sent = self._send(shard, order)",
         tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),

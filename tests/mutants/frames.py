@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         name="frame_socket: a partial send is taken for a whole one",
         file=SOCKET,
-        text="                    buffers[place] = memoryview(buffers[place])[sent:]\n",
-        fault="                    place += 1\n",
+        text="                    buffers[index] = memoryview(buffers[index])[sent:]\n",
+        fault="                    index += 1\n",
         tests=(SOCKETS, "tests/contracts/test_carrier.py"),
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         name="frame_socket: a payload that came in parts begins anew with each",
         file=SOCKET,
-        text="            count = _in_time(self._socket, self._read_whole, part[place:], until_s)\n",
+        text="            count = _in_time(self._socket, self._read_whole, part[filled:], until_s)\n",
         fault="            count = _in_time(self._socket, self._read_whole, part, until_s)\n",
         tests=(SOCKETS,),
     ),
@@ -255,8 +255,8 @@ MUTANTS = (
     Mutant(
         name="meta: the first piece is the highest bit",
         file=META,
-        text="packed[place >> 3] |= flag << (place & 7)",
-        fault="packed[place >> 3] |= flag << (7 - (place & 7))",
+        text="packed[index >> 3] |= flag << (index & 7)",
+        fault="packed[index >> 3] |= flag << (7 - (index & 7))",
         tests=("tests/unit/ps_worker/exchange/test_exchange.py",),
     ),
     Mutant(

@@ -21,8 +21,8 @@ MUTANTS = (
     Mutant(
         name="clocks: the smallest goes on when one of the slowest does",
         file=CLOCKS,
-        text="        if self._take(clock) and clock == self.smallest:\n            self.smallest = after",
-        fault="        self._take(clock)\n        if clock == self.smallest:\n            self.smallest = after",
+        text="        if self._pop(clock) and clock == self.smallest:\n            self.smallest = after",
+        fault="        self._pop(clock)\n        if clock == self.smallest:\n            self.smallest = after",
         tests=OF_CLOCKS,
     ),
     Mutant(

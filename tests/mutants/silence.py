@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant(
         name="silence: a worker that leaves says that its connections broke",
         file="ps_worker/transport/connection.py",
-        text="        if attempt == 0 and not self._quiet.is_set():\n",
-        fault="        if attempt == 0:\n",
+        text="        if self._quiet.is_set():\n            return\n",
+        fault="",
         tests=(
             "tests/component/connections/test_connecting.py::test_of_a_worker_that_leaves_it_is_not_said_that_it_is_not_taken_any_more",
         ),

@@ -7,6 +7,12 @@ OF_STRAGGLERS = ("tests/unit/ps_wire/spec/test_stragglers.py",)
 ENGINE = "ps_lab/simulate/engine.py"
 SERVERS = "ps_lab/simulate/servers.py"
 OF_THE_ENGINE = ("tests/unit/ps_lab/simulate/test_engine.py",)
+LEARNING = "ps_lab/simulate/learning.py"
+OF_LEARNING = ("tests/unit/ps_lab/simulate/test_learning.py",)
+FIT = "ps_lab/simulate/fit.py"
+OF_FITS = ("tests/unit/ps_lab/simulate/test_fit.py",)
+EXPERIMENTS = "ps_lab/simulate/experiment_runs.py"
+OF_THE_COMMAND = ("tests/unit/ps_lab/simulate/test_simulate_cli.py",)
 CLOSED_FORMS = "ps_lab/simulate/closed_forms.py"
 OF_CLOSED_FORMS = "tests/unit/ps_lab/simulate/test_closed_forms.py"
 
@@ -115,5 +121,75 @@ MUTANTS = (
         text="            factor = ordered_factor(profile.parts[0], num_workers, num_workers)\n",
         fault="            factor = mean_factor(profile.parts[0])\n",
         tests=(f"{OF_CLOSED_FORMS}::test_a_step_of_bsp_takes_as_long_as_its_slowest_worker",),
+    ),
+    Mutant(
+        name="simulate: gradients are of the newest weights",
+        file=ENGINE,
+        text="self._learner.gradient(worker.index, worker.clock, worker.weights)",
+        fault="self._learner.gradient(worker.index, worker.clock, [self._learner.weights(0, 1 << 40)])",
+        tests=OF_LEARNING,
+    ),
+    Mutant(
+        name="simulate: weights of a version that is asked for are not kept",
+        file=LEARNING,
+        text="        self._kept[partition] = {it: kept[it] for it in keep if it in kept} | {",
+        fault="        self._kept[partition] = {it: kept[it] for it in kept} | {",
+        tests=(f"{OF_LEARNING[0]}::test_a_late_worker_gets_the_weights_of_its_version",),
+    ),
+    Mutant(
+        name="simulate: a gradient on purpose is one step less late",
+        file=LEARNING,
+        text="        if len(late) > self._delay:\n",
+        fault="        if len(late) >= self._delay:\n",
+        tests=OF_LEARNING,
+    ),
+    Mutant(
+        name="simulate: the mean of one step is a sum",
+        file=LEARNING,
+        text="            mean /= len(gradients)\n",
+        fault="",
+        tests=OF_LEARNING,
+    ),
+    Mutant(
+        name="simulate: workers have the same batches",
+        file=LEARNING,
+        text="        begin = (round_ * self._num_workers + worker) * self._batch_size\n",
+        fault="        begin = round_ * self._num_workers * self._batch_size\n",
+        tests=OF_LEARNING,
+    ),
+    Mutant(
+        name="simulate: the whole overhead of a step is one way",
+        file=FIT,
+        text="        latency_s=base_s / 2,\n",
+        fault="        latency_s=base_s,\n",
+        tests=OF_FITS,
+    ),
+    Mutant(
+        name="simulate: the distance of two stalenesses does not know how far",
+        file=FIT,
+        text="        area += abs(gap) * (following - tau)\n",
+        fault="        area += abs(gap)\n",
+        tests=OF_FITS,
+    ),
+    Mutant(
+        name="simulate: any staleness passes as valid",
+        file=FIT,
+        text="        return abs(self.ratio - 1.0) <= MAX_RATIO and self.wasserstein <= most\n",
+        fault="        return self.wasserstein <= most\n",
+        tests=OF_FITS,
+    ),
+    Mutant(
+        name="simulate: bursts of an experiment are as long as the times between them",
+        file="ps_lab/compare/profiles.py",
+        text="            share = slow / (slow + quick)\n",
+        fault="            share = quick / (slow + quick)\n",
+        tests=OF_THE_COMMAND,
+    ),
+    Mutant(
+        name="simulate: an experiment's slow link is everybody's",
+        file=EXPERIMENTS,
+        text="            links.insert(0, own)\n",
+        fault="            links.insert(0, replace(own, workers=()))\n",
+        tests=OF_THE_COMMAND,
     ),
 )

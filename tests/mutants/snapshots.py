@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         name="cut: what is kept goes on in reverse",
         file=CUT,
-        text="        for place, kept in enumerate(self._kept):\n            if not self._waits(",
-        fault="        for place, kept in [*enumerate(self._kept)][::-1]:\n            if not self._waits(",
+        text="        for index, kept in enumerate(self._kept):\n            if not self._waits(",
+        fault="        for index, kept in [*enumerate(self._kept)][::-1]:\n            if not self._waits(",
         tests=(
             CUTS,
             "tests/unit/ps_server/shard/table/test_cuts.py",
@@ -175,8 +175,8 @@ MUTANTS = (
     Mutant(
         name="snapshot: a part is taken from its beginning",
         file=CODEC,
-        text="saved, offsets[place], at - offsets[place], until - offsets[place])",
-        fault="saved, offsets[place], 0, until - at)",
+        text="saved, offsets[index], at - offsets[index], until - offsets[index])",
+        fault="saved, offsets[index], 0, until - at)",
         tests=(TABLE_STATE,),
     ),
     Mutant(
@@ -224,8 +224,8 @@ MUTANTS = (
     Mutant(
         name="snapshot: workers go on before the shards know the cut",
         file=TAKING,
-        text="        await self._shards.order(pb.Order(save_cut=save))\n        for worker",
-        fault="        saving = asyncio.ensure_future(self._shards.order(pb.Order(save_cut=save)))\n"
+        text="        await self._fleet.order(pb.Order(save_cut=save))\n        for worker",
+        fault="        saving = asyncio.ensure_future(self._fleet.order(pb.Order(save_cut=save)))\n"
         "        saving.add_done_callback(lambda it: it.exception())\n        for worker",
         tests=(f"{SNAPSHOTS}::test_workers_go_on_when_all_shards_know_the_cut",),
     ),
@@ -395,8 +395,8 @@ MUTANTS = (
     Mutant(
         name="states: one that did not come whole is kept",
         file=STATES,
-        text="            self._check_names(job, name)\n            yield take\n",
-        fault="            self._check_names(job, name)\n            try:\n                yield take\n"
+        text="            self._check_names(job, name)\n            yield receive\n",
+        fault="            self._check_names(job, name)\n            try:\n                yield receive\n"
         "            except BaseException:\n                self.put(job, name, bytes(parts))\n"
         "                raise\n",
         tests=("tests/unit/ps_server/coordinator/test_state_store.py",),
@@ -443,7 +443,7 @@ MUTANTS = (
     Mutant(
         name="restoring: connections of before go on",
         file=RESTORING,
-        text="        session.cut()  # it hears why when it connects again\n",
+        text="        session.sever()  # it hears why when it connects again\n",
         fault="        pass\n",
         tests=(
             "tests/component/snapshots/test_rollback.py::test_who_is_connected_to_a_shard_that_goes_back_is_cut_off",

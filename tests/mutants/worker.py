@@ -7,6 +7,8 @@ PULLS = "ps_worker/exchange/pulls.py"
 PUSHES = "ps_worker/exchange/pushes.py"
 IN_FLIGHT = "ps_worker/exchange/in_flight.py"
 CONNECTION = "ps_worker/transport/connection.py"
+RETRY = "ps_worker/process/retry.py"
+OF_RETRY = ("tests/unit/ps_worker/process/test_retry.py",)
 OUTBOX = "ps_worker/transport/outbox.py"
 INCARNATION = "ps_worker/membership/incarnation.py"
 STREAM = "ps_worker/membership/member_stream.py"
@@ -160,8 +162,8 @@ MUTANTS = (
     Mutant(
         name="incarnation: what an evicted one still gets reaches the tables",
         file=INCARNATION,
-        text="        if not self._over:\n            self._peer.take(frame)\n",
-        fault="        self._peer.take(frame)\n",
+        text="        if not self._over:\n            self._peer.receive(frame)\n",
+        fault="        self._peer.receive(frame)\n",
         tests=("tests/unit/ps_worker/membership/test_incarnation.py",),
     ),
     Mutant(
@@ -187,10 +189,38 @@ MUTANTS = (
         survives="What is put into the queue of a connection that has ended is sent to nobody, and by the next one again.",
     ),
     Mutant(
+        name="retry: who worked for a while has as little time left as before",
+        file=RETRY,
+        text="        self._since_s, self.attempt = None, 0\n",
+        fault="        self.attempt = 0\n",
+        tests=OF_RETRY,
+    ),
+    Mutant(
+        name="retry: a person is told at every try",
+        file=RETRY,
+        text="        if self.attempt == 0 and say is not None:\n",
+        fault="        if say is not None:\n",
+        tests=OF_RETRY,
+    ),
+    Mutant(
+        name="retry: the limit of a call counts from its first failure",
+        file=RETRY,
+        text="        self._since_s = clock() if from_now else None\n",
+        fault="        self._since_s = None\n",
+        tests=OF_RETRY,
+    ),
+    Mutant(
+        name="retry: a call is made again whatever its error is",
+        file=RETRY,
+        text="                if not again(error) or not self.fail():\n",
+        fault="                if not self.fail():\n",
+        tests=OF_RETRY,
+    ),
+    Mutant(
         name="connection: it is tried for ever",
         file=CONNECTION,
-        text="            if now_s - broken_s > self._retry_limit_s:\n",
-        fault="            if now_s - broken_s > 1000 * self._retry_limit_s:\n",
+        text="            if not retry.fail():\n",
+        fault="            if not retry.fail() and retry.left_s < -1000:\n",
         tests=("tests/component/connections/test_connection.py",),
     ),
     Mutant(
@@ -210,7 +240,7 @@ MUTANTS = (
     Mutant(
         name="outbox: weights are asked for twice",
         file=OUTBOX,
-        text="        if push.partition in mine and last[push.partition] == place:\n",
+        text="        if push.partition in mine and last[push.partition] == index:\n",
         fault="        if push.partition in mine:\n",
         tests=("tests/unit/ps_worker/transport/test_outbox.py",),
     ),

@@ -24,7 +24,7 @@ class Coordinators:
     def start(self, present: int) -> CoordinatorNode:
         """Of a job that runs with the first workers, and has heard what it was told."""
         visit = CoordinatorVisit(self.jobs, None)
-        visit.shards.standings.known[1] = boot_of(1), 2
+        visit.shards.registry.known[1] = boot_of(1), 2
         visit.follows()
         visit.room = visit.room_of(self.jobs.job.spec)
         for worker in range(present):
@@ -46,7 +46,7 @@ class Coordinators:
         """The successor of one that has handed on what it had."""
         assert node.idle
         visit = CoordinatorVisit(self.jobs, None, last=node.last)
-        visit.shards.standings.known.update(node.standings)
+        visit.shards.registry.known.update(node.standings)
         visit.take_up(node.room)
         visit.shards._ballots.admitted(self.jobs.job.spec)
         for (name, _), ballot in node.ballots._tables.items():
@@ -70,8 +70,8 @@ class Coordinators:
         facts = None if room is None else room.dump()
         agenda = visit.agenda
         complete = shards._complete.is_set()
-        known = dict(shards.standings.known)
-        generations = shards.standings.generations
+        known = dict(shards.registry.known)
+        generations = shards.registry.generations
         key = (
             json.dumps(_plain(facts), sort_keys=True),
             agenda.frozen,

@@ -42,7 +42,7 @@ class CoordinatorVisit(MemberVisit):
         if self.sent is None or self.sent[2][1] is not None:
             return
         order, boot, answers = self.sent
-        if boot == self.shards.standings.known[1][0]:
+        if boot == self.shards.registry.known[1][0]:
             self.outputs.append(("order", (1,), order))
         else:  # as `Fleet._answer`
             gone = refused_to_proto(ServerNotReady("shard 1 is gone"))
@@ -97,7 +97,7 @@ class CoordinatorVisit(MemberVisit):
         message.MergeFrom(order)
         self.shards._note(message, _tables_of(message))
         text = message.SerializeToString(deterministic=True)
-        self.sent = text, self.shards.standings.known[1][0], (None, None)
+        self.sent = text, self.shards.registry.known[1][0], (None, None)
         self.outputs.append(("order", (0, 1), text))
 
     def _on_missed(self, shard: int) -> None:

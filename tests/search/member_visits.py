@@ -106,7 +106,7 @@ class MemberVisit:
             self._go_on_from(before)
 
     def _go_on_from(self, before: CoordinatorNode) -> None:
-        self.shards.standings.known.update(before.standings)
+        self.shards.registry.known.update(before.standings)
         self.own.generation = before.own_shard
         if before.complete:
             self.follows()
@@ -199,7 +199,7 @@ class MemberVisit:
         assert self.room is not None
         member = self.room.job.roster.member(worker, incarnation)
         request = pb.MemberRequest(**message)
-        self.members._take(request, self.room, member, self.room.mailboxes[worker, incarnation])
+        self.members._receive(request, self.room, member, self.room.mailboxes[worker, incarnation])
 
     def _on_make(self, worker: int, incarnation: int) -> None:
         assert self.room is not None

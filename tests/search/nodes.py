@@ -77,7 +77,7 @@ class Nodes:
         quorum = StepTally(1, self.gate.backup) if self.gate.backup else None
         if quorum is not None:
             quorum.stands(0, machine.standing)
-            assert quorum.take() is None
+            assert quorum.poll() is None
         return self._node(machine, Cut(machine), quorum, frozenset())
 
     def step(self, node: Node, given: Input) -> tuple[Node, tuple[Output, ...]]:
@@ -237,7 +237,7 @@ class _Visit:
     def report(self) -> None:
         if self.quorum is not None:
             self.quorum.stands(0, self.machine.standing)
-            report = self.quorum.take()
+            report = self.quorum.poll()
             if report is not None:
                 self.outputs.append(("report", report))
 

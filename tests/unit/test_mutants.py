@@ -17,8 +17,8 @@ from tests.mutants.trial import Outcome
 ROW = Mutant(
     name="one",
     file="ps_server/agreement/gate.py",
-    text="return version >= clock\n",
-    fault="return version > clock\n",
+    text="return clock <= self.limit(version, slowest)\n",
+    fault="return clock < self.limit(version, slowest)\n",
     tests=("tests/unit/ps_server/agreement/test_gate.py",),
 )
 
@@ -34,8 +34,8 @@ def test_each_row_has_its_text_once_and_names_tests_that_are_there():
         ({"file": "ps_server/nothing.py"}, "there is no ps_server/nothing.py"),
         ({"text": "return"}, "times"),
         ({"text": "return never\n"}, "0 times"),
-        ({"fault": "return version >= clock\n"}, "is what stands there"),
-        ({"fault": "return version >\n"}, "is no Python"),
+        ({"fault": "return clock <= self.limit(version, slowest)\n"}, "is what stands there"),
+        ({"fault": "return clock <\n"}, "is no Python"),
         ({"tests": ()}, "names no test"),
         ({"tests": ("tests/unit/test_nothing.py",)}, "there is no tests/unit/test_nothing.py"),
         ({"tests": (f"{ROW.tests[0]}::test_nothing",)}, "::test_nothing"),

@@ -1,4 +1,4 @@
-"""Who uses which samples of an epoch.
+"""Epochs of data: which worker uses which samples.
 
 It must not know streams or samples: it counts and deals.
 """

@@ -1,4 +1,4 @@
-"""What all workers of a job have to say alike of the data of a loader. Pure.
+"""Facts about a loader's data that all workers of a job must state alike. Pure.
 
 Each of them draws the order of an epoch by itself, and takes its part of it: with another seed, or of other
 data, parts overlap and samples are missing, and no error comes of it.
@@ -28,7 +28,7 @@ REMEDIES = {
 
 @dataclass(slots=True)
 class Agreed:
-    """What the first worker said of each loader; not thread-safe."""
+    """The facts that the first worker has stated about each loader; not thread-safe."""
 
     _facts: dict[int, tuple[int, dict[str, str]]] = field(default_factory=dict)  # loader -> who, and what
 

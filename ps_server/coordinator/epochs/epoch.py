@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class DealtEpoch:
-    """See the module's docstring."""
+    """An epoch of a loader that was dealt to workers, with their shares."""
 
     owners: dict[int, int]  # worker -> incarnation, or one of `shares`' words for it
     samples: int = 0

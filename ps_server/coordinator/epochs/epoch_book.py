@@ -1,4 +1,4 @@
-"""Who hands out which samples of which epoch of which loader, and what became of them. Pure.
+"""A job's book of epochs: which worker hands out which samples of each loader, and which were used. Pure.
 
 An epoch is dealt when the first worker asks for its part of it. What somebody had and did not use when it
 left, or was evicted, goes whole to whoever next comes to the end of its share of that epoch; where nobody is
@@ -30,7 +30,7 @@ _Answer: TypeAlias = tuple[int, int, EpochPiece | None]  # to an incarnation's r
 
 @dataclass(slots=True)
 class EpochBook:
-    """See the module's docstring. Not thread-safe.
+    """The epochs of all loaders of one job, and each worker's pieces of them. Not thread-safe.
 
     Attributes:
         agreed: what workers say of the loaders' data, until all of them are gone.
@@ -100,7 +100,7 @@ class EpochBook:
             dealt.samples, start = 0, first
         if not again:
             dealt.begun.add(worker)
-            self._take(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, place=place, first=start))
+            self._adopt(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, place=place, first=start))
         return EpochPiece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
 
     def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> DealtEpoch:
@@ -140,7 +140,7 @@ class EpochBook:
                 places = [place for place, _ in dealt.left]  # its own share first: all may come again
                 place, first = dealt.left.pop(places.index(own) if own in places else 0)
                 piece = PieceUsage(epoch=number, place=place, first=first, left_over=True)
-                self._take(loader, worker, incarnation, mark, piece)
+                self._adopt(loader, worker, incarnation, mark, piece)
                 return EpochPiece(epoch=number, place=place, count=len(dealt.owners), first=first)
         return None
 
@@ -331,7 +331,7 @@ class EpochBook:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _take(self, loader: int, worker: int, incarnation: int, mark: PieceMark, piece: PieceUsage) -> None:
+    def _adopt(self, loader: int, worker: int, incarnation: int, mark: PieceMark, piece: PieceUsage) -> None:
         piece.mark(PieceMark(step=mark.step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples))
         pieces = self._of(loader, worker, incarnation)
         pieces.append(piece)

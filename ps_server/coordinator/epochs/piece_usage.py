@@ -26,7 +26,7 @@ class Used:
 
 @dataclass(slots=True, kw_only=True)
 class PieceUsage:
-    """See the module's docstring.
+    """A piece of an epoch that one worker hands out, and how much of it is used.
 
     Attributes:
         epoch: whose.

@@ -30,7 +30,7 @@ _Key: TypeAlias = tuple[str, int]  # job, table
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows from reports, as an order.
+    """A decision that follows from reports of shards, as an order to them.
 
     Attributes:
         order: it is not answered.

@@ -58,7 +58,7 @@ class Fleet:
         self._own = own
         self._address = address
         self._registered: dict[int, FollowerStream] = {}
-        self.standings = ShardRegistry(generations)
+        self.registry = ShardRegistry(generations)
         self._complete = asyncio.Event()
         if self.num_shards == 1:
             self._complete.set()
@@ -79,7 +79,7 @@ class Fleet:
     @property
     def places(self) -> list[pb.ShardPlace]:
         """Where each shard is, and its generation, by shard."""
-        known = self.standings.known
+        known = self.registry.known
         generations = [self._own.generation, *(known.get(i, (b"", 0))[1] for i in range(1, self.num_shards))]
         return [
             pb.ShardPlace(address=address, generation=generation)
@@ -129,7 +129,7 @@ class Fleet:
         self._check_place(message)
         while True:
             entry = self._registered.get(message.shard)
-            boot, generation = self.standings.known.get(message.shard, (message.boot, 0))
+            boot, generation = self.registry.known.get(message.shard, (message.boot, 0))
             older = 0 < message.generation < generation  # `register` says what has become of it
             if entry is None or boot == message.boot or older:
                 return
@@ -167,8 +167,8 @@ class Fleet:
             Fenced: a newer process has this number, or this coordinator is not the newest one.
         """
         self._check_place(message)
-        generation, lost = self.standings.register(message)
-        granted = pb.Granted(generation=generation, coordinator=self.standings.generations.own)
+        generation, lost = self.registry.register(message)
+        granted = pb.Granted(generation=generation, coordinator=self.registry.generations.own)
         before = self._registered.pop(message.shard, None)
         if before is not None:
             before.give_up()
@@ -247,7 +247,7 @@ class Fleet:
 
     def raise_generation(self) -> int:
         """All shards are about to hold something else: one new generation, which the order for it names."""
-        return self.standings.raise_all()
+        return self.registry.raise_all()
 
     async def order(
         self,
@@ -307,7 +307,7 @@ class Fleet:
         self._note(message, specs)
         own = self._carry_out_own(message)  # all are sent at once: shards agree on the order of a job's
         above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
-        boots = {index: self.standings.known[index][0] for index in above}
+        boots = {index: self.registry.known[index][0] for index in above}
         sent = {index: self._send(index, message) for index in above}
         others = [self._answer(index, boots[index], message, limit_s, sent[index]) for index in above]
         outcomes = await asyncio.gather(own, *others)
@@ -333,11 +333,11 @@ class Fleet:
 
     def dump(self) -> dict[str, Any]:
         """What a successor needs beside its jobs, for JSON: who the shards are, and what was decided."""
-        return {"standings": self.standings.dump(), **self._ballots.dump()}
+        return {"standings": self.registry.dump(), **self._ballots.dump()}
 
     def load(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
         """Goes on with what was dumped; shard 0 holds its part of these tables by now."""
-        self.standings.load(facts["standings"])
+        self.registry.load(facts["standings"])
         for job, spec in tables:
             opening = self._own.opening_of(job.name, spec.number)
             self._ballots.admitted(job)
@@ -362,7 +362,7 @@ class Fleet:
                 return done
             with suppress(ServerNotReady):
                 await self.wait_complete(None if limit_s is None else RESTART_LIMIT_S)
-            sent = self._send(shard, order) if self.standings.known[shard][0] == boot else None
+            sent = self._send(shard, order) if self.registry.known[shard][0] == boot else None
         error = ServerNotReady(f"shard {shard} is gone, or has come back without what it held")
         return pb.OrderDone(number=order.number, refused=refused_to_proto(error))
 

@@ -13,7 +13,7 @@ Answered: TypeAlias = "asyncio.Future[pb.OrderDone | None]"  # None: its stream 
 
 @dataclass(slots=True)
 class FollowerStream:
-    """See the module's docstring. Used on the event loop only.
+    """The coordinator's end of the stream to one shard that follows. Used on the event loop only.
 
     Attributes:
         address: as advertised.

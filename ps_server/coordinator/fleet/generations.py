@@ -75,7 +75,7 @@ class Hold:
 
 
 class Generations:
-    """See the module's docstring.
+    """The generations of the coordinator and of rollbacks, kept in a folder where there is one.
 
     Attributes:
         own: that of the coordinator itself: the first number that it took.

@@ -16,7 +16,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 
 class OwnShard(Protocol):
-    """What the coordinator asks of shard 0. Thread-safe."""
+    """The coordinator's own shard, shard 0: what the coordinator asks of it. Thread-safe."""
 
     @property
     def index(self) -> int:

@@ -1,4 +1,4 @@
-"""Which process is the live one of each shard above 0: the last that the coordinator has let in. Pure.
+"""The registry of shards above 0: the live process of each is the last one that was let in. Pure.
 
 A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a
 process that follows again, or one that took up what its predecessor handed off. What it holds counts if it is
@@ -19,7 +19,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 @dataclass(slots=True)
 class ShardRegistry:
-    """See the module's docstring. Not thread-safe.
+    """The live process and the generation of each shard above 0. Not thread-safe.
 
     Attributes:
         generations: where new ones come from.

@@ -1,4 +1,4 @@
-"""What a coordinator is about to do for one job: messages and orders in turn, one change at a time. Pure.
+"""The coordinator's next actions for one job: messages and orders in turn, one change at a time. Pure.
 
 `next` gives a message, or an order, which all shards carry out before anything else comes out. What became of
 it is said with `answered` or `refused`; what follows from that is `membership.Job`'s, and goes to the end.
@@ -18,7 +18,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 
 @dataclass(slots=True)
 class ActionQueue:
-    """See the module's docstring. Not thread-safe.
+    """The queue of messages and orders of one job, with at most one order under way. Not thread-safe.
 
     Attributes:
         frozen: shards have lost what it is about: no order is added, nothing follows from one.

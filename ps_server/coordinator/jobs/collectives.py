@@ -39,7 +39,7 @@ _REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one worker brings to a call.
+    """One worker's contribution to a call that all make together.
 
     Attributes:
         form: which call it is, the same on all workers, as people read it.
@@ -93,7 +93,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Collectives:
-    """See the module's docstring. Not thread-safe."""
+    """The calls of one job that all workers make together, in order. Not thread-safe."""
 
     _open: dict[int, dict[int, tuple[int, Part]]] = field(default_factory=dict)  # call, worker: incarnation
     _stands: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker: incarnation, its next call

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class FirstSteps:
-    """Where a worker begins that comes when a table starts: at its own step of a cut, else at the newest.
+    """The first steps of workers that come when a table starts: their own step of a cut, else the newest.
 
     Not thread-safe.
 

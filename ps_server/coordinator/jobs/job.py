@@ -107,7 +107,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """See the module's docstring."""
+        """The state of the job's life; the module's docstring has them all."""
         return self.phase.state
 
     @property

@@ -9,7 +9,7 @@ STALL_S = 1.0  # between two looks; whoever looks more seldom was held up itself
 
 @dataclass(slots=True)
 class Leases:
-    """See the module's docstring. Not thread-safe.
+    """The time that each member of one job has left until it counts as dead. Not thread-safe.
 
     A coordinator that did not run has not heard anybody: what it missed is given back to every lease.
     """

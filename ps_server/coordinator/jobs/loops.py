@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Loops:
-    """How far workers are in their loops. Not thread-safe.
+    """The progress of workers in their training loops. Not thread-safe.
 
     Attributes:
         newest: epoch that one of them has begun.

@@ -1,4 +1,4 @@
-"""What the coordinator says to one member, kept until the member has heard it: streams may break in between.
+"""The messages of the coordinator to one member, kept until it has heard them: streams may break in between.
 
 Both ends number what must not be lost. A new stream begins with the number of what has come, and gets the
 rest again. Used on the event loop only.
@@ -20,7 +20,7 @@ LAST_WORDS = ("left", "refused")
 
 
 class Mailbox:
-    """See the module's docstring.
+    """The numbered messages to one member that it has not acknowledged.
 
     Attributes:
         session: what a member proves with that a new stream is its own.

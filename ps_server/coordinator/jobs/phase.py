@@ -1,4 +1,4 @@
-"""How far a job is, and what can follow from it. Pure; `job` says when it goes on."""
+"""The phases of a job, and what can follow each. Pure; `job` says when it goes on."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Roster:
     floor: int = 0
 
     def holders(self, wanted: int | None) -> list[Member]:
-        """Who is in the way of one that wants this number, or any: nobody where it can have it."""
+        """The members that hold this number, or all numbers: nobody where a new worker can have it."""
         present = self.present()
         if wanted is not None:
             return [member for member in present if member.worker == wanted]

@@ -33,13 +33,13 @@ ALL_TAKEN = 1 << 62  # more than anybody says
 
 
 class JobRunner:
-    """See the module's docstring.
+    """The task that carries out the actions of one job in order, with its members' mailboxes and leases.
 
     Attributes:
         cutting: held while the job is cut, for a reader or a snapshot.
     """
 
-    def __init__(self, job: Job, shards: Fleet, on_empty: Callable[[JobRunner], None]) -> None:
+    def __init__(self, job: Job, fleet: Fleet, on_empty: Callable[[JobRunner], None]) -> None:
         self.job = job
         self.events = Events(job.name)
         self.leases = Leases()
@@ -49,7 +49,7 @@ class JobRunner:
         self.heard_s: dict[int, float] = {}
         self._asked_s = 0.0  # when members were last asked for heartbeats
         self._changed = asyncio.Event()
-        self._shards = shards
+        self._fleet = fleet
         self._on_empty = on_empty
         self._actions = ActionQueue()
         self._task: asyncio.Task[None] | None = None
@@ -70,7 +70,7 @@ class JobRunner:
     def take_back(self, member: Member, resume: pb.Resume) -> Mailbox:
         """A member of the job that the coordinator before this one knew is here, to be told to come back.
 
-        Nothing that it has said to that one is to be said again.
+        Nothing that it has sent to that one is to be sent again.
         """
         self.leases.end(member.worker, member.incarnation)
         member.incarnation, member.host = resume.incarnation, UNKNOWN_HOST
@@ -240,7 +240,7 @@ class JobRunner:
             return
         if kind == "joined":
             action.reply.joined.session = mailbox.session
-            action.reply.joined.shards.extend(self._shards.places)
+            action.reply.joined.shards.extend(self._fleet.places)
             member = self.job.roster.members[action.worker]
             if member.incarnation == action.incarnation and member.state is MemberState.JOINED:
                 self.leases.grant(*key, member.lease_s, time.monotonic())
@@ -256,20 +256,20 @@ class JobRunner:
         limit_s = ORDER_LIMIT_S if order.HasField("admit") else None
         sent = False
         try:
-            await self._shards.wait_complete(RESTART_LIMIT_S if order.HasField("admit") else None)
+            await self._fleet.wait_complete(RESTART_LIMIT_S if order.HasField("admit") else None)
             sent = True
             following: pb.Order | None = order
             while following is not None:
                 order = following
-                figures = await self._shards.order(order, least=actions.least, limit_s=limit_s)
+                figures = await self._fleet.order(order, least=actions.least, limit_s=limit_s)
                 following = actions.answered(self.job, figures)
         except PsError as error:
             if isinstance(error, ServerNotReady):  # a shard that comes back empty has the job rolled back
                 with suppress(ServerNotReady):
-                    await self._shards.wait_complete()
+                    await self._fleet.wait_complete()
             if not actions.frozen:
                 logger.warning("job %s: order %s: %s", self.job.name, order.WhichOneof("kind"), error)
             actions.refused(self.job, error, sent=sent)
         except Exception as error:  # noqa: BLE001 - else nothing would follow, and all would wait
             logger.exception("bug in order %s of job %s", order.WhichOneof("kind"), self.job.name)
-            actions.refused(self.job, InternalError(f"{type(error).__name__}: {error}"), sent=sent)
+            actions.refused(self.job, InternalError.of(error), sent=sent)

@@ -1,4 +1,4 @@
-"""What the coordinator needs of a snapshot to let a job go on from it. Values; `recovery` uses them."""
+"""A saved job: the facts of a snapshot that let a job go on from it. Values; `recovery` uses them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SavedJob:
 
 
 class Snapshots(Protocol):
-    """Where snapshots are. Blocks."""
+    """A place where snapshots are. Blocks."""
 
     def jobs(self) -> Iterable[str]:
         """Names of jobs that have snapshots to go on from: newer ones than when they were dropped."""

@@ -16,7 +16,7 @@ from ps_wire.v1 import spec_pb2
 
 @dataclass(slots=True)
 class TableRecord:
-    """How far a table is: its slices allocated, its weights loaded, its members told to begin.
+    """The progress of a table: its slices allocated, its weights loaded, its members told to begin.
 
     Attributes:
         asked: whose weights start it.

@@ -1,4 +1,4 @@
-"""When a snapshot of a job is due, how one is taken, and which of the saved ones is gone back to.
+"""Snapshots of jobs: when one is due, how it is taken, and which saved one a job goes back to.
 
 It must not know how tensors are written.
 """

@@ -44,7 +44,7 @@ IN_ORDER = (MemberState.FINISHING, MemberState.FINISHED, MemberState.LEAVING, Me
 
 
 class SnapshotAttempt:
-    """See the module's docstring.
+    """One attempt to take a snapshot of one job.
 
     Attributes:
         progress: for whoever waits.
@@ -54,7 +54,7 @@ class SnapshotAttempt:
     def __init__(
         self,
         runner: JobRunner,
-        shards: Fleet,
+        fleet: Fleet,
         states: StateStore,
         store: SnapshotStore,
         *,
@@ -66,7 +66,7 @@ class SnapshotAttempt:
         self.manifest: Manifest | None = None
         self._runner = runner
         self._job = runner.job
-        self._shards = shards
+        self._fleet = fleet
         self._states = states
         self._store = store
         self._number = number
@@ -92,10 +92,10 @@ class SnapshotAttempt:
             self._changed.set()
 
     def captured(self, member: Member, message: pb.CutCaptured) -> None:
-        """A worker has put its state. Of a cut that is over that is no news: another one's may be there."""
+        """A worker has put its state. It is ignored where the cut is over: another one's may be there."""
         if message.number == self._number and self._members.get(member.worker) is member:
             try:
-                blob = self._states.take(self._job.name, f"{CAPTURED}/{member.worker}")
+                blob = self._states.pop(self._job.name, f"{CAPTURED}/{member.worker}")
             except JobUnknown:  # the cut has just been given up, and with it what was put
                 return
             if self._over:  # it is being given up: nothing is written where all is deleted
@@ -227,7 +227,7 @@ class SnapshotAttempt:
         save = self._order()
         for table, clocks in self._steps.items():
             save.tables.add(table=table, clocks=clocks)
-        await self._shards.order(pb.Order(save_cut=save))
+        await self._fleet.order(pb.Order(save_cut=save))
         for worker, member in self._members.items():
             steps = {table: clocks[worker] for table, clocks in self._steps.items()}
             self._runner.do([tell(member, cut_armed=pb.CutArmed(number=self._number, steps=steps))])
@@ -263,7 +263,7 @@ class SnapshotAttempt:
             )
         counters = [json.loads(item.counters) for item in saved]
         manifest = self._describe(records, workers, counters, ended=ended)
-        await asyncio.to_thread(self._shards.standings.generations.check)  # nothing of one that is fenced
+        await asyncio.to_thread(self._fleet.registry.generations.check)  # nothing of one that is fenced
         self._check()
         await asyncio.to_thread(self._store.complete, self._job.name, self._name, manifest)
         self._check()  # else it is deleted: its history was undone meanwhile
@@ -299,9 +299,9 @@ class SnapshotAttempt:
         return Manifest(
             number=int(self._name.partition("-")[0]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            generation=self._shards.own.generation,
+            generation=self._fleet.own.generation,
             job=job.spec,
-            num_shards=self._shards.num_shards,
+            num_shards=self._fleet.num_shards,
             tables=self._specs,
             clocks=clocks,
             files=tuple(records),
@@ -325,7 +325,7 @@ class SnapshotAttempt:
 
     async def _look(self) -> list[pb.Saved]:
         await asyncio.sleep(LOOK_S)
-        saved = [done.saved for done in await self._shards.order_each(pb.Order(look_save=self._order()))]
+        saved = [done.saved for done in await self._fleet.order_each(pb.Order(look_save=self._order()))]
         self.progress.bytes = sum(item.bytes for item in saved)
         self.progress.total_bytes = sum(item.total_bytes for item in saved)
         return saved
@@ -348,10 +348,10 @@ class SnapshotAttempt:
         if self.manifest is not None:
             end.manifest, end.keep = self.manifest.text().encode(), self._keep
         with suppress(PsError):  # a shard that does not hear of it gives up by itself
-            await self._shards.order(pb.Order(end_save=end), absent_ok=True)
+            await self._fleet.order(pb.Order(end_save=end), absent_ok=True)
         for worker in list(self._members):
             with suppress(JobUnknown):
-                self._states.take(self._job.name, f"{CAPTURED}/{worker}")
+                self._states.pop(self._job.name, f"{CAPTURED}/{worker}")
         if self.manifest is None and self._name:
             with suppress(PsError):
                 await asyncio.to_thread(self._store.delete, self._job.name, self._name)

@@ -1,4 +1,4 @@
-"""What becomes of jobs when a shard loses what it held. Pure, so that `--help` need not wait for torch."""
+"""Durability of jobs when a shard loses what it held. Pure, so that `--help` need not wait for torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When snapshots are taken, and how many are kept: what a person typed, checked."""
+"""The policy of snapshots: when they are taken, and how many are kept, as a person typed it, checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ps_wire.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPolicy:
-    """When snapshots are taken, and how many are kept.
+    """The rule that says when snapshots are taken, and how many are kept.
 
     Attributes:
         every_steps: of a job, by the fastest of its workers; 0: not by steps.

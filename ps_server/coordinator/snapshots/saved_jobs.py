@@ -16,7 +16,7 @@ from ps_wire.snapshot.store import SnapshotStore
 
 
 class SavedJobs:
-    """What lies in a snapshot folder: `Snapshots`."""
+    """The saved jobs in a snapshot folder; implements `Snapshots`."""
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store

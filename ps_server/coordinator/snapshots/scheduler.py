@@ -39,11 +39,11 @@ LASTING = (JobState.RUNNING, JobState.ENDED)  # jobs of which there is something
 
 
 class SnapshotScheduler:
-    """See the module's docstring."""
+    """The scheduler of snapshots of all jobs: periodic ones, and those that somebody waits for."""
 
     def __init__(
         self,
-        shards: Fleet,
+        fleet: Fleet,
         runners: Mapping[str, JobRunner],
         states: StateStore,
         *,
@@ -51,7 +51,7 @@ class SnapshotScheduler:
         policy: SnapshotPolicy,
     ) -> None:
         """Takes none yet; `store`: None where there is none."""
-        self._shards = shards
+        self._fleet = fleet
         self._runners = runners
         self._states = states
         self._store = store
@@ -181,7 +181,7 @@ class SnapshotScheduler:
     def _make(self, runner: JobRunner) -> SnapshotAttempt:
         return SnapshotAttempt(
             runner,
-            self._shards,
+            self._fleet,
             self._states,
             self._place(),
             number=next(self._numbers),
@@ -214,9 +214,7 @@ class SnapshotScheduler:
                 time.monotonic() - began_s,
             )
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is
-            self._errors[name] = (
-                error if isinstance(error, PsError) else InternalError(f"{type(error).__name__}: {error}")
-            )
+            self._errors[name] = error if isinstance(error, PsError) else InternalError.of(error)
             runner.events.counts["snapshot_failed"] += 1
             logger.error(
                 "job %s: NO SNAPSHOT: %s; the job goes on, and older snapshots stay",
@@ -279,5 +277,5 @@ class SnapshotScheduler:
         """The largest step that anybody who is here has begun, as this process sees it."""
         here = {member.worker for member in runner.job.roster.here()}
         steps = [progress.step for worker, progress in runner.progress.items() if worker in here]
-        newest = await asyncio.to_thread(self._shards.own.newest_clock, runner.job.name)  # cells have locks
+        newest = await asyncio.to_thread(self._fleet.own.newest_clock, runner.job.name)  # cells have locks
         return max([newest, *steps])

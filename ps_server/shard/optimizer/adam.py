@@ -80,7 +80,7 @@ class Adam:
         Args:
             count: steps of this piece, with this one.
             gradient: shape (E,).
-            weights: shape (E,), those of before.
+            weights: shape (E,), those before the step.
             out: shape (E,), those of after; no memory of `weights`.
             first: shape (E,), the moving average of gradients, changed in place.
             second: shape (E,), that of their squares, changed in place.

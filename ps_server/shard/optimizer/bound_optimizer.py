@@ -1,6 +1,6 @@
 """An optimizer bound to the weights of a partition: what the ways to take a step work on.
 
-Legend: E = elements of the partition, C = cuts of it: pieces of parameters that count steps of their own.
+Legend: E = elements of the partition, C = parts of it: pieces of parameters that count steps of their own.
 
 It must not know which way is taken, nor who asks for weights. Not thread-safe: its cell has a lock.
 """
@@ -21,7 +21,7 @@ MakeOptimizer: TypeAlias = Callable[[Sequence[torch.Tensor]], PieceOptimizer]  #
 
 
 class BoundOptimizer:
-    """See the module's docstring.
+    """An optimizer over views of one partition's weights, one view for each part.
 
     Attributes:
         weights: that it changes, shape (E,) each version.
@@ -32,7 +32,7 @@ class BoundOptimizer:
         self,
         weights: VersionedWeights,
         pieces: Sequence[Piece],
-        cuts: Sequence[Piece],
+        parts: Sequence[Piece],
         make_optimizer: MakeOptimizer,
     ) -> None:
         """Makes an optimizer without state.
@@ -40,25 +40,25 @@ class BoundOptimizer:
         Args:
             weights: owned by somebody else, too, who reads them.
             pieces: of parameters, one each.
-            cuts: these pieces, or parts of them.
+            parts: these pieces, or smaller ones of the same elements.
             make_optimizer: makes one for C pieces.
         """
         self.weights = weights
-        self._split = Splitter(cuts, weights.now.numel())
-        place = {piece.parameter: index for index, piece in enumerate(pieces)}
-        self._whose = None if cuts == pieces else [place[cut.parameter] for cut in cuts]
+        self._split = Splitter(parts, weights.now.numel())
+        index_of = {piece.parameter: index for index, piece in enumerate(pieces)}
+        self._whose = None if parts == pieces else [index_of[part.parameter] for part in parts]
         self.optimizer = make_optimizer(self._split(weights.now))
 
     def views(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """The C cuts of values of shape (E,)."""
+        """The C parts of values of shape (E,)."""
         return self._split(values)
 
     def given(self, average: torch.Tensor, flags: Sequence[bool]) -> list[torch.Tensor | None]:
         """The C gradients, None where nobody has one; `flags` has one for each piece."""
         if self._whose is not None:
             flags = [flags[piece] for piece in self._whose]
-        cuts = zip(self._split(average), flags, strict=True)
-        return [values if there else None for values, there in cuts]
+        parts = zip(self._split(average), flags, strict=True)
+        return [values if there else None for values, there in parts]
 
     def rebind(self) -> None:
         """The optimizer goes on where the weights are now."""

@@ -55,8 +55,8 @@ class DeviceOptimizer(PieceOptimizer):
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor | None], group: Group) -> None:
         """See `PieceOptimizer.step`; gradients are on the host."""
-        there = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        hosts, pieces = [self._hosts[place] for place in there], [self.pieces[place] for place in there]
+        there = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        hosts, pieces = [self._hosts[index] for index in there], [self.pieces[index] for index in there]
         torch._foreach_copy_(pieces, hosts)
         taken = [None if gradient is None else gradient.to(self._device) for gradient in gradients]
         super().step(taken, group)

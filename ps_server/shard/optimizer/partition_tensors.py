@@ -54,7 +54,7 @@ class PartitionTensors:
     """The weights of a partition, with what replies need of them, and the optimizer that changes them.
 
     Attributes:
-        cuts: pieces that the optimizer works on: P, or more where parts of one have counted different steps.
+        parts: pieces that the optimizer works on: P, or more where parts of one have counted different steps.
         zeros: shape (E,), for who has no gradient.
         doubled: the weights lie in two halves that workers map; each version takes the other one.
     """
@@ -62,7 +62,7 @@ class PartitionTensors:
     def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], make_optimizer: MakeOptimizer) -> None:
         """Takes `weights`, shape (E,), over; `make_optimizer` makes one for P pieces."""
         self._weights = VersionedWeights(weights)
-        self._pieces = self.cuts = tuple(pieces)
+        self._pieces = self.parts = tuple(pieces)
         self._make_optimizer = make_optimizer
         self._bound = self._bind(self._pieces) if pieces else None
         self._group: Group | None = None  # whose ways these are
@@ -88,10 +88,10 @@ class PartitionTensors:
         """The weights' bytes where they lie."""
         if not self.doubled:
             return bytes_of(self.now)
-        place = self.now.data_ptr()
-        if place not in self._payloads:
-            self._payloads[place] = bytes_of(self.now)
-        return self._payloads[place]
+        address = self.now.data_ptr()
+        if address not in self._payloads:
+            self._payloads[address] = bytes_of(self.now)
+        return self._payloads[address]
 
     def rounded(self, codec: int, version: int) -> memoryview:
         """The weights' bytes as a codec has them, a copy that nobody writes, one for all who ask.
@@ -146,7 +146,7 @@ class PartitionTensors:
         self._weights.double(halves, version, loaded=loaded)
         self.doubled = True
         if self._bound is not None:
-            self._use(self._bound, self.cuts)
+            self._use(self._bound, self.parts)
             self._bound.rebind()
 
     def step_ahead(self, gradients: Sequence[torch.Tensor], group: Group) -> bool:
@@ -192,12 +192,12 @@ class PartitionTensors:
         """The next version is like this one."""
         self._weights.carry()
 
-    def _bind(self, cuts: Sequence[Piece]) -> BoundOptimizer:
-        return BoundOptimizer(self._weights, self._pieces, cuts, self._make_optimizer)
+    def _bind(self, parts: Sequence[Piece]) -> BoundOptimizer:
+        return BoundOptimizer(self._weights, self._pieces, parts, self._make_optimizer)
 
-    def _use(self, bound: BoundOptimizer, cuts: tuple[Piece, ...]) -> None:
+    def _use(self, bound: BoundOptimizer, parts: tuple[Piece, ...]) -> None:
         """Steps go on with this optimizer; what fits is looked at again."""
-        self._bound, self.cuts, self._group = bound, cuts, None
+        self._bound, self.parts, self._group = bound, parts, None
 
     # -- all of it -------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class PartitionTensors:
         """All tensors as they are now."""
         return TensorsState(
             weights=self.now.clone(),
-            parts=self.cuts,
+            parts=self.parts,
             optimizer=self.export_state(),
             other=self._weights.other,
             kept=dict(self._kept),
@@ -236,18 +236,18 @@ class PartitionTensors:
     # -- the optimizer's state -------------------------------------------------------------------------
 
     def export_state(self) -> list[State]:
-        """The states of `cuts`, copied: see `PieceOptimizer.export_state`."""
+        """The states of `parts`, copied: see `PieceOptimizer.export_state`."""
         return self._bound.optimizer.export_state() if self._bound is not None else []
 
-    def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
-        """Sets the states of `cuts`, by default the P pieces. Raises what `PieceOptimizer.import_state` does.
+    def import_state(self, states: Sequence[State], parts: Sequence[Piece] | None = None) -> None:
+        """Sets the states of `parts`, by default the P pieces. Raises as `PieceOptimizer.import_state`.
 
-        A cut is at a multiple of 16 elements from its parameter's start.
+        A part begins at a multiple of 16 elements from its parameter's start.
         """
         if self._bound is None:
             return
-        wanted = self._pieces if cuts is None else tuple(cuts)
-        bound = self._bound if wanted == self.cuts else self._bind(wanted)
+        wanted = self._pieces if parts is None else tuple(parts)
+        bound = self._bound if wanted == self.parts else self._bind(wanted)
         bound.optimizer.import_state(states)
         self._use(bound, wanted)
 

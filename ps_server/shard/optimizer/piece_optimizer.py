@@ -212,13 +212,13 @@ class PieceOptimizer:
             PayloadMismatch: one is not a state that this optimizer can have; nothing was changed.
         """
         made: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
-        for place, (piece, state) in enumerate(zip(self.pieces, states, strict=True)):
-            self._check_state(place, state)
+        for index, (piece, state) in enumerate(zip(self.pieces, states, strict=True)):
+            self._check_state(index, state)
             if state:
                 made[piece] = {key: self._own(key, state[key]) for key in self.state_names if key in state}
         self._torch.state = made  # in one go: figures are read without the cell's lock
 
-    def _check_state(self, place: int, state: State) -> None:
+    def _check_state(self, index: int, state: State) -> None:
         entry = known(self.name)
         needed = entry.scalars + entry.tensors({})
         missing = [key for key in needed if key not in state]
@@ -226,9 +226,9 @@ class PieceOptimizer:
         if unknown or (missing and (state or entry.cls is torch.optim.Adagrad)):
             raise PayloadMismatch(
                 f"the state of {self.name} has {', '.join(self.state_names) or 'nothing'} with "
-                f"{dict(self._start)}, got {', '.join(state) or 'nothing'} for piece {place}"
+                f"{dict(self._start)}, got {', '.join(state) or 'nothing'} for piece {index}"
             )
-        piece = self.pieces[place]
+        piece = self.pieces[index]
         for key, value in state.items():
             if key in entry.scalars:
                 fits = value.dim() == 0 and value.dtype in (torch.float32, torch.float64)
@@ -236,7 +236,7 @@ class PieceOptimizer:
                 fits = value.shape == piece.shape and value.dtype == piece.dtype
             if not fits:
                 raise PayloadMismatch(
-                    f"{key} of piece {place} is {value.dtype} of shape {tuple(value.shape)}; the piece is "
+                    f"{key} of piece {index} is {value.dtype} of shape {tuple(value.shape)}; the piece is "
                     f"{piece.dtype} of shape {tuple(piece.shape)}"
                 )
 

@@ -18,12 +18,12 @@ class Splitter:
     def __init__(self, pieces: Sequence[Piece], numel: int) -> None:
         """Takes the P pieces of a partition of E elements, by offset."""
         self._sizes: list[int] = []
-        self._places: list[int] = []
+        self._indices: list[int] = []
         end = 0
         for piece in pieces:
             if piece.offset > end:
                 self._sizes.append(piece.offset - end)
-            self._places.append(len(self._sizes))
+            self._indices.append(len(self._sizes))
             self._sizes.append(piece.numel)
             end = piece.offset + piece.numel
         self._sizes.append(numel - end)
@@ -31,4 +31,4 @@ class Splitter:
     def __call__(self, values: torch.Tensor) -> list[torch.Tensor]:
         """The P pieces; a slice of each would take three times as long."""
         parts = torch.split(values, self._sizes)
-        return [parts[place] for place in self._places]
+        return [parts[index] for index in self._indices]

@@ -25,7 +25,7 @@ from ps_wire.process import trace
 
 
 class VersionedWeights:
-    """See the module's docstring.
+    """The weights of a partition, version after version, without overwriting memory that is still read.
 
     Attributes:
         now: the weights, shape (E,).
@@ -44,8 +44,8 @@ class VersionedWeights:
     def double(self, halves: tuple[torch.Tensor, torch.Tensor], version: int, *, loaded: bool) -> None:
         """Goes on in two halves, each of shape (E,); the weights are those of `version`.
 
-        Replies that are held keep the memory of before. Weights that were never loaded are zeros, as halves
-        are, and not copied.
+        Replies that are held keep the memory of the version before. Weights that were never loaded are
+        zeros, as halves are, and not copied.
         """
         before, self.now, self.other = self.now, halves[version & 1], halves[~version & 1]
         if loaded:
@@ -59,7 +59,7 @@ class VersionedWeights:
         if self.other is not None:
             self.now, self.other = self.other, self.now
             self.ahead = False
-        elif held := self._take_held():
+        elif held := self._pop_held():
             before, self.now = self.now, self._unread()
             self._left.append((before, held))
         return self.now
@@ -82,14 +82,14 @@ class VersionedWeights:
 
     def make_writable(self) -> bool:
         """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
-        if self.other is not None or not (held := self._take_held()):
+        if self.other is not None or not (held := self._pop_held()):
             return False
         before, self.now = self.now, self._unread()
         self.now.copy_(before)
         self._left.append((before, held))
         return True
 
-    def _take_held(self) -> list[Message]:
+    def _pop_held(self) -> list[Message]:
         held, self._replies = self._held(), []
         return held
 

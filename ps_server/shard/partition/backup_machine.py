@@ -22,7 +22,10 @@ from ps_server.shard.partition.machine_state import MachineState
 
 @dataclass(slots=True)
 class BackupStepMachine(StepMachine):
-    """See the module's docstring. Not thread-safe: one input at a time."""
+    """The state machine of a partition whose steps close without waiting for all workers.
+
+    Not thread-safe: one input at a time.
+    """
 
     _chosen: frozenset[int] | None = None
 
@@ -70,7 +73,7 @@ class BackupStepMachine(StepMachine):
     # -- inputs --------------------------------------------------------------------------------------
 
     def choose(self, step: int, workers: frozenset[int], now_s: float) -> list[Action]:
-        """The open step takes the pushes of `workers`, which are here. Another step is not news."""
+        """The open step takes the pushes of `workers`, which are here. Another step is ignored."""
         assert step <= self.open_step, (step, self.open_step)
         if step < self.open_step:
             return []
@@ -82,7 +85,7 @@ class BackupStepMachine(StepMachine):
         return self._settle(now_s)
 
     def catch_up(self, late: Late, step: int, now_s: float) -> list[Action]:
-        """A worker that is late goes on at `step`; it is not news where it is not late at this clock."""
+        """A worker that is late goes on at `step`; ignored where it is not late at this clock."""
         member = self._members.get(late.worker)
         if member is None or member.incarnation != late.incarnation or member.fenced:
             return []

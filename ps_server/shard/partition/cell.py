@@ -52,7 +52,7 @@ from ps_wire.spec.table import Hyperparameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFigures:
-    """What a cell has come to, at one moment.
+    """The counts of a cell at one moment.
 
     Attributes:
         clocks: worker -> its clock, of every member.
@@ -234,7 +234,7 @@ class Cell:
             outlet.send(self._read(step, ended=ended))
 
     def decide(self, step: int, scale: float, now_s: float) -> None:
-        """A clipped step that is complete here closes with this scale; another one is not news."""
+        """A clipped step that is complete here closes with this scale; another one is ignored."""
         with self.lock:
             if self._held == step:
                 self._held = None
@@ -267,10 +267,10 @@ class Cell:
         with self.lock:
             return self.values.export_state()
 
-    def import_state(self, states: Sequence[State], cuts: Sequence[Piece] | None = None) -> None:
+    def import_state(self, states: Sequence[State], parts: Sequence[Piece] | None = None) -> None:
         """See `PartitionTensors.import_state`."""
         with self.lock:
-            self.values.import_state(states, cuts)
+            self.values.import_state(states, parts)
 
     # -- members that come and go while others train, and steps that are chosen -----------------------
 
@@ -410,7 +410,7 @@ class Cell:
         self._stands()
 
     def _close(self, step: int, now_s: float) -> None:
-        """Has a complete step closed; one that is about to be is said again, since members have changed."""
+        """Submits a complete step for closing, once: the machine gives it again when members change."""
         if step not in (self._held, self._closing):
             self._closing = step
             self._later(partial(self._close_now, now_s))
@@ -419,7 +419,7 @@ class Cell:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
         with self.lock, trace.span("close", self._index, self._closing):
             step, self._closing = self._closing, None
-            if step is None or not self.machine.complete:  # one has joined: it is said again
+            if step is None or not self.machine.complete:  # one has joined: it is given again
                 return
             found = None if self._steps_ahead() else self.screening.mean(self.machine)
             average = None if found is None else found.values

@@ -33,17 +33,17 @@ class ClockCounts:
 
     def remove(self, clock: int) -> None:
         """A member at this clock goes."""
-        if self._take(clock) and clock == self.smallest:
+        if self._pop(clock) and clock == self.smallest:
             self.smallest = min(self._counts, default=None)
 
     def advance(self, clock: int) -> None:
         """A member at this clock goes on to the next."""
         counts, after = self._counts, clock + 1
         counts[after] = counts.get(after, 0) + 1
-        if self._take(clock) and clock == self.smallest:
+        if self._pop(clock) and clock == self.smallest:
             self.smallest = after  # no clock lies between
 
-    def _take(self, clock: int) -> bool:
+    def _pop(self, clock: int) -> bool:
         """Whether it was the last one at this clock."""
         left = self._counts[clock] - 1
         if left:

@@ -39,7 +39,10 @@ class Kept:
 
 @dataclass(slots=True)
 class Cut:
-    """See the module's docstring. Not thread-safe: one input at a time, under the lock of its machine."""
+    """The cut of one partition, and the inputs that wait behind it.
+
+    Not thread-safe: one input at a time, under the lock of its machine.
+    """
 
     machine: StepMachine
     key: CutKey | None = None
@@ -74,9 +77,9 @@ class Cut:
         if not self._waits(worker, step, pushes):
             return False
         new = Kept(worker, step, pushes, again)
-        for place, kept in enumerate(self._kept):
+        for index, kept in enumerate(self._kept):
             if (kept.worker, kept.step, kept.pushes) == (worker, step, pushes):
-                self._kept[place] = new  # sent again, on a new connection
+                self._kept[index] = new  # sent again, on a new connection
                 return True
         self._kept.append(new)
         return True
@@ -108,7 +111,7 @@ class Cut:
 
     def next(self) -> Kept | None:
         """Takes out the first input that need not wait any more."""
-        for place, kept in enumerate(self._kept):
+        for index, kept in enumerate(self._kept):
             if not self._waits(kept.worker, kept.step, kept.pushes):
-                return self._kept.pop(place)
+                return self._kept.pop(index)
         return None

@@ -1,4 +1,4 @@
-"""What goes into the state machine of a partition, and what comes out of it. Pure values."""
+"""Inputs and outputs of the state machine of a partition. Pure values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Every member has pushed `step`: it may be decided. Said again when members change before that."""
+    """Every member has pushed `step`: it may be decided. Given again when members change before that."""
 
     step: int
     workers: frozenset[int]
@@ -111,7 +111,7 @@ Action: TypeAlias = Apply | Ack | Answer | Complete
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of one worker's pushes and pulls here, over all its incarnations."""
+    """The counts of one worker's pushes and pulls here, over all its incarnations."""
 
     received: int = 0
     applied: int = 0

@@ -75,7 +75,10 @@ class _Member:
 
 @dataclass(slots=True)
 class StepMachine:
-    """See the module's docstring. Not thread-safe: one input at a time."""
+    """The state machine of one partition: inputs go in, actions come out.
+
+    Not thread-safe: one input at a time.
+    """
 
     gate: Gate
     version: int = 0

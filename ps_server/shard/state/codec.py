@@ -129,7 +129,7 @@ def _staged_facts(item: Contribution) -> dict[str, Any]:
 
 
 class _Books(NamedTuple):
-    """What a saved partition has beside tensors."""
+    """The facts of a saved partition beside its tensors."""
 
     machine: MachineState
     hyper_mismatches: int
@@ -287,15 +287,15 @@ class TableReader:
         offsets = self._offsets.get(name, [])
         at, end = piece.parameter_offset, piece.parameter_offset + piece.numel
         parts = []
-        place = max(bisect_right(offsets, at) - 1, 0)
+        index = max(bisect_right(offsets, at) - 1, 0)
         while at < end:
-            saved = self._pieces.get((name, offsets[place])) if place < len(offsets) else None
-            if saved is None or not offsets[place] <= at < offsets[place] + saved.numel:
+            saved = self._pieces.get((name, offsets[index])) if index < len(offsets) else None
+            if saved is None or not offsets[index] <= at < offsets[index] + saved.numel:
                 raise SnapshotMismatch(f"elements {at} to {end} of parameter {name!r} were not saved")
-            until = min(offsets[place] + saved.numel, end)
-            parts.append(_Part(name, saved, offsets[place], at - offsets[place], until - offsets[place]))
+            until = min(offsets[index] + saved.numel, end)
+            parts.append(_Part(name, saved, offsets[index], at - offsets[index], until - offsets[index]))
             at = until
-            place += 1
+            index += 1
         return parts
 
     def _cuts(self, piece: Piece, parts: Sequence[_Part]) -> Iterator[tuple[Piece, list[_Part]]]:

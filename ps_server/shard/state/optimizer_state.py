@@ -28,18 +28,18 @@ def dump(table: ShardTable, partition: int) -> list[pb.PartitionState]:
     """The state of one partition, in one or more messages."""
     cell = table.cell(partition)
     with cell.lock:
-        cuts, found = cell.values.cuts, cell.export_state()
-    states = joined(cell.pieces, cuts, found)
-    if cuts != cell.pieces:
-        _say_joined(table, partition, cuts, found)
+        parts, found = cell.values.parts, cell.export_state()
+    states = joined(cell.pieces, parts, found)
+    if parts != cell.pieces:
+        _say_joined(table, partition, parts, found)
     entries = ((piece, name, state[name]) for piece, state in enumerate(states) for name in state)
     return list(state_messages.pack(partition, entries))
 
 
-def _say_joined(table: ShardTable, partition: int, cuts: Sequence[Piece], states: Sequence[State]) -> None:
+def _say_joined(table: ShardTable, partition: int, parts: Sequence[Piece], states: Sequence[State]) -> None:
     counted: dict[str, list[int]] = {}
-    for cut, state in zip(cuts, states, strict=True):
-        counted.setdefault(table.plan.parameters[cut.parameter].name, []).append(int(steps(state)))
+    for part, state in zip(parts, states, strict=True):
+        counted.setdefault(table.plan.parameters[part.parameter].name, []).append(int(steps(state)))
     for name, counters in counted.items():
         if len(counters) > 1:
             logger.warning(
@@ -65,7 +65,7 @@ class Loading:
         self._open: int | None = None
         self._states: list[dict[str, torch.Tensor]] = []
 
-    def take(self, message: pb.PartitionState) -> None:
+    def receive(self, message: pb.PartitionState) -> None:
         """Keeps what a message brings; the last one of a partition sets it.
 
         Raises:

@@ -16,18 +16,20 @@ from ps_server.shard.optimizer.piece_optimizer import State
 from ps_wire.spec.plan import Piece
 
 
-def joined(pieces: Sequence[Piece], cuts: Sequence[Piece], states: Sequence[State]) -> list[State]:
+def joined(pieces: Sequence[Piece], parts: Sequence[Piece], states: Sequence[State]) -> list[State]:
     """One state for each piece: of the part that has taken the largest number of steps, what is no tensor.
 
     Args:
         pieces: of the plan.
-        cuts: the same elements in as many or more parts, by offset.
-        states: of the cuts; one that has none counts as zeros beside others.
+        parts: the same elements in as many or more parts, by offset.
+        states: of the parts; one that has none counts as zeros beside others.
     """
     whole: list[State] = []
     for piece in pieces:
         own = [
-            (cut, state) for cut, state in zip(cuts, states, strict=True) if cut.parameter == piece.parameter
+            (part, state)
+            for part, state in zip(parts, states, strict=True)
+            if part.parameter == piece.parameter
         ]
         whole.append(own[0][1] if len(own) == 1 else _join(own))
     return whole
@@ -44,6 +46,6 @@ def _join(own: Sequence[tuple[Piece, State]]) -> State:
     return {
         kind: newest.get(kind, any_value)
         if any_value.dim() == 0
-        else torch.cat([state.get(kind, any_value.new_zeros(cut.numel)) for cut, state in own])
+        else torch.cat([state.get(kind, any_value.new_zeros(part.numel)) for part, state in own])
         for kind, any_value in kinds.items()
     }

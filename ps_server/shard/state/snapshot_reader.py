@@ -24,7 +24,7 @@ ReadTable: TypeAlias = Callable[[Plan, TableSpec], TableState]
 
 
 class SnapshotReader:
-    """What one of so many shards reads of the snapshots in a folder."""
+    """A shard's reader of the snapshots in a folder, whatever number of shards has written them."""
 
     def __init__(self, store: SnapshotStore, *, shard: int, num_shards: int) -> None:
         """Reads for shard `shard` of `num_shards`."""

@@ -37,7 +37,7 @@ FACTS = "state"  # name of the facts in the file
 
 
 class Saving:
-    """See the module's docstring. Thread-safe.
+    """One shard's part of one snapshot that is being captured and written. Thread-safe.
 
     Attributes:
         number: of the cut.
@@ -139,7 +139,7 @@ class Saving:
         except Exception as error:  # noqa: BLE001 - our bug: the coordinator must hear of it
             logger.exception("bug while a snapshot is written")
             with self._lock:
-                self._error = InternalError(f"{type(error).__name__}: {error}")
+                self._error = InternalError.of(error)
         else:
             with self._lock:
                 self._record = record

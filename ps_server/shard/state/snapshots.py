@@ -27,7 +27,7 @@ MAX_ARRIVING = 16  # files of a job that are brought at once
 
 
 class ShardSnapshots:
-    """See the module's docstring. Thread-safe.
+    """The snapshots that one shard takes and restores at the moment. Thread-safe.
 
     Attributes:
         store: where this shard's are; None: it was started without --snapshot-dir.
@@ -145,7 +145,7 @@ class Arriving:
         self._manifest = bytearray() if file.name == MANIFEST else None
         self._writing = store.begin(file.job, file.snapshot, file.name)
 
-    def take(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """More of it.
 
         Raises:

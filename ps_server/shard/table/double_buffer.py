@@ -35,7 +35,9 @@ class Region:
 
 
 class DoubleBuffer:
-    """See the module's docstring. The memory lives as long as a tensor of it, or a worker that maps it.
+    """Two halves of shared memory for the weights of one table.
+
+    It lives as long as a tensor of it, or a worker that maps it.
 
     Attributes:
         descriptors: of both, to be sent to workers; open as long as this object lives.

@@ -12,7 +12,7 @@ KEPT_HYPERPARAMETERS = 16  # per worker; a push refers to one of its last few
 
 
 class KeptHyperparameters:
-    """See the module's docstring. Thread-safe."""
+    """The numbered hyper-parameters of each worker of a table. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -162,7 +162,7 @@ class StepCloser:
 
     def _report_attendance(self, tally: StepTally) -> None:
         with self._deciding:  # reports leave in the order in which they came about
-            while (report := tally.take()) is not None:
+            while (report := tally.poll()) is not None:
                 if self._attend is not None:
                     self._attend(self._attended(report))
                 elif self._chooser is not None:
@@ -176,14 +176,14 @@ class StepCloser:
         try:
             close()
         except Exception as error:
-            cell.fail(InternalError(f"{type(error).__name__}: {error}"))
+            cell.fail(InternalError.of(error))
             raise
         self.check_hyper(cell, cell.machine.version - 1)
         self.settle()
 
     def _close_clipped(self, clipping: Clipping) -> None:
         """What follows when a step may have become complete on all cells of this shard."""
-        found = clipping.take()
+        found = clipping.poll()
         if found is None:
             return
         step, squares, epoch = found

@@ -183,21 +183,21 @@ class ShardTable:
             raise FrameMalformed(f"a {frame.kind.name} frame does not go to a shard")
         handler(self, frame, outlet, member)
 
-    def _take_load(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+    def _receive_load(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         if self.started:
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
         cell = self.cell(frame.partition)
         cell.set_weights(self._values(cell, frame))
         outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
 
-    def _take_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
+    def _receive_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
         message = parse_message(spec_pb2.Hyperparameters, bytes(frame.meta))
         hyper = hyperparameters_from_proto(message)
         optimizer = self.spec.optimizer
         piece_optimizer.check_hyperparameters(optimizer.name, optimizer.hyperparameters.groups, hyper.groups)
         self._hyper.keep(frame.worker, frame.hyper, hyper)
 
-    def _take_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+    def _receive_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
         cell = self.cell(frame.partition)
         if not 0.0 < frame.weight < float("inf"):
@@ -214,12 +214,12 @@ class ShardTable:
         )
         self._push(cell, frame, gradient, outlet)
 
-    def _take_abstain(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
+    def _receive_abstain(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
         for cell in self._listed(frame):
             self._push(cell, frame, None, outlet)
 
-    def _take_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
+    def _receive_pull(self, frame: wire.Frame, outlet: Outlet, member: bool) -> None:
         cells = list(self._listed(frame))
         if not codecs.known(frame.codec):
             raise PayloadMismatch(f"weights cannot be sent with codec {frame.codec}: it is unknown here")
@@ -253,11 +253,11 @@ class ShardTable:
         outlet.send(Message(ack))
 
     _HANDLERS: Mapping[wire.Kind, Callable[[ShardTable, wire.Frame, Outlet, bool], None]] = {
-        wire.Kind.LOAD: _take_load,
-        wire.Kind.HYPER: _take_hyper,
-        wire.Kind.PUSH: _take_push,
-        wire.Kind.ABSTAIN: _take_abstain,
-        wire.Kind.PULL: _take_pull,
+        wire.Kind.LOAD: _receive_load,
+        wire.Kind.HYPER: _receive_hyper,
+        wire.Kind.PUSH: _receive_push,
+        wire.Kind.ABSTAIN: _receive_abstain,
+        wire.Kind.PULL: _receive_pull,
     }
 
     def _push(self, cell: Cell, frame: wire.Frame, gradient: Gradient | None, outlet: Outlet) -> None:

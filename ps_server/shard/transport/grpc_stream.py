@@ -87,7 +87,7 @@ class DataStreams:
             "reading a data stream",
             self._read(context, inbox, outbox),
             log=logger,
-            failed=lambda _: outbox.cut(),  # else the peer would wait for ever
+            failed=lambda _: outbox.sever(),  # else the peer would wait for ever
         )
         self._open.add(outbox)
         try:
@@ -101,11 +101,11 @@ class DataStreams:
         finally:
             self._open.discard(outbox)
             reading.cancel()
-            outbox.cut()
+            outbox.sever()
             inbox.close()
 
     async def _read(self, context: grpc.aio.ServicerContext, inbox: _Inbox, outbox: Outbox) -> None:
-        self._strangers.enter(outbox, outbox.cut)
+        self._strangers.enter(outbox, outbox.sever)
         try:
             async with asyncio.timeout(HELLO_LIMIT_S):
                 message = await context.read()
@@ -129,7 +129,7 @@ async def _write(outbox: Outbox, signal: _Signal, context: grpc.aio.ServicerCont
     """Writes what is queued, until nothing is any more."""
     while True:
         closed = outbox.closed
-        while messages := outbox.take():
+        while messages := outbox.poll():
             try:
                 for message in messages:
                     await context.write(message.encoded())

@@ -51,7 +51,7 @@ class MessageStream:
     def cancel(self) -> None:
         """Takes no further message and gives no further reply."""
         self._cancelled = True
-        self._outbox.cut()
+        self._outbox.sever()
 
     def _run(self, receiver: Receiver) -> None:
         try:

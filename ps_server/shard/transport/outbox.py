@@ -18,7 +18,7 @@ from operator import attrgetter
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
 from ps_wire.frames.queue import FrameQueue
-from ps_wire.sockets.frame_socket import take_batch
+from ps_wire.sockets.frame_socket import pop_batch
 
 MAX_OUTBOX_BYTES = 64 << 20
 MAX_OUTBOX_FRAMES = 200_000  # honest peers have one reply a partition
@@ -57,9 +57,11 @@ def _nothing() -> None:
 
 
 class Outbox:
-    """See the module's docstring. An `Outlet`; it holds each message until it has left, or nothing leaves.
+    """The queue of messages out of one connection.
 
-    Who writes waits for messages (`next`), or takes what is there when it is called (`on_change`, `take`).
+    An `Outlet`; it holds each message until it has left, or nothing leaves.
+
+    Who writes waits for messages (`next`), or takes what is there when it is called (`on_change`, `poll`).
 
     Attributes:
         broken: nothing leaves any more.
@@ -89,7 +91,7 @@ class Outbox:
         """See `Outlet.send`."""
         with self._changed:
             if len(self._messages) >= MAX_OUTBOX_FRAMES:
-                self._cut()
+                self._sever()
             if self.closed:
                 return
             self._bytes += _bytes_of(message)
@@ -111,12 +113,12 @@ class Outbox:
             self.closed = True
             self._wake()
 
-    def cut(self) -> None:
-        """See `Outlet.cut`."""
+    def sever(self) -> None:
+        """See `Outlet.sever`."""
         with self._changed:
-            self._cut()
+            self._sever()
 
-    def _cut(self) -> None:
+    def _sever(self) -> None:
         if self.broken:
             return
         self.broken = self.closed = True
@@ -150,15 +152,15 @@ class Outbox:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self.closed)
-            return self._take()
+            return self._pop_batch()
 
-    def take(self) -> list[Message]:
+    def poll(self) -> list[Message]:
         """As `next`, and none if there is nothing now."""
         with self._changed:
-            return self._take()
+            return self._pop_batch()
 
-    def _take(self) -> list[Message]:
-        return take_batch(self._messages, lambda message: len(message.frame.payload))
+    def _pop_batch(self) -> list[Message]:
+        return pop_batch(self._messages, lambda message: len(message.frame.payload))
 
     def done(self, messages: list[Message]) -> None:
         """They have left."""

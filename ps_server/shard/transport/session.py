@@ -92,9 +92,9 @@ class Session:
         with self._lock:
             self._retired = True
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         """Ends the connection at once, and lets go of what the worker shared. Never blocks."""
-        self._outlet.cut()
+        self._outlet.sever()
 
     @trace.traced("take a frame")
     def _receive(self, frame: wire.Frame) -> bool:
@@ -102,13 +102,13 @@ class Session:
             if self._job is None:
                 self._hello(frame)
             else:
-                return self._take(frame, self._job)
+                return self._dispatch(frame, self._job)
         except PsError as error:
             self._refuse(frame, error)
             return self.authenticated
         except Exception as error:  # noqa: BLE001 - the worker is told
             logger.exception("job %s worker %d: bug while taking a frame", self._job, self._worker)
-            self._refuse(frame, InternalError(f"{type(error).__name__}: {error}"))
+            self._refuse(frame, InternalError.of(error))
             return False
         return True
 
@@ -146,7 +146,7 @@ class Session:
         )
         self._outlet.send(Message(hello))
 
-    def _take(self, frame: wire.Frame, job: str) -> bool:
+    def _dispatch(self, frame: wire.Frame, job: str) -> bool:
         """Takes a frame; False: the connection is of no use any more."""
         if frame.worker != self._worker:
             raise StrangerRefused(f"this connection is worker {self._worker}'s, not {frame.worker}'s")
@@ -169,7 +169,7 @@ class Session:
         return self.carrier == Carrier.UDS and frame.kind is wire.Kind.PUSH and bool(frame.flags & wire.PULLS)
 
     def _lend(self, table: ShardTable) -> None:
-        """Has weights leave by reference: what the worker pushes says that it has those of before."""
+        """Sends weights by reference from now on: who pushes has read those of the version before."""
         if table.spec.number not in self._lent:
             self._lent.add(table.spec.number)
             halves_of(table)
@@ -186,7 +186,7 @@ class Session:
             )
             self._outlet.send(Message(wire.Frame(kind=wire.Kind.SHARE, table=frame.table)))
             return False
-        self._regions.take(frame, table)
+        self._regions.receive(frame, table)
         return True
 
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:

@@ -51,14 +51,14 @@ class _Regions:
 
 
 class SharedRegions:
-    """See the module's docstring; an `Outlet` of frames whose payload the worker finds in shared memory."""
+    """The shared memory of one connection; an `Outlet` of frames whose payload the worker finds there."""
 
     def __init__(self, outlet: Outlet) -> None:
         """Takes the connection's outlet, for what is left of a frame."""
         self._outlet = outlet
         self._tables: dict[int, _Regions] = {}
 
-    def take(self, frame: wire.Frame, table: ShardTable) -> None:
+    def receive(self, frame: wire.Frame, table: ShardTable) -> None:
         """A SHARE frame: maps the worker's memory, or lets it go. Descriptors stay the caller's.
 
         Raises:
@@ -122,10 +122,10 @@ class SharedRegions:
         """See `Outlet.wait_room`."""
         self._outlet.wait_room()
 
-    def cut(self) -> None:
-        """See `Outlet.cut`. Maps nothing of the worker's any more."""
+    def sever(self) -> None:
+        """See `Outlet.sever`. Maps nothing of the worker's any more."""
         self._tables.clear()
-        self._outlet.cut()
+        self._outlet.sever()
 
     @staticmethod
     @trace.traced("copy weights")

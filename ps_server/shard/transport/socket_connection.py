@@ -23,7 +23,7 @@ CLOSE_LIMIT_S = 3.0  # for what is queued to leave, and for the peer to read it
 
 
 class SocketConnection:
-    """See the module's docstring. It owns the socket."""
+    """One socket with its reading and its writing thread. It owns the socket."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class SocketConnection:
         """
         self._shard = shard
         self._peer = peer
-        self._outbox = Outbox(on_broken=peer.cut)
+        self._outbox = Outbox(on_broken=peer.sever)
         self._session = Session(shard, self._outbox, token_bytes=TOKEN_BYTES, carrier=carrier)
         self._refusal = refusal
         self._on_greeted = on_greeted
         self._on_closed = on_closed
         self._stopping = False
-        self._writer = watched.thread("ps-send", self._write, log=logger, failed=lambda _: self.cut())
+        self._writer = watched.thread("ps-send", self._write, log=logger, failed=lambda _: self.sever())
         self._reader = watched.thread("ps-data", self._read, log=logger)
 
     def start(self) -> None:
@@ -65,32 +65,32 @@ class SocketConnection:
         self._stopping = True
         self._outbox.close()
         if not self._session.authenticated:
-            self._peer.cut()
+            self._peer.sever()
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         """Ends it at once. Any thread."""
-        self._outbox.cut()
+        self._outbox.sever()
 
     def join(self, until_s: float) -> None:
         """Waits until it has ended, which it is made to at `until_s` of the monotonic clock."""
         self._reader.join(max(until_s - time.monotonic(), 0.0))
         if self._reader.is_alive():
-            self._outbox.cut()
+            self._outbox.sever()
             self._reader.join(CLOSE_LIMIT_S)
 
     def _read(self) -> None:
         try:
             self._receive()
         except ConnectionLost:
-            self._outbox.cut()
+            self._outbox.sever()
         except (FrameRefused, ProtocolMismatch) as error:
             self._session.refuse(error)
         except TimeoutError:
             self._shard.count_refused()
-            self._outbox.cut()
+            self._outbox.sever()
         except Exception:  # noqa: BLE001 - else the peer would wait for ever
             logger.exception("bug while receiving over a data connection")
-            self._outbox.cut()
+            self._outbox.sever()
         finally:
             self._end()
 
@@ -121,14 +121,14 @@ class SocketConnection:
             self._writer.start()
         except RuntimeError as error:
             logger.error("cannot serve a data connection: %s", error)
-            self._outbox.cut()
+            self._outbox.sever()
 
     def _end(self) -> None:
         try:
             self._session.closed()
             self._send_rest()
         finally:
-            self._outbox.cut()  # a writer that is still there ends
+            self._outbox.sever()  # a writer that is still there ends
             self._peer.close()
             self._on_greeted(self)
             self._on_closed(self)
@@ -140,7 +140,7 @@ class SocketConnection:
         if self._writer.ident is not None:
             self._writer.join(CLOSE_LIMIT_S)
             if self._writer.is_alive():
-                self._outbox.cut()
+                self._outbox.sever()
                 self._writer.join()
         if not self._outbox.broken:
             self._peer.discard(until_s)
@@ -150,13 +150,13 @@ class SocketConnection:
             try:
                 self._peer.send([message.frame for message in messages])
             except ConnectionLost:
-                self._outbox.cut()
+                self._outbox.sever()
             except Exception:  # noqa: BLE001 - else the peer would wait for ever
                 logger.exception("bug while sending over a data connection")
-                self._outbox.cut()
+                self._outbox.sever()
             finally:
                 self._outbox.done(messages)
             del messages
         self._peer.end_sending()
         if self._stopping:
-            self._peer.cut()
+            self._peer.sever()

@@ -39,7 +39,9 @@ _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class SocketServer:
-    """See the module's docstring. One thread accepts; `_lock` guards the connections.
+    """The listener of `uds` and `tcp`, and its connections.
+
+    One thread accepts; `_lock` guards the connections.
 
     Attributes:
         offers: of a shard's `Open`: carriers with their addresses, best first.
@@ -163,7 +165,7 @@ class SocketServer:
         try:
             carrier = self._listeners[listener]
             if self._pairing is not None and carrier is Carrier.TCP:
-                self._pairing.take(peer)
+                self._pairing.adopt(peer)
             else:
                 self._begin(peer, carrier)
         except (OSError, RuntimeError) as error:  # it has gone already; or there can be no more threads
@@ -187,7 +189,7 @@ class SocketServer:
         )
         with self._lock:
             self._connections.add(connection)
-        strangers.enter(connection, connection.cut)
+        strangers.enter(connection, connection.sever)
         try:
             connection.start()
         except RuntimeError:

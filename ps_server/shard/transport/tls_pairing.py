@@ -31,7 +31,7 @@ FRAME_MAGIC = wire.MAGIC.to_bytes(4, "little")
 
 
 class TlsPairing:
-    """See the module's docstring."""
+    """The TLS connections that shake hands, or wait for their other half."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class TlsPairing:
         *,
         on_pair: Callable[[TlsSocket], None],
     ) -> None:
-        """Takes what `take` needs.
+        """Takes what `adopt` needs.
 
         Args:
             tls: certificates; the newest for each handshake.
@@ -59,14 +59,14 @@ class TlsPairing:
         self._threads: set[threading.Thread] = set()
         self._closed = False
 
-    def take(self, plain: socket.socket) -> None:
+    def adopt(self, plain: socket.socket) -> None:
         """Owns who has connected from now on. Raises RuntimeError or OSError where it cannot be."""
         connection = tls_socket.wrap(plain, self._tls.identity().accepting)
         thread = watched.thread("ps-tls", partial(self._run, connection), log=logger)
         with self._changed:
             self._shaking.add(connection)
             self._threads.add(thread)
-        self._strangers.enter(connection, lambda: self._cut(connection))
+        self._strangers.enter(connection, lambda: self._sever(connection))
         try:
             thread.start()
         except RuntimeError:
@@ -79,7 +79,7 @@ class TlsPairing:
         with self._changed:
             self._closed = True
             for connection in self._shaking:
-                tls_socket.cut(connection)
+                tls_socket.sever(connection)
             threads = list(self._threads)
             self._changed.notify_all()
         for thread in threads:
@@ -100,10 +100,10 @@ class TlsPairing:
                 connection.close()
             self._forget(connection, threading.current_thread())
 
-    def _cut(self, connection: ssl.SSLSocket) -> None:
+    def _sever(self, connection: ssl.SSLSocket) -> None:
         with self._changed:
             self._shaking.discard(connection)
-            tls_socket.cut(connection)
+            tls_socket.sever(connection)
             self._changed.notify_all()
 
     def _forget(self, connection: ssl.SSLSocket, thread: threading.Thread) -> None:

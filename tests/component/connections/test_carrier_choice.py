@@ -240,7 +240,7 @@ def test_weights_arrive_in_the_parameters_memory_without_a_copy(cluster: Cluster
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
         exchange = table._exchange
-        take = exchange.take
+        take = exchange.receive
 
         def looks(frame: wire.Frame) -> None:
             if frame.kind is wire.Kind.PULLED:
@@ -251,7 +251,7 @@ def test_weights_arrive_in_the_parameters_memory_without_a_copy(cluster: Cluster
                 )
             take(frame)
 
-        exchange.take = looks
+        exchange.receive = looks
         table.push({"w": torch.full((3000,), -1.0)})
         assert torch.equal(table.pull().result(LIMIT_S).values["w"], torch.ones(3000))
         stale = wire.Frame(kind=wire.Kind.PULLED, step=1)

@@ -69,7 +69,7 @@ class Peer:
         self.said: list[str] = []
         self.heard = threading.Event()
 
-    def take(self, frame: wire.Frame) -> None:
+    def receive(self, frame: wire.Frame) -> None:
         self.frames.append(frame.kind)
         self.heard.set()
 

@@ -128,7 +128,7 @@ def test_a_push_whose_ack_was_lost_is_sent_again_and_counts_once(cluster: Cluste
     def body(worker: ps.Worker) -> torch.Tensor:
         table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
         exchange = table._exchange
-        take, lost = exchange.take, set()
+        take, lost = exchange.receive, set()
 
         def loses(frame: wire.Frame) -> None:
             if frame.kind is wire.Kind.ACK and frame.step not in lost:
@@ -138,7 +138,7 @@ def test_a_push_whose_ack_was_lost_is_sent_again_and_counts_once(cluster: Cluste
                 return
             take(frame)
 
-        exchange.take = loses
+        exchange.receive = loses
         for step in range(4):
             table.push({"w": torch.full((3000,), -1.0)}).result(LIMIT_S)
             assert table.pull().result(LIMIT_S).version == step + 1
@@ -331,7 +331,7 @@ class Outlet:
     def wait_room(self) -> None:
         pass
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         raise AssertionError
 
 

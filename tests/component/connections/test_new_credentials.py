@@ -29,7 +29,7 @@ def test_a_running_worker_connects_again_with_new_certificates(tmp_path: Path):
             table = worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
             make_certificates(tmp_path, force=True)
             for connection in list(made.shards[0].sockets._connections):
-                connection._peer.cut()
+                connection._peer.sever()
             table.push({"w": torch.full((3000,), -1.0)})
             assert float(table.pull().result(LIMIT_S).values["w"].sum()) == 3000.0
     finally:
@@ -50,7 +50,7 @@ def test_a_token_is_changed_while_workers_train(tmp_path: Path):
             path.write_text(new)
             for server in made.shards:
                 for connection in list(server.sockets._connections):
-                    connection._peer.cut()
+                    connection._peer.sever()
             table.push({"w": torch.full((3000,), -1.0)})
             assert float(table.pull().result(LIMIT_S).values["w"].sum()) == 3000.0
             assert worker.stats().step == 1

@@ -80,7 +80,7 @@ def test_a_bug_in_an_order_is_the_error_of_who_waits_for_it(
 
     def body(worker: ps.Worker) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(one_shard.coordinator._shards, "order", order)
+            patch.setattr(one_shard.coordinator._fleet, "order", order)
             with pytest.raises(InternalError, match="a bug"):
                 worker.table({"w": torch.zeros(30)}, optimizer=ONE)
 
@@ -126,7 +126,7 @@ def test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name(
                 connection._call.cancel()
             else:
                 stream: Any = link_of(worker).presence.membership._stream
-                patch.setattr(stream, "_take", bug)
+                patch.setattr(stream, "_on_reply", bug)
                 room = one_shard.coordinator.runners[name]
                 mailbox = room.mailboxes[0, link_of(worker).incarnation]
                 on_loop(one_shard, lambda: mailbox.put(pb.MemberReply(let_go=pb.LetGo(number=1))))

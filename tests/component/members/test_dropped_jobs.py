@@ -263,7 +263,7 @@ def test_a_sleeping_job_is_dropped(durable):
     take(durable, job)
     durable.kill(0)
     durable.start_again(0)
-    until(lambda: all(durable.coordinator._shards.addresses), "all shards are registered")
+    until(lambda: all(durable.coordinator._fleet.addresses), "all shards are registered")
     until(lambda: ask(tuple(durable.servers.split(","))).job(job) is not None)
     assert drop(durable, job).state == "asleep"
     assert ask(tuple(durable.servers.split(","))).job(job) is None

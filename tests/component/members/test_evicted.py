@@ -131,7 +131,7 @@ def test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_say
 ):
     """Its push is on its way when the shard answers; what the coordinator says comes afterwards."""
     job, shard = fresh_name(), one_shard.shards[0].shard
-    replace_session, take_reply, fail = shard.replace_session, MemberStream._take_reply, Incarnation.fail
+    replace_session, take_reply, fail = shard.replace_session, MemberStream._receive_reply, Incarnation.fail
     heard = threading.Event()
 
     def evicted():
@@ -154,14 +154,14 @@ def test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_say
         if threading.current_thread().name.startswith("ps-shard"):
             heard.set()
 
-    monkeypatch.setattr(MemberStream, "_take_reply", takes_late)
+    monkeypatch.setattr(MemberStream, "_receive_reply", takes_late)
     monkeypatch.setattr(Incarnation, "fail", hears)
     with ps.connect(servers=one_shard.servers, job=job, num_workers=1, carrier=carrier) as worker:
         table = table_of(worker)
         assert step(table) == 1.0
         monkeypatch.setattr(shard, "replace_session", evicts_first, raising=False)
         (entry,) = [it for it in shard.jobs() if it.name == job]
-        entry.sessions[0].cut()
+        entry.sessions[0].sever()
         step(table, 1000.0)
         assert link_of(worker).incarnation == 2
         assert step(table) < 1000.0

@@ -11,7 +11,7 @@ from torch import nn
 
 import ps_worker as ps
 from ps_wire.sockets.shared_memory import AVAILABLE
-from ps_worker.job import job_link
+from ps_worker.job import table_start
 from ps_worker.memory.os_memory import can_overlay
 from tests.component.mapped import SMALL, Wide, mapped, script, sgd
 from tests.component.reference import seeded
@@ -29,7 +29,7 @@ def test_many_small_parameters_are_copied(cluster: Cluster):
         optimizer = worker.wrap(sgd(model), model)
         exchange = exchange_of(optimizer)
         assert not exchange.memory.mapped
-        assert job_link.WORTH_MAPPING_BYTES > mmap.PAGESIZE
+        assert table_start.WORTH_MAPPING_BYTES > mmap.PAGESIZE
 
     run_workers(cluster, body)
 

@@ -181,7 +181,7 @@ def test_a_late_answer_about_one_partition_changes_nothing(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         optimizer = worker.wrap(momentum(model), model, buckets=SMALL, overlap=True)
         exchange = mapped(optimizer)
-        take = exchange.take
+        take = exchange.receive
         kept: list[wire.Frame] = []
 
         def late(frame: wire.Frame) -> None:
@@ -194,10 +194,10 @@ def test_a_late_answer_about_one_partition_changes_nothing(cluster: Cluster):
             take(frame)
 
         seen: list[list[int]] = []
-        exchange.take = late
+        exchange.receive = late
         script(0, model, optimizer)
         assert len(seen) >= 3
-        exchange.take = take
+        exchange.receive = take
         worker.finish()
 
     run_workers(cluster, body)

@@ -38,10 +38,10 @@ class Held:
         self.asked = threading.Event()
         self._lock = threading.Lock()
         self._kept: list[Any] = []
-        self._exchange_take = self.exchange.take
+        self._exchange_take = self.exchange.receive
         self._exchange_wait = self.exchange.wait_free
         self._connections = list(self.exchange._connections)
-        self.exchange.take = self._take
+        self.exchange.receive = self._take
         self.exchange.wait_free = self._wait_free
         self.exchange.connect([_Out(self, connection) for connection in self._connections])
 
@@ -255,13 +255,13 @@ def test_an_answer_that_comes_twice_is_not_written_again(cluster: Cluster):
         optimizer = worker.wrap(sgd(model), model)
         exchange = exchange_of(optimizer)
         answers: list[wire.Frame] = []
-        take = exchange.take
+        take = exchange.receive
 
         def noting(frame: wire.Frame) -> None:
             answers.append(frame)
             take(frame)
 
-        exchange.take = noting
+        exchange.receive = noting
         loss_of(model, 0, 0).backward()
         optimizer.step()
         late = [frame for frame in answers if frame.kind is wire.Kind.PULLED]

@@ -15,6 +15,8 @@ import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
 from ps_wire.access.access import OPEN
+from ps_worker.membership.coordinator_calls import CoordinatorCalls
+from ps_worker.membership.noting import Noting
 from ps_worker.process import stopping
 from tests.component.service import Cluster, fresh_name, together
 from tests.inside import link_of
@@ -41,6 +43,14 @@ class Run:
     weights: torch.Tensor | None = None
 
 
+class Noisy(TensorDataset):
+    """Each sample draws noise from torch's generator as it is read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        (x,) = super().__getitem__(index)
+        return (x + 0.1 * torch.randn(6),)
+
+
 def script(
     worker: ps.Worker,
     run: Run,
@@ -49,7 +59,7 @@ def script(
 ) -> None:
     """A schedule per step, one per epoch, dropout; nothing in it is about faults."""
     torch.manual_seed(3)
-    data = TensorDataset(torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)))
+    data = Noisy(torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)))
     model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Dropout(0.2), torch.nn.BatchNorm1d(3))
     optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     warm = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=1000)
@@ -186,6 +196,54 @@ def test_a_step_that_sigterm_ends_when_its_pushes_have_left_is_counted(
     same(run, undisturbed)
 
 
+CALLS = ("begin_epoch", "at_epoch", "share", "at_step")
+POINTS = ("a step", "behind an epoch", *(f"{when} {call}" for call in CALLS for when in ("before", "behind")))
+
+
+@pytest.mark.parametrize("at", [0, 24, 30, 47])
+@pytest.mark.parametrize("point", POINTS)
+def test_who_is_alone_and_evicted_at_any_point_ends_as_one_undisturbed(
+    one_shard, undisturbed, point, at, monkeypatch
+):
+    """As one that was paused: in calls where an epoch begins, in a first batch and in a last one."""
+    job, run, evicted, connected = fresh_name(), Run(), [], []
+
+    def happens(_: int) -> None:
+        if connected and not evicted and connected[0].step >= at:
+            evicted.append(True)
+            one_shard.evict(job, 0)
+
+    def happens_around(owner: type, name: str) -> None:
+        call = getattr(owner, name)
+
+        def around(*given: Any, **named: Any) -> Any:
+            if point == f"before {name}":
+                happens(0)
+            found = call(*given, **named)
+            if point == f"behind {name}":
+                happens(0)
+            return found
+
+        monkeypatch.setattr(owner, name, around)
+
+    happens_around(CoordinatorCalls, "begin_epoch")
+    happens_around(CoordinatorCalls, "share")
+    happens_around(Noting, "at_epoch")
+    happens_around(Noting, "at_step")
+    with connect(one_shard, job) as worker:
+        connected.append(worker)
+        script(
+            worker,
+            run,
+            happens if point == "a step" else lambda _: None,
+            happens if point == "behind an epoch" else lambda _: None,
+        )
+    assert evicted
+    same(run, undisturbed)
+    assert run.batches == run.steps
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
 class Meeting:
     """One worker trains until another one has come, or has come again; by steps, not by time."""
 
@@ -274,7 +332,10 @@ def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_i
                 if step == 8:  # its next batch is in that epoch, too
                     inside.set()
                     assert evicted.wait(LIMIT_S)
-                    until(lambda: link_of(worker)._membership.position_wanted, "the other one joins again")
+                    until(
+                        lambda: link_of(worker).presence.membership.position_wanted,
+                        "the other one joins again",
+                    )
 
             script(worker, runs[0], waits)
 
@@ -285,9 +346,9 @@ def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_i
                 if epoch == 1 and not evicted.is_set():
                     assert inside.wait(LIMIT_S)
                     one_shard.evict(job, 1)
-                    until(lambda: link_of(worker)._failure is not None, "it has heard")
+                    until(lambda: link_of(worker).presence.exchanges.failure is not None, "it has heard")
                     evicted.set()
-                    link_of(worker).rejoin()  # as by a wait for weights that are still on their way
+                    link_of(worker).rejoiner.rejoin()  # as by a wait for weights that are still on their way
 
             script(worker, runs[1], at_tail=pauses)
 

@@ -363,7 +363,7 @@ def test_when_a_job_goes_back_no_frame_finds_its_shards_without_it(durable, tmp_
 
 def test_who_is_connected_to_a_shard_that_goes_back_is_cut_off(durable, tmp_path, monkeypatch):
     """Also who hangs, and hears nothing else: its frames would find the tables of before, and keep them."""
-    job, cut, gone = fresh_name(), Session.cut, []
+    job, cut, gone = fresh_name(), Session.sever, []
 
     def cuts(session):
         gone.append(session)
@@ -374,7 +374,7 @@ def test_who_is_connected_to_a_shard_that_goes_back_is_cut_off(durable, tmp_path
         step(table, 0)
         save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
         connected = durable.shards[0].shard._jobs.by_name[job].connections()
-        monkeypatch.setattr(Session, "cut", cuts)
+        monkeypatch.setattr(Session, "sever", cuts)
         durable.kill(1)
         durable.start_again(1)
         with pytest.raises(ps.RolledBack):

@@ -22,7 +22,7 @@ from tests.until import LIMIT_S, until
 
 def break_stream(cluster: Cluster, *, misses_a_rollback: bool = False) -> None:
     """The stream of shard 1 ends; it has followed again on return."""
-    shards = cluster.coordinator._shards
+    shards = cluster.coordinator._fleet
     before = shards._registered[1]
 
     def end() -> None:
@@ -157,7 +157,7 @@ def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_lo
     (one, table), (other, _) = together([lambda: begin(0), lambda: begin(1)])
     save(durable, str(tmp_path / "snapshots"), job, {0: pack({}), 1: pack({})})
     durable.kill(1)
-    until(lambda: not durable.coordinator._shards._complete.is_set(), "the shard is missed")
+    until(lambda: not durable.coordinator._fleet._complete.is_set(), "the shard is missed")
     durable.evict(job, 1)
     room = durable.coordinator.runners[job]
     assert not threading.Event().wait(0.3)  # several of the limits above

@@ -242,7 +242,7 @@ def test_without_gates_the_largest_step_is_read_and_the_log_says_so_once(plan_of
     gathering = Gathering(plan_of_one)
     for partition, step in ((0, 4.0), (1, 9.0)):
         (piece,) = plan_of_one.pieces(plan_of_one.partition(partition))
-        gathering.take(
+        gathering.receive(
             pb.PartitionState(
                 partition=partition,
                 tensors=[
@@ -270,7 +270,7 @@ def test_scattered_pieces_are_gathered_to_the_same(plan_of_one):
     gathering = Gathering(plan_of_one)
     messages = list(Scattering(plan_of_one, [state]).messages(0, pb.TableKey(job="j")))
     for message in messages:
-        gathering.take(message)
+        gathering.receive(message)
     (got,) = gathering.states()
     assert [message.HasField("key") for message in messages] == [True, False, False]
     assert all(torch.equal(got[name], state[name]) for name in state)

@@ -47,7 +47,7 @@ class Played:
         """Every partition comes, as on a connection's thread, with this value everywhere."""
         for partition in self.exchange.partitions:
             payload = torch.full((partition.numel,), value).numpy().tobytes()
-            self.exchange.take(
+            self.exchange.receive(
                 wire.Frame(
                     kind=wire.Kind.PULLED,
                     partition=partition.index,
@@ -60,7 +60,7 @@ class Played:
 
     def acknowledge(self, step: int) -> None:
         for partition in self.exchange.partitions:
-            self.exchange.take(wire.Frame(kind=wire.Kind.ACK, partition=partition.index, step=step))
+            self.exchange.receive(wire.Frame(kind=wire.Kind.ACK, partition=partition.index, step=step))
 
 
 class Out(dict[str, torch.Tensor]):

@@ -114,7 +114,7 @@ def test_bytes_are_counted_as_they_travel():
     exchange.pull(step=1)
     for sent in [frame for frame in connection.frames if frame.kind is wire.Kind.PUSH]:
         place = {"table": 0, "partition": sent.partition, "step": 1, "version": 1}
-        exchange.take(wire.Frame(kind=wire.Kind.PULLED, codec=sent.codec, payload=sent.payload, **place))
+        exchange.receive(wire.Frame(kind=wire.Kind.PULLED, codec=sent.codec, payload=sent.payload, **place))
     exchange.wait_pulled()
     assert exchange.bytes_pulled == exchange.bytes_pushed
     assert torch.equal(exchange.weights.views[0], rounded(exchange.gradients.views[0], "bf16"))
@@ -134,7 +134,7 @@ def test_weights_that_are_not_as_many_as_their_codec_says_end_the_exchange(codec
     exchange.pull(step=1)
     numel = exchange.partitions[0].numel
     payload = bytes((4 if codec == BF16 else 3) * numel)
-    exchange.take(wire.Frame(kind=wire.Kind.PULLED, table=0, step=1, codec=codec, payload=payload))
+    exchange.receive(wire.Frame(kind=wire.Kind.PULLED, table=0, step=1, codec=codec, payload=payload))
     with pytest.raises(FrameMalformed, match=rf"with {3 * numel} bytes of codec {codec}"):
         exchange.wait_pulled()
 
@@ -218,6 +218,6 @@ def test_ps_worker_hands_it_to_the_script(tmp_path: Path, monkeypatch: Any):
     script = tmp_path / "shows.py"
     script.write_text("import os\nprint(os.environ['PS_WIRE_DTYPE'])\n")
     monkeypatch.setattr("os.environ", {})
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("ps_worker.process.stopping.install", lambda *_: None)  # signals are the tests' own
     words = ["--servers", "none", "--wire-dtype", "bf16", str(script)]
     assert CliRunner().invoke(app, words).stdout.split() == ["bf16"]

@@ -214,4 +214,4 @@ class Desk:
 
 def alone(job: Job) -> JobRunner:
     """A room without shards: nothing is ordered here."""
-    return JobRunner(job, shards=None, on_empty=lambda _: None)  # type: ignore[arg-type]
+    return JobRunner(job, fleet=None, on_empty=lambda _: None)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ class Kept(list[bytes]):
     def wait_room(self) -> None:
         """There is room."""
 
-    def cut(self) -> None:
+    def sever(self) -> None:
         """What was given stays."""
 
     def take(self) -> list[wire.Frame]:

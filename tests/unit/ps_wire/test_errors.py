@@ -149,3 +149,7 @@ def test_a_server_that_is_gone_or_about_to_stop_cannot_be_reached(code: str) -> 
     assert isinstance(error, ServerUnreachable)
     assert error.facts == {"address": "shard:1"}
     assert type(error_of(Failed(grpc.StatusCode.INTERNAL), "shard:1")) is PsError
+
+
+def test_a_bug_crosses_the_wire_with_its_class_and_its_message():
+    assert errors.InternalError.of(KeyError("a key")).message == "KeyError: 'a key'"

@@ -89,6 +89,21 @@ def test_a_target_that_one_model_misses_is_said_and_not_averaged(tmp_path: Path)
     )
 
 
+def test_where_one_seed_missed_the_target_there_is_no_ratio_of_the_others(tmp_path: Path):
+    """It would flatter: the slowest runs are those that did not reach it."""
+
+    def change(run, world: World) -> None:
+        world.best_lr = 0.1 if run.model == "asp" and run.seed == 1 else 0.001
+
+    asp = next(
+        one
+        for one in findings(compared(tmp_path, EXPERIMENT, change))
+        if one.subject == "asp" and one.question == TARGET
+    )
+    assert asp.effect is None
+    assert "asp did not in 1 of 5 seeds" in str(asp)
+
+
 def test_a_target_that_nobody_reaches_is_said(tmp_path: Path):
     comparison = compared(tmp_path, FEW.replace("at_least = 0.9", "at_least = 0.9999"))
     assert any("No run reached accuracy >= 0.9999" in one for one in sentences(comparison))

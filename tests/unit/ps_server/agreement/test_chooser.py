@@ -76,16 +76,16 @@ def test_no_report_is_made_while_a_choice_is_carried_out():
     quorum = StepTally(2, 1)
     quorum.stands(0, standing(0, 0, 1))
     quorum.stands(1, standing(0, 0))
-    assert quorum.take() is None, "worker 1 is not everywhere"
+    assert quorum.poll() is None, "worker 1 is not everywhere"
     quorum.stands(1, standing(0, 0, 1))
-    assert quorum.take() == report(0, 0, 1)
+    assert quorum.poll() == report(0, 0, 1)
     quorum.stands(0, standing(1))
-    assert quorum.take() is None
+    assert quorum.poll() is None
     assert quorum.now() is None
     quorum.stands(0, standing(1, 0, 1))
     assert quorum.now() is None
     quorum.stands(1, standing(1, 0, 1))
-    assert quorum.take() == report(1, 0, 1)
+    assert quorum.poll() == report(1, 0, 1)
 
 
 def push(worker: int, step: int) -> Contribution:

@@ -234,15 +234,15 @@ def test_a_shard_reports_the_norm_of_those_who_are_left():
     clipping = Clipping(2)
     for index in (0, 1):
         clipping.complete(3, index, 900.0)
-    assert clipping.take() == (3, 1800.0, 0)
+    assert clipping.poll() == (3, 1800.0, 0)
     clipping.reopen(1)
     assert clipping.undecided() is None
     assert not clipping.decided(3)
     clipping.complete(3, 1, 2.0)
-    assert clipping.take() is None
+    assert clipping.poll() is None
     clipping.complete(3, 0, 1.0)
-    assert clipping.take() == (3, 3.0, 1)
-    assert clipping.take() is None
+    assert clipping.poll() == (3, 3.0, 1)
+    assert clipping.poll() is None
 
 
 def test_a_shard_without_a_part_of_the_table_is_not_waited_for():
@@ -276,11 +276,11 @@ def test_squares_are_added_in_partition_order():
     clipping = Clipping(4)
     for index in (3, 1, 2):
         clipping.complete(5, index, squares[index])
-    assert clipping.take() is None
+    assert clipping.poll() is None
     clipping.complete(5, 0, squares[0])
     assert sum(squares) != sum(reversed(squares))
-    assert clipping.take() == clipping.undecided() == (5, sum(squares), 0)
-    assert clipping.take() is None
+    assert clipping.poll() == clipping.undecided() == (5, sum(squares), 0)
+    assert clipping.poll() is None
     assert not clipping.decided(4)
     assert clipping.decided(5)
     assert clipping.undecided() is None
@@ -291,11 +291,11 @@ def test_what_was_taken_before_members_have_gone_is_of_the_epoch_before():
     """It may be reported later than what is computed again."""
     clipping = Clipping(1)
     clipping.complete(5, 0, 2.0)
-    assert clipping.take() == (5, 2.0, 0)
+    assert clipping.poll() == (5, 2.0, 0)
     clipping.reopen(3)
-    assert clipping.take() is None
+    assert clipping.poll() is None
     clipping.complete(5, 0, 1.0)
-    assert clipping.take() == (5, 1.0, 3)
+    assert clipping.poll() == (5, 1.0, 3)
 
 
 def test_a_job_that_went_back_to_a_snapshot_is_decided_from_its_step_on():

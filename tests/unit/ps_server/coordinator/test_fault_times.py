@@ -21,7 +21,8 @@ from ps_wire.access.channel import CLIENT
 from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
-from ps_worker.membership import member_stream, membership
+from ps_worker.membership import member_stream
+from ps_worker.process import retry
 from ps_worker.transport import connection
 from tests.unit.ps_server.fleets import fleet_of
 
@@ -120,10 +121,10 @@ def test_looks_at_leases_are_so_close_that_orders_have_the_rest_of_the_time():
 def test_what_is_waited_for_once_a_server_is_ready_again_adds_up_to_less_than_the_target():
     """Each of these runs its own retries; the worst case is the one that comes about last."""
     channel_s = JITTER * dict(CLIENT)["grpc.max_reconnect_backoff_ms"] / 1000
-    says_again_s = max(member_stream.BACKOFF_S)
+    says_again_s = max(retry.BACKOFF_S)
     found_s = channel_s + says_again_s  # the coordinator, by workers
     followed_s = follower.RETRY_S + recovery.AGAIN_S + says_again_s  # it has refused them until all follow
-    reached_s = max(channel_s, *connection.BACKOFF_S)  # a shard, by who has not joined again
-    moved_s = connection.AGAIN_LIMIT_S + max(connection.BACKOFF_S)  # the same, where it is elsewhere
-    joined_s = max(found_s, followed_s) + membership.RETRY_S
+    reached_s = max(channel_s, *retry.BACKOFF_S)  # a shard, by who has not joined again
+    moved_s = connection.AGAIN_LIMIT_S + max(retry.BACKOFF_S)  # the same, where it is elsewhere
+    joined_s = max(found_s, followed_s) + retry.PAUSE_S
     assert max(joined_s, reached_s, moved_s) <= GOES_ON_S - OF_JOINS_S

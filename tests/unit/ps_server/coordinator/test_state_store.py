@@ -66,7 +66,7 @@ def test_what_workers_note_takes_no_room_from_what_is_needed(monkeypatch):
         put(states, "note/2", b"x", worker=2)
     for name in ("cut/0", "position", "final"):
         put(states, name, bytes(100))
-        states.take("j", name)
+        states.pop("j", name)
 
 
 @pytest.mark.parametrize("name", ["snapshot/0", "cut/1"])

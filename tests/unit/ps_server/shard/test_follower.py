@@ -91,8 +91,8 @@ def test_an_order_that_this_release_does_not_know_is_refused_by_name_and_the_sha
         it, answers = follower(), asyncio.Queue()
         unknown = pb.Order(number=7)
         unknown.MergeFromString(b"\x82\xfa\x01\x00")  # field 4000, empty
-        await it._take(unknown, answers)
-        await it._take(pb.Order(number=8, drop_job=pb.DropJob(job="j")), answers)
+        await it._receive(unknown, answers)
+        await it._receive(pb.Order(number=8, drop_job=pb.DropJob(job="j")), answers)
         return sorted([(await answers.get()).done for _ in "12"], key=lambda done: done.number)
 
     refused, done = asyncio.run(take())
@@ -118,7 +118,7 @@ def test_what_is_undecided_is_said_again_over_a_new_stream():
     it._shard.undecided = lambda: [norm]
     it._shard.on_norm = said.append
     granted = pb.Order(granted=pb.Granted(generation=1, coordinator=1))
-    asyncio.run(it._take(granted, asyncio.Queue()))
+    asyncio.run(it._receive(granted, asyncio.Queue()))
     assert said == [norm]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ps_wire.frames import frame as wire
 from ps_wire.frames.queue import FrameQueue
-from ps_wire.sockets.frame_socket import BATCH_FRAMES, LARGE_BYTES, take_batch
+from ps_wire.sockets.frame_socket import BATCH_FRAMES, LARGE_BYTES, pop_batch
 
 PUSH, PULL, PULLED, ACK, HYPER = (
     wire.Kind.PUSH,
@@ -67,13 +67,13 @@ def test_a_batch_ends_with_the_first_large_payload():
     for partition in range(3):
         payload = bytes(LARGE_BYTES) if partition == 1 else b""
         queue.append(wire.Frame(kind=PUSH, partition=partition, payload=payload))
-    assert [frame.partition for frame in take_batch(queue, lambda frame: len(frame.payload))] == [2, 1]
+    assert [frame.partition for frame in pop_batch(queue, lambda frame: len(frame.payload))] == [2, 1]
     filled(queue, *[(PUSH, 1)] * (2 * BATCH_FRAMES))
-    assert len(take_batch(queue, lambda frame: len(frame.payload))) == BATCH_FRAMES
+    assert len(pop_batch(queue, lambda frame: len(frame.payload))) == BATCH_FRAMES
 
 
 def test_what_stands_behind_all_others_can_be_taken_back_in_its_order():
     queue = filled(pushes(), (PUSH, 7), (PULL, 0), (PUSH, 1), (PUSH, 2))
-    assert [frame.partition for frame in queue.take_last()] == [2, 1]
-    assert queue.take_last() == []
+    assert [frame.partition for frame in queue.pop_last()] == [2, 1]
+    assert queue.pop_last() == []
     assert emptied(queue) == [(PUSH, 7), (PULL, 0)]

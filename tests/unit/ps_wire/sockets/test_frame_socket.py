@@ -222,7 +222,7 @@ def test_cutting_wakes_who_receives_and_who_sends(ends):
     threads = [threading.Thread(target=target, daemon=True) for target in (sends, receives)]
     for thread in threads:
         thread.start()
-    ours.cut()
+    ours.sever()
     for thread in threads:
         thread.join(LIMIT_S)
     assert sorted(ended) == ["receiver", "sender"]

@@ -118,7 +118,7 @@ def test_a_peer_that_goes_while_pages_leave_is_a_lost_connection(ends: Ends) -> 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     assert theirs._read_more(None)  # the sender is in the middle of it
-    theirs.cut()
+    theirs.sever()
     thread.join(LIMIT_S)
     assert [str(error) for error in errors] == ["sending: Broken pipe"]
 

@@ -42,7 +42,7 @@ def push_all(exchange: Exchange, step: int) -> None:
 
 
 def ack(exchange: Exchange, index: int, step: int) -> None:
-    exchange.take(wire.Frame(kind=wire.Kind.ACK, table=3, partition=index, step=step, worker=5))
+    exchange.receive(wire.Frame(kind=wire.Kind.ACK, table=3, partition=index, step=step, worker=5))
 
 
 def unacked(exchange: Exchange) -> set[int]:
@@ -98,7 +98,7 @@ def test_replay_is_what_has_no_answer_in_order():
     push_all(exchange, 0)
     ack(exchange, 0, 0)
     exchange.pull(step=1)
-    exchange.take(pulled(exchange, 0, step=1, value=1.0, version=1))
+    exchange.receive(pulled(exchange, 0, step=1, value=1.0, version=1))
     for shard, connection in enumerate(connections):
         again = list(exchange.replay(shard))
         sent = connection.of(wire.Kind.PUSH)
@@ -146,7 +146,7 @@ def test_weights_arrive_in_the_flat_memory_with_version_and_clocks():
     exchange, _ = made()
     exchange.pull(step=2)
     for index in range(exchange.plan.num_partitions):
-        exchange.take(pulled(exchange, index, step=2, value=float(index + 1), version=7 + index))
+        exchange.receive(pulled(exchange, index, step=2, value=float(index + 1), version=7 + index))
     exchange.wait_pulled()
     assert exchange.versions == [7 + index for index in range(exchange.plan.num_partitions)]
     assert exchange.clocks == {5: 2, 6: 3}
@@ -158,17 +158,17 @@ def test_stale_answers_are_ignored():
     """Of an earlier step, or of a partition that was answered already."""
     exchange, _ = made()
     exchange.pull(step=2)
-    exchange.take(pulled(exchange, 0, step=1, value=9.0, version=9))
+    exchange.receive(pulled(exchange, 0, step=1, value=9.0, version=9))
     assert exchange.versions[0] == 0
     assert exchange.landing(pulled(exchange, 0, step=1, value=9.0, version=9), 4) is None
     assert bool((exchange.weights.partition(exchange.partitions[0]) != 9.0).all()), (
         "nothing of it was written"
     )
-    exchange.take(pulled(exchange, 0, step=2, value=1.0, version=2))
-    exchange.take(pulled(exchange, 0, step=2, value=9.0, version=9))
+    exchange.receive(pulled(exchange, 0, step=2, value=1.0, version=2))
+    exchange.receive(pulled(exchange, 0, step=2, value=9.0, version=9))
     assert exchange.versions[0] == 2
     assert bool((exchange.weights.partition(exchange.partitions[0]) == 1.0).all())
-    exchange.take(pulled(exchange, 0, step=3, value=9.0, version=9))
+    exchange.receive(pulled(exchange, 0, step=3, value=9.0, version=9))
     assert exchange.versions[0] == 2
 
 
@@ -177,13 +177,13 @@ def test_what_is_asked_for_while_an_answer_comes_is_still_waited_for():
     exchange, _ = made()
     exchange.pull(step=2)
     exchange.memory.on_arrival = lambda _: exchange.pull(step=3)
-    exchange.take(pulled(exchange, 0, step=2, value=1.0, version=2))
+    exchange.receive(pulled(exchange, 0, step=2, value=1.0, version=2))
     exchange.memory.on_arrival = lambda _: None
     assert exchange.versions[0] == 0
     for index in range(1, exchange.plan.num_partitions):
-        exchange.take(pulled(exchange, index, step=3, value=3.0, version=3))
+        exchange.receive(pulled(exchange, index, step=3, value=3.0, version=3))
     assert not exchange.all_pulled
-    exchange.take(pulled(exchange, 0, step=3, value=3.0, version=3))
+    exchange.receive(pulled(exchange, 0, step=3, value=3.0, version=3))
     assert exchange.all_pulled
     assert set(exchange.versions) == {3}
 
@@ -196,13 +196,13 @@ def test_memory_that_is_lent_stays_so_however_often_the_push_is_acknowledged():
     for _again in range(2):
         for index in lent:
             frame = wire.Frame(kind=wire.Kind.ACK, flags=wire.LENT, table=3, partition=index, worker=5)
-            exchange.take(frame)
+            exchange.receive(frame)
         assert exchange.wait_acked(limit_s=0.0)
         assert not exchange.all_free
         assert [frame.partition for frame in exchange.replay(0)] == list(lent)
     for index in lent:
         assert not exchange.all_free
-        exchange.take(wire.Frame(kind=wire.Kind.FREE, table=3, partition=index, worker=5))
+        exchange.receive(wire.Frame(kind=wire.Kind.FREE, table=3, partition=index, worker=5))
     assert exchange.all_free
 
 
@@ -249,9 +249,9 @@ def test_who_has_joined_again_sends_all_as_the_new_incarnation():
 def test_clocks_never_go_back():
     exchange, _ = made()
     exchange.pull(step=5)
-    exchange.take(pulled(exchange, 0, step=5, value=0.0, version=1))
+    exchange.receive(pulled(exchange, 0, step=5, value=0.0, version=1))
     exchange.pull(step=4)
-    exchange.take(pulled(exchange, 0, step=4, value=0.0, version=1))
+    exchange.receive(pulled(exchange, 0, step=4, value=0.0, version=1))
     assert exchange.clocks == {5: 5, 6: 6}
 
 
@@ -265,7 +265,7 @@ def test_clocks_never_go_back():
 def test_an_answer_that_does_not_fit_fails_the_exchange(frame: wire.Frame, text: str):
     exchange, _ = made()
     exchange.pull(step=1)
-    exchange.take(frame)
+    exchange.receive(frame)
     with pytest.raises(FrameMalformed, match=text):
         exchange.wait_pulled()
 

@@ -25,7 +25,7 @@ class Tables:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def take(self, frame: wire.Frame) -> None:
+    def receive(self, frame: wire.Frame) -> None:
         self.heard.append(frame)
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview:
@@ -54,12 +54,12 @@ def test_an_incarnation_that_is_over_brings_nothing_and_sends_nothing(monkeypatc
     tables = Tables()
     settings = read({}, servers="a:1", num_workers=1)
     it = Incarnation(settings, None, peer=tables, progress=lambda: None, say=print, **PROMISES)  # type: ignore[arg-type]
-    it.take(FRAME)
+    it.receive(FRAME)
     assert tables.heard == [FRAME]
     assert it.landing(FRAME, 4) is not None
     assert list(it.replay(0)) == [FRAME]
     it.abandon()
-    it.take(FRAME)
+    it.receive(FRAME)
     it.fail(ConnectionLost("gone"))
     assert tables.heard == [FRAME]
     assert it.landing(FRAME, 4) is None

@@ -52,7 +52,7 @@ class Worker:
             join=pb.Join(job=spec_pb2.Job(name="j"), lease_s=1000.0),
             retry_limit_s=LIMIT_S,
             progress=pb.Progress,
-            take=lambda reply: self.taken.append(reply.number),
+            on_reply=lambda reply: self.taken.append(reply.number),
             fail=self._fail,
             log=lambda _: None,
         )

@@ -230,7 +230,7 @@ def test_a_stream_that_does_not_fit_is_refused_and_its_partition_keeps_its_state
 
 def _take_all(loading, given):
     for message in given:
-        loading.take(message)
+        loading.receive(message)
     loading.end()
 
 

@@ -239,7 +239,7 @@ def test_one_state_of_parts_that_differ_takes_the_largest_step_and_says_so(caplo
     restored = continued(servers, saved(servers), 1, 4, BSP())
     (shard,) = restored.shards
     index = next(
-        index for index in shard.partitions() if shard.cell(index).values.cuts != shard.cell(index).pieces
+        index for index in shard.partitions() if shard.cell(index).values.parts != shard.cell(index).pieces
     )
     messages = dump(shard, index)
     cell = shard.cell(index)
@@ -248,6 +248,6 @@ def test_one_state_of_parts_that_differ_takes_the_largest_step_and_says_so(caplo
     assert "2, 4 steps" in caplog.text or "4, 2 steps" in caplog.text
     loading = Loading(shard)
     for message in messages:
-        loading.take(message)
-    assert cell.values.cuts == cell.pieces
+        loading.receive(message)
+    assert cell.values.parts == cell.pieces
     assert {state["step"].item() for state in cell.export_state()} == {4.0}

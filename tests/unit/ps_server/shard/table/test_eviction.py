@@ -229,8 +229,8 @@ class Session:
     def retire(self) -> None:
         self.said.append("retired")
 
-    def cut(self) -> None:
-        self.said.append("cut")
+    def sever(self) -> None:
+        self.said.append("severed")
 
 
 def test_an_evicted_incarnation_may_do_nothing_any_more_and_learns_why():
@@ -250,7 +250,7 @@ def test_an_evicted_incarnation_may_do_nothing_any_more_and_learns_why():
     with pytest.raises(ServerNotReady, match="is being evicted"):
         shard.make_token("j", 1, 1)
     execute_order(shard, change.second({0: 0}))
-    assert session.said == ["retired", "cut"]
+    assert session.said == ["retired", "severed"]
     for refused in (lambda: shard.use_token("j", 1, 1, token), lambda: shard.make_token("j", 1, 1)):
         with pytest.raises(Evicted):
             refused()

@@ -116,7 +116,7 @@ def test_rounded_weights_travel_to_who_shares_memory():
     memory = [SharedMemory(Layout(it.table.plan).nbytes) for _ in ("gradients", "weights")]
     regions = SharedRegions(it.outlets[0])
     descriptors = tuple(each.descriptor for each in memory)
-    regions.take(wire.Frame(kind=Kind.SHARE, descriptors=descriptors), it.table)
+    regions.receive(wire.Frame(kind=Kind.SHARE, descriptors=descriptors), it.table)
     pull = wire.Frame(kind=Kind.PULL, incarnation=1, codec=BF16, meta=listed([0]))
     it.table.receive(pull, regions, member=True)
     reply = it.outlets[0][-1]

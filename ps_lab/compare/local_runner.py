@@ -1,0 +1,341 @@
+"""Runs of a comparison on this machine: one job per run, on servers that stay up between runs.
+
+A run ends by its script, or by its stop rule: then its workers get SIGTERM, end their step and leave. A
+worker that its profile has killed is started again where the profile says so. It knows neither folders nor
+reports: what came of a run is a value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import queue
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ps_lab.cluster.child import Child
+from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
+from ps_lab.cluster.interrupts import Signalled
+from ps_lab.compare.experiment import Evaluation, Experiment, Stop
+from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
+from ps_lab.compare.plan import Run
+from ps_lab.compare.profiles import Crash, LabelSkew, SlowLink
+from ps_lab.errors import Interrupted, process_failed
+from ps_lab.jobs.calls import drop
+from ps_lab.status.observer import ask
+from ps_lab.status.status import Job as JobStatus
+from ps_lab.status.watch import Watch
+from ps_wire.errors import JobUnknown, PsError, UsageError
+
+TICK_S = 0.25
+GRACE_S = 20.0  # from SIGTERM until a worker is killed: its step may be a long one
+STOPPED = 75  # of a worker that was asked to leave
+KILLED = 128 + 9  # as a shell says it
+
+
+def check(experiment: Experiment) -> None:
+    """Refuses what cannot be run here, before anything runs.
+
+    Raises:
+        UsageError: the experiment asks for it; the key is named.
+    """
+    refused = [
+        ("baselines", bool(experiment.baselines), "they need worker groups, which there are not yet"),
+        ("group_size", experiment.setup.group_size > 1, "there are no worker groups yet"),
+        ("hosts", bool(experiment.setup.hosts), "runs in networks of their own are not there yet"),
+        *(
+            ("profiles", isinstance(profile.disturbance, kind), f"{profile.kind} cannot be run here yet")
+            for profile in experiment.profiles
+            for kind in (LabelSkew, SlowLink)
+        ),
+    ]
+    for key, is_there, why in refused:
+        if is_there:
+            raise UsageError(f"{key}: {why}; take it out to run the rest", key=key)
+
+
+class LocalRunner:
+    """A context manager: servers start with the first run, and end with it. Runs one run at a time."""
+
+    def __init__(
+        self,
+        scripts: Path,
+        *,
+        events: queue.SimpleQueue[Event],
+        on_progress: Callable[[str], None],
+        fresh: bool = False,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            scripts: the folder that scripts are named from.
+            events: into which whoever takes signals puts them.
+            on_progress: shows a line about the run that is under way.
+            fresh: see `Cluster`.
+        """
+        self._scripts = scripts
+        self._events = events
+        self._on_progress = on_progress
+        self._fresh = fresh
+        self._cluster: Cluster | None = None
+        self._lines: Callable[[str, str], None] = _nobody
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def run(self, run: Run, *, records: Path, log: Path) -> Outcome:
+        """Runs one run to its end; one that a process of it has failed is an outcome, too.
+
+        Args:
+            run: which.
+            records: where workers write their records, if they do.
+            log: takes the output of all processes.
+
+        Raises:
+            Interrupted: a signal came; the run is not over.
+        """
+        began_s = time.time()
+        with log.open("w", encoding="utf-8", errors="replace", buffering=1) as file:
+            self._lines = lambda name, line: _write(file.write, name, line)
+            try:
+                return _Running(self._servers(run.servers), run, self._scripts, records).to_its_end(
+                    began_s, self._on_progress
+                )
+            except Interrupted:
+                self._stop()
+                raise
+            except PsError as error:
+                self._stop()  # a server ended, or did not start: the next run has others
+                return Outcome(
+                    ending=Ending.FAILED,
+                    reason=f"{error.message}; {log} has its output",
+                    started_unix_s=began_s,
+                    ended_unix_s=time.time(),
+                )
+            finally:
+                self._lines = _nobody
+
+    def _servers(self, count: int) -> Cluster:
+        if self._cluster is not None and len(self._cluster.addresses) != count:
+            self._stop()
+        if self._cluster is None:
+            cluster = Cluster(
+                num_servers=count,
+                on_line=self._said,
+                fresh=self._fresh,
+                events=self._events,
+            )
+            self._cluster = cluster.__enter__()
+        return self._cluster
+
+    def _said(self, name: str, line: str) -> None:
+        self._lines(name, line)
+
+    def _stop(self) -> None:
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            cluster.stop()
+
+
+def _nobody(_name: str, _line: str) -> None:
+    """Takes lines between two runs."""
+
+
+def _write(write: Callable[[str], object], name: str, line: str) -> None:
+    with contextlib.suppress(ValueError):  # the run is over, and its log closed
+        write(f"{name:<9}| {line}\n")
+
+
+class _Running:
+    """One run under way."""
+
+    def __init__(self, cluster: Cluster, run: Run, scripts: Path, records: Path) -> None:
+        self._cluster = cluster
+        self._run = run
+        environment = {"PS_STRAGGLER": str(run.profile.stragglers(run.seed))}
+        if run.record:
+            environment["PS_RECORD"] = str(records.absolute())
+        self._job = Job(
+            name=f"run-{run.id.rpartition('-')[2]}",
+            consistency=run.model,
+            num_workers=run.workers,
+            script=scripts / run.script,
+            arguments=run.arguments,
+            carrier=run.carrier,
+            wire_dtype=run.wire_dtype,
+            environment=environment,
+        )
+        self._scripts = scripts
+        self._numbers: dict[Child, int] = {}  # workers that run
+        self._ended: list[Child] = []
+        self._evaluator: Child | None = None
+        self._evaluations: list[EvaluationPoint] = []
+        self._faults: list[Fault] = []
+        self._first_step_s: float | None = None
+        self._asked_s: float | None = None  # when its workers were asked to leave
+        self._reason = ""
+
+    def to_its_end(self, began_s: float, on_progress: Callable[[str], None]) -> Outcome:
+        """Starts it, and returns what came of it.
+
+        Raises:
+            Interrupted: a signal came.
+            ProcessFailed: a server ended.
+            ServerUnreachable: a server does not answer.
+        """
+        self._forget()
+        workers = self._cluster.start(self._job)
+        self._numbers = {worker: number for number, worker in enumerate(workers)}
+        if self._run.evaluation is not None:
+            self._evaluator = self._evaluate(self._run.evaluation)
+        with Watch(self._cluster.addresses, self._job.name, self._cluster.access) as watch:
+            while self._numbers:
+                self._happened(self._cluster.next_event(TICK_S))
+                on_progress(watch.line)
+                self._look(watch.job, time.monotonic())
+        ended_s = time.time()
+        if self._evaluator is not None:
+            self._evaluator.kill()
+            self._evaluator.join()
+        status = ask(self._cluster.addresses, self._cluster.access).job(self._job.name)
+        self._forget()
+        return Outcome(
+            ending=Ending.FAILED if self._reason else Ending.FINISHED,
+            reason=self._reason,
+            started_unix_s=began_s,
+            ended_unix_s=ended_s,
+            metrics={} if status is None else _metrics(status),
+            evaluations=tuple(self._evaluations),
+            counts=() if status is None else _counts(status),
+            cpu_s={worker.name: worker.cpu_s for worker in self._ended if worker.cpu_s is not None},
+            faults=tuple(self._faults),
+        )
+
+    def _happened(self, event: Event | None) -> None:
+        if event is None:
+            return
+        if isinstance(event, Signalled):
+            raise interrupted(event)
+        child = event.child
+        if child in self._cluster.servers:
+            assert child.exit_code is not None
+            raise process_failed(child.name, child.exit_code)
+        if child not in self._numbers:
+            return
+        number = self._numbers.pop(child)
+        self._ended.append(child)
+        crash = self._run.profile.disturbance
+        if child.exit_code == KILLED and isinstance(crash, Crash) and crash.worker == number:
+            self._faults.append(Fault(kind="crash", worker=number, unix_s=time.time()))
+            if crash.restart and self._asked_s is None:
+                again = self._cluster.start_again(self._job, number, {"PS_STRAGGLER": "none"})
+                self._numbers[again] = number
+            return
+        if child.exit_code == 0 or (child.exit_code == STOPPED and self._asked_s is not None):
+            return
+        if not self._reason and self._asked_s is None:
+            assert child.exit_code is not None
+            self._reason = process_failed(child.name, child.exit_code).message
+            self._ask_to_leave(time.monotonic())
+
+    def _look(self, job: JobStatus | None, now_s: float) -> None:
+        if self._asked_s is not None:
+            if now_s - self._asked_s > GRACE_S:
+                for worker in self._numbers:
+                    worker.kill()
+            return
+        if job is None:
+            return
+        if self._first_step_s is None and any(worker.step for worker in job.workers):
+            self._first_step_s = now_s
+        if self._first_step_s is not None and _is_over(self._run.stop, job, now_s - self._first_step_s):
+            self._ask_to_leave(now_s)
+
+    def _ask_to_leave(self, now_s: float) -> None:
+        self._asked_s = now_s
+        for worker in self._numbers:
+            worker.terminate()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(JobUnknown):
+            drop(self._cluster.addresses[0], self._job.name, self._cluster.access, force=True)
+
+    def _evaluate(self, evaluation: Evaluation) -> Child:
+        """Its script reads the job's weights as it likes, and prints a JSON object at each look."""
+
+        def said(_name: str, line: str) -> None:
+            if (point := _point(line)) is not None:
+                self._evaluations.append(point)
+
+        return self._cluster.start_beside(
+            "evaluator",
+            [sys.executable, str(self._scripts / evaluation.script), *evaluation.arguments],
+            {
+                "PS_SERVERS": ",".join(self._cluster.addresses),
+                "PS_JOB": self._job.name,
+                "PS_EVALUATE_EVERY": f"{evaluation.every_s:g}",
+            },
+            said,
+        )
+
+
+def _is_over(stop: Stop, job: JobStatus, passed_s: float) -> bool:
+    """Whether a stop rule is met; the exact moment is read from the records afterwards."""
+    if stop.time_s is not None and passed_s >= stop.time_s:
+        return True
+    if stop.samples is not None and sum(worker.samples for worker in job.workers) >= stop.samples:
+        return True
+    value = None if stop.target is None else job.metric(stop.target.metric)
+    return stop.target is not None and value is not None and stop.target.met(value)
+
+
+def _metrics(job: JobStatus) -> dict[str, float]:
+    names = sorted({name for worker in job.workers for name in worker.metrics})
+    return {name: value for name in names if (value := job.metric(name)) is not None}
+
+
+def _counts(job: JobStatus) -> tuple[WorkerCounts, ...]:
+    found: dict[int, list[int]] = {}
+    for table in job.tables:
+        for worker in table.workers:
+            sums = found.setdefault(worker.worker, [0, 0, 0, 0])
+            for index, count in enumerate(
+                (worker.received, worker.applied, worker.dropped, worker.abstained)
+            ):
+                sums[index] += count
+    return tuple(
+        WorkerCounts(worker=number, received=sums[0], applied=sums[1], dropped=sums[2], abstained=sums[3])
+        for number, sums in sorted(found.items())
+    )
+
+
+def _point(line: str) -> EvaluationPoint | None:
+    """What an evaluation script printed, if it is a look: a JSON object of numbers, with `held_s` maybe."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict):
+        return None
+    numbers = {
+        str(name): float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    held_s = numbers.pop("held_s", 0.0)
+    if not numbers or not math.isfinite(held_s) or held_s < 0.0:
+        return None
+    return EvaluationPoint(unix_s=time.time(), held_s=held_s, values=numbers)
