@@ -208,6 +208,10 @@ class Steps:
 
     # -- batches and epochs ----------------------------------------------------------------------------
 
+    def begin_iterator(self) -> None:
+        """See `DataListener`."""
+        self.link.resumption.begin_iterator()
+
     def begin_batch(self) -> None:
         """See `DataListener`."""
         if not self.optimizers and not self.tables:

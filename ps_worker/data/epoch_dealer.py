@@ -52,6 +52,7 @@ class EpochDealer:
 
     Attributes:
         trains: steps were made of its batches.
+        begins: an iteration asks for its first piece.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class EpochDealer:
             data: what all workers have to say alike of it.
         """
         self._taken: Position | None = None  # where this loader was, in a position that is taken up
-        self.trains = False
+        self.trains = self.begins = False
         self._loader = loader
         self._source = source
         self._samples = samples
@@ -155,7 +156,11 @@ class EpochDealer:
             mark=mark_to_proto(mark),
             rest=mark_to_proto(rest),
         )
-        reply = self._source.share(request)
+        self.begins = begins
+        try:
+            reply = self._source.share(request)
+        finally:
+            self.begins = False
         self._batches = self._of_samples = 0
         self._incarnation = self._source.incarnation
         self._used = PieceMark(step=self._step)

@@ -58,6 +58,9 @@ class LoaderListener(Protocol):
     def current_epoch(self) -> int | None:
         """The epoch that the script's loop is in, or None where it has no such loop."""
 
+    def begin_iterator(self) -> None:
+        """Called before torch's iterator over a piece is made, which draws from the generators."""
+
     def begin_batch(self) -> None:
         """Called before a batch is read in this process, or handed out that was used already."""
 
@@ -144,6 +147,7 @@ class Loader:
         self._now: Position | None = None  # in the iteration that is under way, if one is
         self._own = False  # it is still in this worker's share
         self._moved = False  # the iteration that is under way goes on elsewhere
+        self._replays = False  # it hands out batches that were used
         self._iteration = 0
         self._under_way: int | None = None  # the epoch of that iteration, until it is over
         self._made_with: LoaderState = {
@@ -277,6 +281,8 @@ class Loader:
         self._share.begin(piece)
         sizes = self._share.sizes if isinstance(self._share, ShareSampler) else None
         self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        self._replays = True
+        self._listener.begin_iterator()
         batches = self._sized(sizes, piece.first)
         while self._dealer.behind and mine == self._iteration and not self._ended and self._now is not None:
             found = next(batches, None)
@@ -297,6 +303,8 @@ class Loader:
             sizes = self._share.sizes
             self._length = len(sizes) if self._own else self._length
         self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        self._replays = False
+        self._listener.begin_iterator()
         drawn = torch.get_rng_state() if quietly else None
         batches = self._sized(sizes, piece.first)
         if drawn is not None:
@@ -313,7 +321,7 @@ class Loader:
             yield batch
 
     def _reads(self) -> None:
-        if self._now is not None:  # else the iteration has ended, and what is read is of no use
+        if self._now is not None and (self._replays or not self._dealer.void):  # else it is of no use
             self._listener.begin_batch()
 
     @property

@@ -21,6 +21,9 @@ from ps_worker.data.position import Position, Positions
 class DataListener(ScriptSteps, Protocol):
     """The worker, which hears of batches and epochs on the thread that draws them."""
 
+    def begin_iterator(self) -> None:
+        """Called before torch's iterator over a loader is made, which draws from the generators."""
+
     def begin_batch(self) -> None:
         """Called before a batch is read in this process, or handed out."""
 
@@ -137,7 +140,8 @@ class ScriptData:
         self._taken = at.loaders
         for dealer, position in zip(self._dealers, at.loaders, strict=False):
             dealer.take_up(position)
-        here = at.epoch == self._epoch and not at.between and not self.between_epochs
+        iterates = not self.between_epochs or any(dealer.begins for dealer in self._dealers)
+        here = at.epoch == self._epoch and not at.between and iterates
         if at.epoch is not None and not here:  # behind the last batch of that epoch: its body runs again
             self._go_to(at)
             if self._epoch is not None:
@@ -296,6 +300,10 @@ class ScriptData:
     def current_epoch(self) -> int | None:
         """See `LoaderListener`."""
         return self._epoch
+
+    def begin_iterator(self) -> None:
+        """See `LoaderListener`."""
+        self._listener.begin_iterator()
 
     def begin_batch(self) -> None:
         """See `LoaderListener`."""

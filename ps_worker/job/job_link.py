@@ -255,7 +255,7 @@ class JobLink:
                 return self.presence.calls.share(request)
             except Evicted as error:
                 self.rejoiner.refused(error)
-                if self._listener.announce():
+                if self._listener.announce() or not self._listener.arrived():
                     return pb.ShareReply()  # the script's loop goes back first
                 for mark in (request.mark, request.rest):  # of the incarnation that is gone
                     mark.batches = mark.samples = 0

@@ -134,6 +134,17 @@ class Resumption:
             self._again = self._again if self._listener.dropping() else None
         self._side.random.apply()
 
+    def begin_iterator(self) -> None:
+        """The script's loop is about to draw its batches: torch's iterator over them draws from a generator.
+
+        State of the beginning of an epoch is of before that, and state of a batch of behind it.
+        """
+        again = self._again
+        if again is not None and not again.inside and self._listener.arrived():
+            self._set(again.state, own=again.own)
+            self._again = None
+            self._side.random.apply()
+
     def begin_epoch(self) -> bool:
         """The script's loop is about to begin an epoch: where it was sent, it takes what was there.
 

@@ -59,6 +59,9 @@ class Counting:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
+    def begin_iterator(self) -> None:
+        pass
+
     def begin_batch(self) -> None:
         pass
 

@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         name="again: who is evicted behind the last batch of an epoch goes on with the next one",
         file=DATA,
-        text="not at.between and not self.between_epochs\n",
+        text="not at.between and iterates\n",
         fault="not at.between\n",
         tests=(
             f"{RESUME}::test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_its_body_again",

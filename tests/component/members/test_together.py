@@ -112,7 +112,7 @@ def test_one_who_finishes_or_leaves_is_not_waited_for(one_shard):
 
 
 def test_an_evicted_worker_is_taken_out_and_gets_what_the_others_got(one_shard):
-    job, waits, gone = fresh_name(), threading.Event(), threading.Event()
+    job, waits, gone, back = fresh_name(), threading.Event(), threading.Event(), threading.Event()
 
     def body(worker: ps.Worker) -> list[float]:
         model, optimizer = wrapped(worker)
@@ -126,6 +126,9 @@ def test_an_evicted_worker_is_taken_out_and_gets_what_the_others_got(one_shard):
         got = [worker.all_reduce(float(worker.rank + 1), op="sum")]
         gone.set()
         got.append(worker.all_reduce(float(worker.rank + 1), op="sum"))
+        if worker.rank == 1:
+            back.set()
+        assert back.wait(LIMIT_S)  # else the job may have ended before it is back
         worker.finish()
         return got
 
@@ -133,6 +136,27 @@ def test_an_evicted_worker_is_taken_out_and_gets_what_the_others_got(one_shard):
     assert first[0] == second[0] == 1.0
     assert first[1] in (1.0, 3.0)  # whether it was back by then
     assert second[1] == first[1]
+
+
+def test_who_was_evicted_and_comes_back_when_the_job_has_ended_has_its_own_value(one_shard):
+    """There are no others any more, and nothing to decide."""
+    job, waits, over = fresh_name(), threading.Event(), threading.Event()
+
+    def body(worker: ps.Worker) -> float:
+        model, optimizer = wrapped(worker)
+        train(model, optimizer, DATA.tensors[0])
+        if worker.rank == 1:
+            assert waits.wait(LIMIT_S)
+            one_shard.evict(job, 1)
+            assert over.wait(LIMIT_S)
+        else:
+            waits.set()
+        got = worker.all_reduce(float(worker.rank + 1), op="sum")
+        worker.finish()
+        over.set()
+        return got
+
+    assert run_workers(one_shard, body, num_workers=2, job=job) == [1.0, 2.0]
 
 
 def test_who_joins_in_mid_run_makes_the_calls_of_the_job(one_shard):

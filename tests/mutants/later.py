@@ -1,0 +1,40 @@
+"""Faults of what a worker does where an epoch begins and it has just joined again."""
+
+from .mutant import Mutant
+
+RESUME = "tests/component/snapshots/test_resume.py"
+ALONE = f"{RESUME}::test_who_is_alone_and_evicted_at_any_point_ends_as_one_undisturbed"
+SCRIPT = "tests/unit/ps_worker/data/test_script_data.py"
+DATA = "ps_worker/data/script_data.py"
+LOADER = "ps_worker/data/loader.py"
+
+MUTANTS = (
+    Mutant(
+        name="later: generators of an epoch's beginning are set behind the draw of torch's iterator",
+        file="ps_worker/job/resumption.py",
+        text="        if again is not None and not again.inside and self._listener.arrived():\n",
+        fault="        if False and again is not None:\n",
+        tests=(ALONE,),
+    ),
+    Mutant(
+        name="later: who is sent to an earlier epoch as it asks for its share trains on in the later one",
+        file="ps_worker/job/job_link.py",
+        text="if self._listener.announce() or not self._listener.arrived():",
+        fault="if self._listener.announce():",
+        tests=(ALONE,),
+    ),
+    Mutant(
+        name="later: who asks for the first batch of an epoch counts as one behind it",
+        file=DATA,
+        text="        iterates = not self.between_epochs or any(dealer.begins for dealer in self._dealers)\n",
+        fault="        iterates = not self.between_epochs\n",
+        tests=(f"{SCRIPT}::test_who_is_sent_to_the_epoch_whose_first_batch_it_asks_for_runs_its_body_once",),
+    ),
+    Mutant(
+        name="later: a batch that is void is read as if it began a step",
+        file=LOADER,
+        text="if self._now is not None and (self._replays or not self._dealer.void):",
+        fault="if self._now is not None:",
+        tests=(ALONE,),
+    ),
+)
