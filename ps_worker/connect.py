@@ -50,6 +50,7 @@ def connect(
     lease: float | None = None,
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
+    record: str | PathLike[str] | None = None,
     on_rollback: Callable[[int], None] | None = None,
 ) -> Worker: ...
 
@@ -72,6 +73,7 @@ def connect(
     role: str | None = None,
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
+    record: str | PathLike[str] | None = None,
     on_rollback: Callable[[int], None] | None = None,
 ) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
@@ -104,6 +106,7 @@ def connect(
         token_file: a file with the service's token, or with the job's.
         tls_dir: a folder with `ca.crt`, `tls.crt` and `tls.key`: connections are encrypted, and both ends
             show a certificate. The files are read again when they change.
+        record: a folder, in which each incarnation of a worker writes a file with a line per step.
         on_rollback: called with the number of the step that is taken next when servers lost state, and the
             job went back to a snapshot. Loops over `worker.loader`, in `worker.epochs` or not, go back by
             themselves; where there is no `on_rollback`, the next step of others, such as those with batches
@@ -141,6 +144,7 @@ def connect(
         wait=wait,
         token_file=token_file,
         tls_dir=tls_dir,
+        record=record,
     )
     if chosen.role == "reader":
         return Reader(chosen)

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from ps_wire.errors import UsageError
 from ps_wire.frames import carrier
-from ps_wire.spec import consistency, nonfinite, wire_dtype
+from ps_wire.spec import consistency, nonfinite, stragglers, wire_dtype
 from ps_wire.spec.address import check_job_name, parse_servers
+from ps_wire.spec.stragglers import StragglerProfile
 from ps_wire.spec.wire_dtype import WireDtype
 
 Parsed = TypeVar("Parsed")
@@ -23,6 +24,7 @@ CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
 WAIT_S = 0.0
+NO_STRAGGLERS = StragglerProfile()
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
 
@@ -48,6 +50,8 @@ class Settings:
         tls_dir: folder of the certificates; None: connections are plain.
         wire_dtype: in which float32 gradients and weights travel.
         wait_s: how long a reader waits for its job to start.
+        record: folder for the record of this worker's steps; None: nothing is recorded.
+        stragglers: when this worker is slow on purpose.
     """
 
     servers: tuple[str, ...]
@@ -67,6 +71,8 @@ class Settings:
     tls_dir: Path | None = None
     wire_dtype: WireDtype = WireDtype.FP32
     wait_s: float = WAIT_S
+    record: Path | None = None
+    stragglers: StragglerProfile = NO_STRAGGLERS
 
     @property
     def shares(self) -> bool:
@@ -107,6 +113,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         token_file=_path(value("token_file", "")),
         tls_dir=_path(value("tls_dir", "")),
         wire_dtype=_named("wire_dtype", wire_dtype.parse, value("wire_dtype", WireDtype.FP32)),
+        record=_path(value("record", "")),
+        stragglers=_named("straggler", stragglers.parse, value("straggler", "none")),
     )
     if made.role not in ROLES:
         raise UsageError(f"role (PS_ROLE) is one of {', '.join(ROLES)}, got {made.role!r}")

@@ -9,6 +9,7 @@ gradients leave, nor how frames travel. `optimizers` and `tables` only grow, and
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -19,6 +20,7 @@ import torch
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.process.allocator import give_back_freed_blocks
 from ps_wire.spec.consistency import BSP
+from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.position import Positions
@@ -30,7 +32,10 @@ from ps_worker.optimizer.at_forward import AtForward
 from ps_worker.optimizer.wrapped import WrappedOptimizer
 from ps_worker.process import console, stopping
 from ps_worker.process.one_thread import OneThread
+from ps_worker.process.straggling import Straggling
 from ps_worker.process.waiting import LongWaits
+from ps_worker.recording.columns import RecordHeader
+from ps_worker.recording.recorder import Recorder, Totals
 from ps_worker.settings import Settings
 from ps_worker.step_host import TakesSteps
 from ps_worker.table import Table
@@ -53,6 +58,7 @@ class Steps:
         optimizers: that the script has wrapped.
         tables: that it has beside them.
         metrics: that it has logged: name -> latest value.
+        recorder: of its steps; None: nothing is recorded.
         finished: it has finished, and the final weights are here.
         leaving: it has begun to leave.
     """
@@ -81,8 +87,11 @@ class Steps:
         self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
         self._untrained_said = False
         self.data = ScriptData(settings.consistency, self)
+        self._samples = self.data.step_samples()
+        self.recorder = self._recorder(settings)
+        self._straggling = self._stragglers(settings)
         self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
-        self.link = JobLink(settings, self)
+        self.link = JobLink(settings, self, self.recorder)
         self.together = Together(
             self.link.collect,
             alone=self.has_no_others,
@@ -96,6 +105,8 @@ class Steps:
         """Checks the servers, and joins. Raises what `connect` raises."""
         self.link.open()
         self._joined = True
+        if self.recorder is not None:
+            self.recorder.enter(self._header())
         if self.link.resumed:
             self.say(f"job {self._settings.job} is under way: this worker goes on from its weights and steps")
         else:
@@ -126,6 +137,11 @@ class Steps:
         """Seconds in `step()` between the last push and the last weight."""
         return sum(optimizer.waited_s for optimizer in self.optimizers)
 
+    @property
+    def _idle_s(self) -> float:
+        """Seconds in which the script waited for weights, those of tables among them."""
+        return self.waited_s + sum(table.waited_s for table in self.tables)
+
     def closed(self) -> str | None:
         """See `StepHost`."""
         if self.leaving:
@@ -143,11 +159,18 @@ class Steps:
     def before_step(self, step: int) -> None:
         """See `StepHost`."""
         self.together.arrive()
-        self.data.take_step(max(step, self.step))
+        taken = max(step, self.step)
+        self.data.take_step(taken)
+        if self._straggling is not None:
+            self._straggle()  # a table's, where no batch of ours was handed out
+        if self.recorder is not None:
+            self.recorder.sending(taken - 1, self._totals())
 
     def after_step(self, step: int) -> None:
         """See `StepHost`."""
         self.data.take_step(self.step)
+        if self.recorder is not None:
+            self.recorder.stepped(self._samples())
         self.link.uploads.at_step_boundary(step)
         stopping.step_ended()
         if not self._trimmed:
@@ -194,6 +217,8 @@ class Steps:
         if not self.optimizers and not self.tables:
             self._say_untrained(MANY_BATCHES)
         behind = self.is_behind()
+        if not behind:
+            self._begin_compute()
         self.together.arrive()
         if not self.link.rejoiner.undone:  # else none counts before the script has heard of it
             self._renew()
@@ -248,8 +273,20 @@ class Steps:
 
     def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
         if not self.data.has_loaders:
+            self._begin_compute()
             self.link.begin_step(optimizer.clocks)
             self.link.uploads.at_step_begin(self.step)
+
+    def _begin_compute(self) -> None:
+        """The script begins to compute another step, as far as is known."""
+        if self.recorder is not None:
+            self.recorder.batch()
+        if self._straggling is not None:
+            self._straggle()
+
+    def _straggle(self) -> None:
+        if self._straggling is not None and self._all:
+            self._straggling.batch(self.link.rank, self.step, self._idle_s)
 
     def _renew(self) -> None:
         """The script begins with another batch: what it computed before is no part of the next step."""
@@ -313,6 +350,8 @@ class Steps:
         """This worker was evicted and has joined again; `steps`: its first one there, by table."""
         if self.link.ended:
             self.data.end()
+        if self.recorder is not None:
+            self.recorder.enter(self._header(), max(steps.values(), default=0))
         self.data.drop_batch()
         stepped = self.link.rounds.stepped
         for owner in self._all:
@@ -324,6 +363,10 @@ class Steps:
         Raises:
             RolledBack: there is no `on_rollback`, and no loop of ours that goes back.
         """
+        if self.recorder is not None:
+            self.recorder.called()
+        if self._straggling is not None:
+            self._straggling.called(self.step, self._idle_s)
         try:
             self.link.rejoiner.announce()
         except RolledBack as undone:
@@ -363,6 +406,8 @@ class Steps:
         if not self._stands and self._all:
             self._stands = True
             if self.link.resumed:
+                if self._straggling is not None:
+                    self._straggling.came(self.step)
                 self.link.resumption.first()
         if self._taken is None or not self._all:
             return
@@ -417,16 +462,58 @@ class Steps:
                     self.clocks()[number] < steps.get(number, 0) for number in numbers
                 ):
                     self.data.take_step(self.step + 1)
+                    if self.recorder is not None:
+                        self.recorder.sending(self.step, self._totals())
                     owner.sit_out(again=self._settings.consistency == BSP() and self._epoch_over)
         finally:
             self._epoch_over = False
         return True
+
+    # -- the record of steps ---------------------------------------------------------------------------
+
+    def _recorder(self, settings: Settings) -> Recorder | None:
+        if settings.record is None:
+            return None
+        certain = settings.nonfinite is not NonFinite.SKIP or not isinstance(settings.consistency, BSP)
+        return Recorder(settings.record, warn=self.say, certain=certain)
+
+    def _stragglers(self, settings: Settings) -> Straggling | None:
+        if not settings.stragglers.parts:
+            return None
+        return Straggling(settings.stragglers, flush=self._flush_record)
+
+    def _flush_record(self) -> None:
+        if self.recorder is not None:
+            self.recorder.flush()
+
+    def _header(self) -> RecordHeader:
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        return RecordHeader(
+            unix_s=self.recorder.unix_s if self.recorder is not None else 0.0,
+            job=self._settings.job,
+            worker=self.link.rank,
+            incarnation=self.link.incarnation,
+            consistency=str(self._settings.consistency),
+            num_workers=self._settings.num_workers,
+            host=platform.node(),
+            versions=versions,
+        )
+
+    def _totals(self) -> Totals:
+        exchanges = list(self.link.exchanges)
+        return Totals(
+            waited_s=self._idle_s,
+            bytes_up=sum(exchange.bytes_pushed for exchange in exchanges),
+            bytes_down=sum(exchange.bytes_pulled for exchange in exchanges),
+        )
 
     # -- what heartbeats bring -------------------------------------------------------------------------
 
     def log(self, name: str, number: float) -> None:
         """Keeps the latest value of a metric."""
         self.metrics = {**self.metrics, name: number}  # heartbeats read it
+        if self.recorder is not None:
+            self.recorder.log(name, number)
 
     def progress(self) -> pb.Progress:
         """What the next heartbeat brings to whoever watches the job."""
@@ -469,6 +556,7 @@ class Steps:
         for optimizer in self.optimizers:
             optimizer.refresh()
         self.finished = True
+        self._flush_record()
 
     def leave(self, reason: str) -> None:
         """Leaves the job; called again, it does what Ctrl-C left undone. `reason`: see `JobLink.close`."""
@@ -476,6 +564,8 @@ class Steps:
         if not reason:
             self._say_untrained()
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
+            if self.recorder is not None:
+                last_first.callback(self.recorder.close, self._totals())
             last_first.callback(self.link.close, reason)
             last_first.callback(self._settle_pushes)
             for handle in self._at_forwards:

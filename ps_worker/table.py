@@ -7,6 +7,7 @@ values = table.pull().result().values
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Table:
 
     Attributes:
         number: of the table in its job.
+        waited_s: seconds in `result()` of what `pull` has returned.
     """
 
     def __init__(self, exchange: Exchange, names: tuple[str, ...], step: int, host: StepHost) -> None:
@@ -71,6 +73,7 @@ class Table:
         self._taken = step
         self._host = host
         self._batch = BatchInHand()
+        self.waited_s = 0.0
 
     @property
     def behind(self) -> int:
@@ -158,9 +161,14 @@ class Table:
         except Evicted:
             self._rejoin()
             self._exchange.pull(step=self.step)
-        reply = _Reply(lambda: self._again(lambda: self._pull(out)).result(), lambda: self._pulled(out))
+        reply = _Reply(
+            lambda: self._again(lambda: self._pull(out)).result(), lambda: self._pulled(out), self._waited
+        )
         self._exchange.when_pulled(reply.end, reply.read)
         return reply
+
+    def _waited(self, seconds: float) -> None:
+        self.waited_s += seconds
 
     def _rejoin(self) -> None:
         self._host.rejoin()
@@ -273,9 +281,15 @@ class Table:
 class _Reply(Future[Result]):
     """A future whose owner, if it was evicted meanwhile, joins again in `result`, and then gets `again`."""
 
-    def __init__(self, again: Callable[[], Result], make: Callable[[], Result]) -> None:
-        """Takes `make`, which makes the result as soon as that can be."""
+    def __init__(
+        self,
+        again: Callable[[], Result],
+        make: Callable[[], Result],
+        waited: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`make` makes the result as soon as that can be; `waited` hears of seconds in `result`."""
         super().__init__()
+        self._waited = waited
         self._again, self._make = again, make
         self._made: Result | None = None
         self._failed: Exception | None = None
@@ -283,10 +297,13 @@ class _Reply(Future[Result]):
 
     @waits("the servers to answer about a table")
     def result(self, timeout: float | None = None) -> Result:
+        started_s = time.monotonic()
         try:
             return super().result(timeout)
         except Evicted:
             return self._again()
+        finally:
+            self._waited(time.monotonic() - started_s)
 
     def read(self) -> None:
         """See `InFlight.when_pulled`."""

@@ -73,6 +73,7 @@ class Message:
                     partition=frame.partition,
                     step=frame.step,
                     version=frame.version,
+                    hyper=frame.hyper,
                     meta=frame.meta,
                 )
             )

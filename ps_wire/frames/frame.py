@@ -21,6 +21,12 @@ READ = 1  # flag of a PULL: the job has ended, so it is answered at once, with w
 CUT = 2  # flag of a PULL: acknowledged at once, answered at the cut of that number (its step); for a reader
 STRICT = 2  # flag of a PUSH: its hyper-parameters are those of its step, or its worker gets an error
 PULLS = 4  # flag of a PUSH: its worker has all weights of older versions; newer ones say that it was read
+TOLD = 1  # flag of an ACK: `hyper` is the clock gap that the push made. Not of a duplicate's
+APPLIED = 2  # flag of an ACK: `version` is that at which the push was applied, or in bsp will be
+DROPPED = 4  # flag of an ACK: the push came too late
+ABSTAINED = 8  # flag of an ACK: nothing of the push is applied, since it has nothing, or nothing finite
+TIMED = 2  # flag of a PULLED: `hyper` is how long its PULL waited at the gate, in microseconds
+MAX_HYPER = (1 << 32) - 1  # the field's; what is larger, of a gap or a wait, is told as that
 LENT = 64  # flag of an ACK: the push is accounted for, and its memory still read, until FREE or weights
 SHARED = 128  # flag: the payload lies in shared memory. Of a HELLO: the connection shares memory
 FIRST_READER = 1 << 31  # readers' numbers begin here, workers' end below
@@ -63,11 +69,13 @@ class Frame:
         table: number of the table in its job.
         rank: which rank of a worker group sent it.
         step: the sender's clock on the partition.
-        version: PUSH: the version that the gradient was computed on. PULLED: the version sent.
+        version: PUSH: the version that the gradient was computed on. PULLED: the version sent. ACK: see
+            `APPLIED`. PULL: 1 asks for an answer that is `TIMED`.
         worker: number of the worker in its job.
         generation: of the shard.
         incarnation: of that worker; grows at each join.
-        hyper: number of the hyper-parameters that a PUSH takes, or a HYPER sets.
+        hyper: number of the hyper-parameters that a PUSH takes, or a HYPER sets. ACK: see `TOLD`. PULLED: see
+            `TIMED`.
         weight: of the push in a BSP mean.
         meta: by kind: a bitmap, a list, a message.
         payload: elements, raw.

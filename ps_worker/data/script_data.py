@@ -269,15 +269,20 @@ class ScriptData:
 
         Of the loader of the latest batch alone: what others handed out before were batches to validate on.
         """
+        samples = self.step_samples()
+        return lambda: float(max(samples(), 1))
+
+    def step_samples(self) -> Callable[[], int]:
+        """As `sample_weight`; 0 where no loader of ours has handed out any."""
         counts: dict[object, int] = {}
         self._unweighed.append(counts)
 
-        def weight() -> float:
-            samples = counts.popitem()[1] if counts else 1
+        def taken() -> int:
+            samples = counts.popitem()[1] if counts else 0
             counts.clear()
-            return float(max(samples, 1))
+            return samples
 
-        return weight
+        return taken
 
     @property
     def arrived(self) -> bool:

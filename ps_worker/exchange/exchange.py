@@ -29,6 +29,7 @@ from ps_wire.spec.table import Hyperparameters
 from ps_wire.spec.wire_dtype import WireDtype
 from ps_worker.exchange.in_flight import Asked, Callback, InFlight, Missing
 from ps_worker.exchange.sharing import SharingHandshake
+from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.memory.flat import FlatBuckets
 from ps_worker.memory.rounded import Rounded
 from ps_worker.memory.table_memory import Sharing, TableMemory
@@ -75,6 +76,7 @@ class Exchange:
         backup: bool = False,
         bounded: bool = False,
         begins: Callable[[], None] | None = None,
+        traffic: TrafficListener | None = None,
     ) -> None:
         """Has nothing under way.
 
@@ -90,6 +92,7 @@ class Exchange:
             backup: there are backup workers: weights may be of a later step than they were asked for.
             bounded: a push may be only so far ahead of those of others (`ssp`).
             begins: called before the first push of a step leaves, by the thread that pushes.
+            traffic: is told of it, and then shards are asked how long weights wait at the gate.
         """
         self.number = table
         self.plan = plan
@@ -102,6 +105,7 @@ class Exchange:
         self.bytes_pushed = 0
         self.in_flight = InFlight(shard_of, show=self.memory.show, skips=backup)
         self._begins = begins
+        self._traffic = traffic
         self._begun = -1
         self._bounded = bounded
         self._worker = worker
@@ -231,6 +235,8 @@ class Exchange:
             read: at once, past the gate: the job has ended.
             cut: at the cut of that number, which is `step` (for a reader).
         """
+        if self._traffic is not None:
+            self._traffic.asked()
         self._send_asked(self.in_flight.ask(step, wire.READ * read | wire.CUT * cut))
 
     @waits("workers that are behind, further than ssp lets this one run ahead")
@@ -274,6 +280,7 @@ class Exchange:
             step=asked.step,
             flags=flags,
             codec=codec,
+            version=int(self._traffic is not None and not flags),  # how long it waits
             meta=meta.listed(asked.partitions),
         )
 
@@ -295,6 +302,8 @@ class Exchange:
         if frame.partition >= self.plan.num_partitions:
             self.fail(FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none"))
         elif frame.kind in (wire.Kind.ACK, wire.Kind.FREE):
+            if self._traffic is not None and frame.flags & wire.TOLD:
+                self._tell(self._traffic, frame)  # first: who waits for the ACK goes on then
             self.in_flight.answered(frame)
         elif frame.kind is wire.Kind.PULLED:
             self._receive_pulled(frame)
@@ -306,6 +315,19 @@ class Exchange:
         if frame.kind is not wire.Kind.PULLED or not self.in_flight.expects(frame):
             return None
         return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
+
+    def _tell(self, traffic: TrafficListener, ack: wire.Frame) -> None:
+        """What an ACK says of a push; of one that came twice, and by an older shard, nothing is known."""
+        sent = self.in_flight.sent(ack.partition)
+        if sent is not None and sent.step == ack.step:
+            traffic.acknowledged(
+                sent.step,
+                gap=ack.hyper,
+                read=sent.version,
+                applied=ack.version if ack.flags & wire.APPLIED else None,
+                dropped=bool(ack.flags & wire.DROPPED),
+                abstained=bool(ack.flags & wire.ABSTAINED),
+            )
 
     def _receive_pulled(self, frame: wire.Frame) -> None:
         index = frame.partition
@@ -321,6 +343,9 @@ class Exchange:
                 self.fail(self.sharing.cannot_keep(error) if isinstance(error, OSError) else error)
                 return
         self.memory.on_arrival(self.partitions[index])
+        if self._traffic is not None:
+            waited_s = frame.hyper * 1e-6 if frame.flags & wire.TIMED else None
+            self._traffic.pulled(frame.step - 1, waited_s)
         nbytes = len(frame.payload) or self._sizes[index]
         self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)  # then a step's mean was made
 
@@ -330,7 +355,10 @@ class Exchange:
         if self.memory.descriptors:
             yield self._share_frame(self.memory.descriptors)
         yield from self._hyper_frames  # read after the pushes: those that they refer to are there
-        yield from pushes
+        for push in pushes:
+            if self._traffic is not None and push.kind is not wire.Kind.LOAD:
+                self._traffic.resent(push.step)
+            yield push
         if asked is not None:
             yield self._pull_frame(asked)
 

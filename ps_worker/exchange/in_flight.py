@@ -125,6 +125,11 @@ class InFlight:
             self._raise_failed()
             return list(self._pushes.unacked.values())
 
+    def sent(self, partition: int) -> wire.Frame | None:
+        """What was noted of a partition and is not acknowledged."""
+        with self._changed:
+            return self._pushes.unacked.get(partition)
+
     def pushed_step(self, partition: int) -> int | None:
         """The step of the last push or abstention of a partition, -1 of a start; None: there was none."""
         return self._pushes.steps.get(partition)

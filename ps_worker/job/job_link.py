@@ -19,6 +19,7 @@ from ps_wire.v1 import shard_pb2
 from ps_worker.data.position import Positions
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.exchange.exchanges import Exchanges
+from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.job.link_listener import LinkListener
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.job.presence import Presence
@@ -54,12 +55,15 @@ class JobLink:
         written: what `close` found: the script had written into a parameter, or weights cannot be kept.
     """
 
-    def __init__(self, settings: Settings, listener: LinkListener) -> None:
+    def __init__(
+        self, settings: Settings, listener: LinkListener, traffic: TrafficListener | None = None
+    ) -> None:
         """Has not joined, and asks nothing of the listener.
 
         Args:
             settings: of the worker.
             listener: the worker.
+            traffic: is told of the traffic of its tables.
 
         Raises:
             PsError: see `open_service`.
@@ -87,6 +91,7 @@ class JobLink:
             self.optimizer_state,
             begins=self._begin_push,
             say=listener.say,
+            traffic=traffic,
         )
         self.rejoiner = Rejoiner(
             self.presence, self.start, self.resumption, listener, promise=self.promise, rounds=self.rounds

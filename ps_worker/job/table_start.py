@@ -18,6 +18,7 @@ from ps_wire.spec.consistency import BSP, SSP
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
 from ps_worker.exchange.exchange import Exchange
+from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.job.presence import Presence
 from ps_worker.job.resumption import Resumption
@@ -48,6 +49,7 @@ class TableStart:
         *,
         begins: Callable[[int], None],
         say: Callable[[str], None],
+        traffic: TrafficListener | None = None,
     ) -> None:
         """Has no tables.
 
@@ -59,6 +61,7 @@ class TableStart:
             optimizer_state: of the tables.
             begins: called with a table's number before the first push of a step on it leaves.
             say: tells the person at the terminal something.
+            traffic: is told of the traffic of all of them.
         """
         self.begun: list[TableSpec] = []
         self._settings = settings
@@ -68,6 +71,7 @@ class TableStart:
         self._optimizer_state = optimizer_state
         self._begins = begins
         self._say = say
+        self._traffic = traffic
         self._newest: tuple[TableSpec, Exchange] | None = None
         self._filled: set[int] = set()  # tables whose exchange has this worker's weights
         self._uploaded: set[int] = set()
@@ -184,6 +188,7 @@ class TableStart:
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
             bounded=isinstance(self._settings.consistency, SSP),
             begins=partial(self._begins, spec.number),
+            traffic=self._traffic,
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls))

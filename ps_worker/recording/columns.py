@@ -51,6 +51,7 @@ _COUNT = (int,)
 _SECONDS = (int, float)
 
 _MAYBE_COUNT = (int, NoneType)
+_MAYBE_SECONDS = (int, float, NoneType)
 _ROWS: tuple[tuple[str, str, str, tuple[type, ...]], ...] = (
     ("step", "steps", "steps that this worker had taken before this one", _COUNT),
     (
@@ -65,9 +66,9 @@ _ROWS: tuple[tuple[str, str, str, tuple[type, ...]], ...] = (
     ("gap", "steps", "clock gap that the push made: the committed one, at most s + 1", _MAYBE_COUNT),
     ("started_s", "s", "when the step began, since the process began to record", _SECONDS),
     ("ended_s", "s", "when its weights were there, since the process began to record", _SECONDS),
-    ("compute_s", "s", "from the weights to the first push: data, forward and backward", _SECONDS),
-    ("push_s", "s", "of sending that computing does not hide", _SECONDS),
-    ("gate_s", "s", "that its pull waited at the gate, as the shards measured it", _SECONDS),
+    ("compute_s", "s", "all else: data, forward, backward, and what a straggler adds", _SECONDS),
+    ("push_s", "s", "of sending in `step()`, or in a push to a table: computing does not hide it", _SECONDS),
+    ("gate_s", "s", "that its pull waited at the gate, the longest over partitions", _MAYBE_SECONDS),
     ("pull_s", "s", "of waiting for weights, without the time at the gate", _SECONDS),
     ("bytes_up", "bytes", "payload of its pushes", _COUNT),
     ("bytes_down", "bytes", "payload of the weights that it got", _COUNT),
@@ -78,7 +79,7 @@ _ROWS: tuple[tuple[str, str, str, tuple[type, ...]], ...] = (
     (
         "abstained",
         "partitions",
-        "on which nothing of the push was applied, since it had nothing finite",
+        "on which nothing of the push was applied: it had no gradient, or nothing finite",
         _COUNT,
     ),
     ("retried", "frames", "that were sent again, since a connection broke", _COUNT),
@@ -94,7 +95,8 @@ class StepRecord:
 
     A push goes to many partitions. `tau`, `version_read` and `version_applied` are those of the partition
     with the largest tau, so a bound on tau is checked on the worst one; None where nothing of the push was
-    applied. `gap` is the largest over partitions; None without servers.
+    applied, or that is not known. `gap` is the largest over partitions; None without servers. `gate_s` is
+    None where no shard said it.
 
     Raises:
         UsageError: a number is negative, infinite or too large, or a metric has no name that fits.
@@ -110,7 +112,7 @@ class StepRecord:
     ended_s: float
     compute_s: float
     push_s: float
-    gate_s: float
+    gate_s: float | None
     pull_s: float
     bytes_up: int
     bytes_down: int
@@ -128,7 +130,7 @@ class StepRecord:
                 raise UsageError(f"{name} must be from 0 to 2^53, got {value}", column=name)
         for name in _TIMES:
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
+            if value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{name} must be >= 0 and finite, got {value}", column=name)
         if self.ended_s < self.started_s:
             raise UsageError(f"ended_s {self.ended_s} is before started_s {self.started_s}", column="ended_s")
@@ -154,7 +156,7 @@ class StepRecord:
 
 
 _COUNTS = tuple(column.name for column in COLUMNS if column.types in (_COUNT, _MAYBE_COUNT))
-_TIMES = tuple(column.name for column in COLUMNS if column.types == _SECONDS)
+_TIMES = tuple(column.name for column in COLUMNS if column.types in (_SECONDS, _MAYBE_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

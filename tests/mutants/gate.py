@@ -178,8 +178,8 @@ MUTANTS = (
     Mutant(
         name="partition: asp acknowledges before it has applied",
         file=PARTITION,
-        text="return [*self._apply_now(contribution), acknowledged, *self._settle(now_s)]",
-        fault="return [acknowledged, *self._apply_now(contribution), *self._settle(now_s)]",
+        text="return [*applied, acknowledged, *self._settle(now_s)]",
+        fault="return [acknowledged, *applied, *self._settle(now_s)]",
         tests=(f"{ONE}::test_ssp_applies_on_arrival_and_acknowledges_after_that",),
     ),
     Mutant(

@@ -401,10 +401,9 @@ class Cell:
                 case Apply():
                     self._apply(action, average)
                 case Ack(worker=worker, step=step):
-                    lent = self.loans.is_lent(worker, step)
-                    self._send(worker, self.replies.ack(worker, step, lent=lent))
+                    self._send(worker, self.replies.ack(action, lent=self.loans.is_lent(worker, step)))
                 case Answer():
-                    self._answer(action)
+                    self._answer(action, now_s)
                 case Complete(step=step):
                     self._close(step, now_s)
         self.cut.go_on()
@@ -509,26 +508,35 @@ class Cell:
             if item.payload.strict:
                 self.owed.owe(item.worker, item.incarnation, differ(item.step, contributions[0].worker))
 
-    def _answer(self, action: Answer) -> None:
-        for step, codec in sorted({(pull.clock, pull.codec) for pull in action.pulls}):
+    def _answer(self, action: Answer, now_s: float) -> None:
+        shared = [pull for pull in action.pulls if not pull.timed]
+        for step, codec in sorted({(pull.clock, pull.codec) for pull in shared}):
             message = self._pulled(step, action.version, codec)  # one for all who asked it
-            for pull in action.pulls:
+            for pull in shared:
                 if (pull.clock, pull.codec) == (step, codec):
-                    error = self.owed.of(pull.worker, pull.incarnation)
-                    refused = None if error is None else self.replies.refusal(pull.worker, step, error)
-                    self._send(pull.worker, refused or message)
+                    self._send_pulled(pull, message)
+        for pull in action.pulls:
+            if pull.timed:
+                waited_s = max(now_s - pull.asked_s, 0.0)
+                self._send_pulled(pull, self._pulled(pull.clock, action.version, pull.codec, waited_s))
 
-    def _pulled(self, step: int, version: int, codec: int) -> Message:
+    def _send_pulled(self, pull: Pull, message: Message) -> None:
+        error = self.owed.of(pull.worker, pull.incarnation)
+        refused = None if error is None else self.replies.refusal(pull.worker, pull.clock, error)
+        self._send(pull.worker, refused or message)
+
+    def _pulled(self, step: int, version: int, codec: int, waited_s: float | None = None) -> Message:
         clocks = self.machine.clocks
         if codec == NOTHING:
-            return self.replies.pulled(step, version, clocks, memoryview(b""), codec=codec)
+            nothing = memoryview(b"")
+            return self.replies.pulled(step, version, clocks, nothing, codec=codec, waited_s=waited_s)
         exact = codec == AS_THEY_ARE
         if version != self.machine.version:
             payload = self.values.kept(version, codec)
         else:
             payload = self.values.payload if exact else self.values.rounded(codec, version)
         self.bytes_out += len(payload)
-        message = self.replies.pulled(step, version, clocks, payload, codec=codec)
+        message = self.replies.pulled(step, version, clocks, payload, codec=codec, waited_s=waited_s)
         if exact and version == self.machine.version:
             self.values.sent(message)
         return message

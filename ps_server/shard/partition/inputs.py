@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 
@@ -34,13 +34,17 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """A worker asks for weights at its clock, in a codec. `asked_s` is the caller's clock, in seconds."""
+    """A worker asks for weights at its clock, in a codec. `asked_s` is the caller's clock, in seconds.
+
+    With `timed` its answer says how long it waited.
+    """
 
     worker: int
     incarnation: int
     clock: int
     asked_s: float = 0.0
     codec: int = 0
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +58,33 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PushOutcome:
+    """What has become of a push, as far as that is known when it is acknowledged.
+
+    Attributes:
+        gap: the clock gap that it made.
+        version: at which it was applied; in `bsp` at which it will be when its step closes. None: it is not
+            applied, or with backup workers nobody has chosen yet.
+        dropped: it came too late.
+        abstained: nothing of it is applied, since it has nothing, or nothing finite.
+    """
+
+    gap: int
+    version: int | None = None
+    dropped: bool = False
+    abstained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """The push of `step` is accounted for: it will never be applied again."""
+    """The push of `step` is accounted for: it will never be applied again.
+
+    Two that acknowledge the same push are equal: `outcome` is None for one that came again.
+    """
 
     worker: int
     step: int
+    outcome: PushOutcome | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,17 @@ from ps_server.agreement.attendance import Late
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import CellStanding
 from ps_server.shard.partition.clock_counts import ClockCounts
-from ps_server.shard.partition.inputs import Ack, Action, Answer, Apply, Complete, Contribution, Ledger, Pull
+from ps_server.shard.partition.inputs import (
+    Ack,
+    Action,
+    Answer,
+    Apply,
+    Complete,
+    Contribution,
+    Ledger,
+    Pull,
+    PushOutcome,
+)
 from ps_server.shard.partition.machine_state import MachineState, MemberState
 from ps_server.shard.partition.waiting_pulls import WaitingPulls
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
@@ -209,11 +219,20 @@ class StepMachine:
         self.newest_clock = max(self.newest_clock, member.clock)
         gap = member.clock - self._slowest
         ledger.max_gap = max(ledger.max_gap, gap)
-        acknowledged = Ack(worker=contribution.worker, step=contribution.step)
+        version, abstains = self.version, contribution.abstains
         if self.gate.aggregates:
+            late = contribution.step < self.open_step
+            applies = not (late or abstains or self.gate.backup)
+            applied: list[Action] = []
             self._stage(contribution)
-            return [acknowledged, *self._settle(now_s)]
-        return [*self._apply_now(contribution), acknowledged, *self._settle(now_s)]
+        else:
+            applied = self._apply_now(contribution)
+            applies, late = bool(applied), not (applied or abstains)
+        outcome = PushOutcome(
+            gap=gap, version=version if applies else None, dropped=late, abstained=abstains and not late
+        )
+        acknowledged = Ack(worker=contribution.worker, step=contribution.step, outcome=outcome)
+        return [*applied, acknowledged, *self._settle(now_s)]
 
     def pull(self, pull: Pull) -> list[Action]:
         """A member asks for weights at its clock; asking again replaces what it asked before.

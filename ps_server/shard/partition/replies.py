@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ps_server.shard.partition.inputs import Ack
 from ps_wire.errors import PsError
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
@@ -21,9 +22,20 @@ class Replies:
     table: int
     partition: int
 
-    def ack(self, worker: int, step: int, *, lent: bool) -> Message:
+    def ack(self, ack: Ack, *, lent: bool) -> Message:
         """The push of this step is accounted for; if it is lent, its memory is still read until `free`."""
-        return self._frame(wire.Kind.ACK, worker=worker, step=step, flags=wire.LENT if lent else 0)
+        flags, found = wire.LENT if lent else 0, ack.outcome
+        if found is None:
+            return self._frame(wire.Kind.ACK, worker=ack.worker, step=ack.step, flags=flags)
+        flags |= wire.TOLD | wire.DROPPED * found.dropped | wire.ABSTAINED * found.abstained
+        return self._frame(
+            wire.Kind.ACK,
+            worker=ack.worker,
+            step=ack.step,
+            flags=flags if found.version is None else flags | wire.APPLIED,
+            version=found.version or 0,
+            hyper=min(found.gap, wire.MAX_HYPER),
+        )
 
     def free(self, worker: int, step: int) -> Message:
         """The memory of this step's push is the worker's again."""
@@ -39,17 +51,19 @@ class Replies:
         *,
         copied: bool = False,
         codec: int = AS_THEY_ARE,
+        waited_s: float | None = None,
     ) -> Message:
         """The weights in `payload`, of that codec, not copied; `clocks` are (worker, clock) of the members.
 
-        With `copied` they are other memory than members map.
+        With `copied` they are other memory than members map. `waited_s` at the gate is said to who asked it.
         """
         return self._frame(
             wire.Kind.PULLED,
             codec=codec,
             step=step,
             version=version,
-            flags=wire.READ if copied else 0,
+            flags=wire.READ * copied | wire.TIMED * (waited_s is not None),
+            hyper=min(round((waited_s or 0.0) * 1e6), wire.MAX_HYPER),
             meta=clocks_of(clocks),
             payload=payload,
         )

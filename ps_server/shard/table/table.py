@@ -239,6 +239,7 @@ class ShardTable:
                 clock=frame.step,
                 asked_s=time.monotonic(),
                 codec=codecs.codec_for(frame.codec, cell.values.now.dtype),
+                timed=frame.version > 0,
             )
             cell.pull(pull, outlet)
         if self._gate.backup:

@@ -1,0 +1,119 @@
+"""A worker that is slow on purpose: how long it sleeps, by a clock of the test; a pause of a real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ps_wire.spec import stragglers
+from ps_worker.process.straggling import Straggling
+from tests.until import LIMIT_S
+
+
+class World:
+    """A clock that only moves where something takes time, and what was done."""
+
+    def __init__(self, text: str) -> None:
+        self.now_s = 0.0
+        self.done: list[tuple[str, float]] = []
+        self.waited_s = 0.0
+        self.straggling = Straggling(
+            stragglers.parse(text),
+            flush=lambda: self.done.append(("flush", 0.0)),
+            clock=lambda: self.now_s,
+            sleep=lambda seconds: self.take("sleep", seconds),
+            pause=lambda seconds: self.take("pause", seconds),
+            crash=lambda: self.done.append(("crash", 0.0)),
+        )
+
+    def take(self, what: str, seconds: float) -> None:
+        self.now_s += seconds
+        self.done.append((what, seconds))
+
+    def step(self, number: int, compute_s: float, wait_s: float = 0.0, worker: int = 0) -> None:
+        self.straggling.batch(worker, number, self.waited_s)
+        self.straggling.batch(worker, number, self.waited_s)
+        self.now_s += compute_s + wait_s
+        self.waited_s += wait_s
+        self.straggling.called(number, self.waited_s)
+        self.now_s += 100.0  # in step(), and behind it
+        self.straggling.called(number + 1, self.waited_s)
+
+
+def test_a_factor_is_of_the_compute_of_the_step_before_without_its_waits_and_its_sleep():
+    world = World("constant:f=4")
+    world.step(0, 0.5)
+    world.step(1, 0.25, wait_s=3.0)
+    world.step(2, 0.5)
+    world.step(3, 0.5)
+    assert world.done == [("sleep", 1.5), ("sleep", 0.75), ("sleep", 1.5)]
+
+
+def test_who_is_not_named_is_as_ever_and_a_transient_straggler_is_slow_where_the_profile_says():
+    world = World("constant:f=4,worker=3")
+    world.step(0, 1.0)
+    world.step(1, 1.0)
+    assert world.done == []
+    profile = stragglers.parse("transient:p=0.5,f=3;seed=4")
+    world = World("transient:p=0.5,f=3;seed=4")
+    for step in range(20):
+        world.step(step, 1.0, worker=1)
+    slow = [step for step in range(1, 20) if profile.at(1, step).factor > 1]
+    assert world.done == [("sleep", 2.0)] * len(slow)
+    assert 3 < len(slow) < 17
+
+
+def test_a_pause_and_a_crash_come_once_before_their_step():
+    world = World("pause:step=1,s=2.5;crash:step=3")
+    for step in range(3):
+        world.step(step, 1.0)
+    assert world.done == [("pause", 2.5)]
+    world.step(3, 1.0)
+    assert world.done[1:] == [("flush", 0.0), ("crash", 0.0)]
+
+
+def test_who_came_back_from_a_crash_does_not_crash_again_where_it_goes_on():
+    world = World("crash:step=3,restart=1")
+    world.straggling.came(3)
+    world.step(3, 1.0)
+    assert world.done == []
+
+
+SCRIPT = """
+import os, sys, time
+from ps_worker.process.straggling import Straggling
+from ps_wire.spec import stragglers
+slow = Straggling(stragglers.parse(sys.argv[1]), flush=lambda: print("flushed", flush=True))
+slow.batch(0, 1, 0.0)
+print("went on", flush=True)
+"""
+
+
+def run(text: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT, text]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def test_a_process_that_is_paused_stands_still_and_goes_on():
+    """Its parent sees it stop and continue, and it ends as it would have."""
+    child = subprocess.Popen([sys.executable, "-c", SCRIPT, "pause:step=1,s=0.05"], stdout=subprocess.PIPE)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    assert os.WSTOPSIG(status) == signal.SIGSTOP
+    out, _ = child.communicate(timeout=LIMIT_S)
+    assert (out, child.returncode) == (b"went on\n", 0)
+
+
+def test_a_process_that_crashes_is_killed_and_what_it_had_recorded_is_there():
+    done = run("crash:step=1")
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "flushed\n")
+
+
+@pytest.mark.parametrize("text", ["pause:step=2,s=1", "crash:step=0", "slow_link:f=3"])
+def test_another_step_and_a_slow_link_are_not_its_affair(text):
+    done = run(text)
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
