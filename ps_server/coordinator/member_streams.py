@@ -30,6 +30,7 @@ from ps_wire.errors import (
     FrameMalformed,
     InternalError,
     JobFull,
+    JobMismatch,
     JobUnknown,
     PsError,
     ServerNotReady,
@@ -154,9 +155,13 @@ class MemberStreams:
                     before=join.evicted,
                 )
                 break
-            except (WorkerNumberTaken, JobFull):
+            except (WorkerNumberTaken, JobFull) as error:
                 if not await self._gives_way(runner, worker):
+                    runner.do(runner.job.refuse(_newcomer(join), error))
                     raise
+            except JobMismatch as error:
+                runner.do(runner.job.refuse(_newcomer(join), error))
+                raise
         if not member.reader:
             self._scheduler.joins(runner.job.name)
         mailbox = runner.admit(member, actions)
@@ -322,6 +327,12 @@ def worker_status(runner: JobRunner, member: Member, now_s: float) -> pb.WorkerS
         heartbeat_age_s=now_s - runner.heard_s.get(member.worker, now_s),
         lease_left_s=-1.0 if left_s is None else max(left_s, 0.0),
     )
+
+
+def _newcomer(join: pb.Join) -> str:
+    """How people are told who wanted to come."""
+    name = f"worker {join.worker}" if join.HasField("worker") else "a worker"
+    return f"{name} (host {one_line(join.host, MAX_HOST)}, pid {join.pid})"
 
 
 def _refused_by(bug: Exception) -> pb.MemberReply:

@@ -1,10 +1,15 @@
-"""Faults of what a worker does where an epoch begins and it has just joined again."""
+"""Faults of what a worker does where an epoch begins and it has just joined again, and of refused newcomers."""
 
 from .mutant import Mutant
 
 RESUME = "tests/component/snapshots/test_resume.py"
 ALONE = f"{RESUME}::test_who_is_alone_and_evicted_at_any_point_ends_as_one_undisturbed"
 SCRIPT = "tests/unit/ps_worker/data/test_script_data.py"
+REFUSED = (
+    "tests/component/members/test_leave.py"
+    "::test_a_refused_worker_is_told_to_those_who_wait_for_it_and_not_for_ever"
+)
+JOB = "ps_server/coordinator/jobs/job.py"
 DATA = "ps_worker/data/script_data.py"
 LOADER = "ps_worker/data/loader.py"
 
@@ -36,5 +41,19 @@ MUTANTS = (
         text="if self._now is not None and (self._replays or not self._dealer.void):",
         fault="if self._now is not None:",
         tests=(ALONE,),
+    ),
+    Mutant(
+        name="later: nobody hears that a worker of another number of workers was refused",
+        file=JOB,
+        text="        return [*refused_newcomer(self.roster.present(), who, error)]\n",
+        fault="        return []\n",
+        tests=(REFUSED,),
+    ),
+    Mutant(
+        name="later: those who wait are told of refused workers without an end",
+        file=JOB,
+        text="self.phase.state is not JobState.WAITING or self._refused >= MAX_REFUSED",
+        fault="self.phase.state is not JobState.WAITING",
+        tests=(REFUSED,),
     ),
 )

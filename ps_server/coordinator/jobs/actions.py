@@ -101,3 +101,10 @@ def notices(present: Iterable[Member], leaver: Member, reason: str, what: str = 
         return []
     notice = pb.Notice(text=f"{leaver.holder} {what}{text[:MAX_REASON]}")
     return [tell(member, notice=notice) for member in present if member is not leaver]
+
+
+def refused_newcomer(present: Iterable[Member], who: str, error: PsError) -> list[ToMember]:
+    """Tells those who wait for the start, in one line, who was refused and why."""
+    why = "".join(sign if sign.isprintable() else " " for sign in error.message)
+    notice = pb.Notice(text=f"{who} was refused: {type(error).__name__}: {why[:MAX_REASON]}")
+    return [tell(member, notice=notice) for member in present]

@@ -29,6 +29,7 @@ from ps_server.coordinator.jobs.actions import (
     named,
     notices,
     refusal,
+    refused_newcomer,
     removal,
     tell,
 )
@@ -44,6 +45,8 @@ from ps_wire.spec import consistency as models
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
+
+MAX_REFUSED = 8  # newcomers of whom those who wait are told: whoever reaches the port can be refused
 
 
 class Job:
@@ -89,6 +92,7 @@ class Job:
         self.collectives = Collectives()
         self.loops = Loops()
         self.ends: dict[int, dict[int, int]] = {}
+        self._refused = 0  # newcomers, of whom others were told
         self._awaited: set[int] = set()  # gone with a job that was suspended
         self._uploaders: list[Member] = []  # who were asked for the final state
 
@@ -156,6 +160,13 @@ class Job:
         return evicted(self.name, worker, incarnation) if lost or incarnation < known.incarnation else None
 
     # -- workers that come -----------------------------------------------------------------------------
+
+    def refuse(self, who: str, error: PsError) -> list[Action]:
+        """A newcomer was refused: those who wait for the start are told, `MAX_REFUSED` times at most."""
+        if self.phase.state is not JobState.WAITING or self._refused >= MAX_REFUSED:
+            return []
+        self._refused += 1
+        return [*refused_newcomer(self.roster.present(), who, error)]
 
     def join(
         self,

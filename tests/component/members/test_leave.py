@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import ps_worker as ps
+from ps_server.coordinator.jobs.job import MAX_REFUSED
+from ps_wire.errors import JobMismatch, WorkerNumberTaken
 from ps_worker.process.exit_reason import MAX_CHARACTERS, reason_of
 from tests.component.interrupting import interrupted_at
 from tests.component.models import Mlp, loss_of
@@ -15,6 +17,7 @@ from tests.component.reference import seeded
 from tests.component.scripts import sgd, train
 from tests.component.service import LIMIT_S, Cluster, LoopThread, fresh_name, run_workers
 from tests.inside import link_of, tables_of
+from tests.until import until
 
 
 class _SaysNothingError(Exception):
@@ -139,3 +142,24 @@ def test_a_server_that_is_stopped_waits_for_no_worker_and_none_of_them_for_its_w
             train(0, model, optimizer, range(2))
     assert gone.value.exit_code == 69
     assert cluster.servers in gone.value.message
+
+
+def test_a_refused_worker_is_told_to_those_who_wait_for_it_and_not_for_ever(one_shard, caplog):
+    """Another number of workers, and a number that is taken: one line each, who it was and why."""
+    job = fresh_name()
+
+    def join(**settings):
+        return ps.connect(servers=one_shard.servers, job=job, **{"num_workers": 2} | settings)
+
+    with caplog.at_level("INFO"), join(worker=0):
+        with pytest.raises(JobMismatch):
+            join(worker=1, num_workers=3)
+        until(lambda: ") was refused: JobMismatch: number of workers" in caplog.text, "the other is told")
+        with pytest.raises(WorkerNumberTaken):
+            join(worker=0)
+        until(lambda: ") was refused: WorkerNumberTaken: " in caplog.text, "the other is told")
+        for _ in range(MAX_REFUSED):
+            with pytest.raises(JobMismatch):
+                join(worker=1, num_workers=3)
+    told = [line for line in caplog.text.splitlines() if ") was refused: " in line]
+    assert 2 <= len(told) <= MAX_REFUSED
