@@ -3,8 +3,8 @@
     python -m tests.faults.chaos --seed 1 --minutes 2
 
 A round is a job. In half of the time, where this machine permits it, each worker has a network of its own,
-which is cut and slow. What failed says its seed, its schedule, where the logs are, and how it is run again:
-`--seed 1 --only 7`.
+which is cut and slow; in the other half every third round has a run of `tests.faults.resume` behind it. What
+failed says its seed, its schedule, where the logs are, and how it is run again: `--seed 1 --only 7`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.integration.processes import Process, Start, Zygote
 
-from . import links
+from . import links, resume
 from .chaos_round import SNAPSHOTS, Chaos
 from .controller import Faults
 from .links import Disk, Link
@@ -36,6 +37,8 @@ from .world import World
 STEPS = 400
 SLOW = "20mbit"
 EVERY_STEPS = 10  # between snapshots, where servers are killed
+RESUME = "resume"  # the kind of fault that leaves out runs of `tests.faults.resume`
+EVERY = 3  # rounds, of which the last has such a run behind it
 INSIDE = "FAULTS_INSIDE"  # of the environment: this process is in a namespace that was made for it
 
 
@@ -94,6 +97,7 @@ def run(
     """Rounds until it is past `until_s` of the monotonic clock; returns what happened in each."""
     inside = INSIDE in os.environ
     rounds: list[list[Event]] = []
+    expected: dict[tuple[str, int], dict[str, Any]] = {}
     for number in numbers:
         if time.monotonic() > until_s:
             break
@@ -110,7 +114,33 @@ def run(
             )
             raise
         say(f"round {number}: {len(rounds[-1])} of {len(plan.events)} events; {str(plan).splitlines()[0]}")
+        behind = None if inside or RESUME in without else resumed_run(number)
+        if behind is not None:
+            run_resumed(start, folder, seed=seed, number=behind, expected=expected)
     return rounds
+
+
+def resumed_run(number: int) -> int | None:
+    """The run of `tests.faults.resume` that comes behind a round, where one does."""
+    return number // EVERY if number % EVERY == EVERY - 1 else None
+
+
+def run_resumed(
+    start: Start, folder: Path, *, seed: int, number: int, expected: dict[tuple[str, int], dict[str, Any]]
+) -> None:
+    """One run of `tests.faults.resume`; `expected` keeps what runs end with that nobody disturbs, by kind."""
+    plan = resume.draw(seed, number)
+    kind = plan.consistency, plan.num_workers
+    place = folder / f"resume-{number}"
+    try:
+        if kind not in expected:
+            expected[kind] = resume.undisturbed(start, folder / f"whole-{number}", *kind)
+        resume.run_one(start, place, plan, expected[kind])
+    except BaseException:
+        again = f"python -m tests.faults.resume --seed {seed} --only {number}"
+        say(f"a run that is resumed failed ({again}); logs: {place}\n{plan}")
+        raise
+    say(f"resumed {number}: {plan}")
 
 
 def say(text: str) -> None:

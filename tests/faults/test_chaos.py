@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.processes import Zygote
 
-from . import chaos, links
+from . import chaos, links, resume
 from .ledger import checksum
 from .replay import Slice, check_order, replay
 from .scenario import gradient, plan
@@ -36,7 +36,15 @@ def test_whatever_happens_every_push_is_accounted_for_and_the_weights_are_their_
     A round for every consistency; with backup workers in the long run only.
     """
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))  # it stays, where the round fails
-    (happened,) = chaos.run(zygote.start, folder, seed=SEED, numbers=[number], until_s=math.inf, steps=STEPS)
+    (happened,) = chaos.run(
+        zygote.start,
+        folder,
+        seed=SEED,
+        numbers=[number],
+        until_s=math.inf,
+        steps=STEPS,
+        without=(chaos.RESUME,),  # `test_resume.py` has those
+    )
     assert {*happened} == {*draw(SEED, number, steps=STEPS).events}
     assert bool(acts_on("server", happened) & {Act.KILL, Act.STOP}) == bool(number % 2)
     assert acts_on("server", happened) & {Act.CUT, Act.BLINK}
@@ -104,6 +112,23 @@ def test_a_round_that_fails_says_its_seed_its_schedule_and_where_its_logs_are(
     assert "seed 77 failed in round 3" in said
     assert str(tmp_path / "round-3") in said
     assert str(draw(77, 3, steps=STEPS)) in said
+
+
+def test_every_third_round_has_a_run_behind_it_that_is_resumed() -> None:
+    assert [chaos.resumed_run(number) for number in range(7)] == [None, None, 0, None, None, 1, None]
+
+
+def test_a_resumed_run_that_fails_says_how_it_is_run_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def start(*_command: str, **_: Any) -> Any:
+        raise RuntimeError("no processes today")
+
+    with pytest.raises(RuntimeError, match="no processes today"):
+        chaos.run_resumed(start, tmp_path, seed=77, number=5, expected={})
+    said = capfd.readouterr().out
+    assert "tests.faults.resume --seed 77 --only 5" in said
+    assert str(resume.draw(77, 5)) in said
 
 
 # -- the judge of it ---------------------------------------------------------------------------------------
