@@ -368,12 +368,19 @@ class Cell:
         return state if going_on else state.saved()
 
     @trace.traced("restore")
-    def load(self, state: CellState) -> None:
+    def load(self, state: CellState, *, going_on: bool = False) -> None:
         """Takes over a state, but for its other half: see `load_other`. Nothing has come here yet.
+
+        Args:
+            state: of the partition.
+            going_on: members are those of the state, and what was staged and owed still is; without it
+                members come by `join`.
 
         Raises:
             PayloadMismatch: it is of another partition.
         """
+        if not going_on:
+            state = state.vacated()
         with self.lock:
             self.values.load(state.tensors)
             self.machine.load(state.machine, time.monotonic())

@@ -350,7 +350,7 @@ class ShardTable:
                 f"{len(self._cells)} here"
             )
         for index, cell in state.cells.items():
-            self._cells[index].load(cell if going_on else cell.vacated())
+            self._cells[index].load(cell, going_on=going_on)
         if not going_on:
             self.closer.choose_from_here()
             return

@@ -83,6 +83,7 @@ def test_tau_is_that_of_the_stalest_partition_and_unknown_where_no_ack_says_it(t
     world.step(0)
     world.ack(0, 4, 5, gap=1)
     world.ack(0, 2, 9, gap=3)
+    world.ack(0, 6, 8, gap=2)
     world.ack(0, 8, None, gap=2, dropped=True)
     world.ack(0, 0, None, gap=2, abstained=True)
     world.recorder.resent(0)
