@@ -176,7 +176,7 @@ def test_every_part_of_a_job_is_handed_on():
         "_awaited",
         "_uploaders",
     }
-    assert vars(Desk(2).job).keys() == of_spec | by_parts | {"ends", "_awaited", "_uploaders"}
+    assert vars(Desk(2).job).keys() == of_spec | by_parts | {"ends", "_awaited", "_refused", "_uploaders"}
 
 
 def test_what_the_build_before_had_decided_is_taken_up_and_handed_on_the_same():
