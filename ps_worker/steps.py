@@ -87,8 +87,8 @@ class Steps:
         self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
         self._untrained_said = False
         self.data = ScriptData(settings.consistency, self)
-        self._samples = self.data.step_samples()
         self.recorder = self._recorder(settings)
+        self._samples = None if self.recorder is None else self.data.step_samples()
         self._straggling = self._stragglers(settings)
         self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
         self.link = JobLink(settings, self, self.recorder)
@@ -169,7 +169,7 @@ class Steps:
     def after_step(self, step: int) -> None:
         """See `StepHost`."""
         self.data.take_step(self.step)
-        if self.recorder is not None:
+        if self.recorder is not None and self._samples is not None:
             self.recorder.stepped(self._samples())
         self.link.uploads.at_step_boundary(step)
         stopping.step_ended()

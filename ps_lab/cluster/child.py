@@ -1,7 +1,7 @@
 """One child process: its output line by line, its end reported once, nothing of it left behind.
 
 It runs in a process group of its own, so that Ctrl-C reaches only us and we choose the order in which things
-end; what it started itself ends with it, and with us (see `keeper`). Two threads per child, reader and
+end; what it started itself ends with it, and with us (see `group_killer`). Two threads per child, reader and
 waiter, both ours.
 """
 

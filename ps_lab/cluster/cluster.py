@@ -180,13 +180,7 @@ class Cluster:
 
         Whoever starts it ends it; `stop` ends it, too.
         """
-        child = Child(
-            name=name,
-            command=command,
-            environment={**self._environment, **environment, "PYTHONUNBUFFERED": "1"},
-            on_line=on_line,
-            on_exit=lambda child: self.events.put(Exited(child)),
-        )
+        child = self._spawn(name, command, {**self._environment, **environment}, on_line=on_line)
         self._workers.append(child)
         return child
 
@@ -288,13 +282,19 @@ class Cluster:
                     self._ended_well(event)
 
     def _spawn(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, with_stdin: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        with_stdin: bool = False,
+        on_line: Callable[[str, str], None] | None = None,
     ) -> Child:
         return Child(
             name=name,
             command=command,
             environment={**environment, "PYTHONUNBUFFERED": "1"},
-            on_line=self._on_line,
+            on_line=self._on_line if on_line is None else on_line,
             on_exit=lambda child: self.events.put(Exited(child)),
             with_stdin=with_stdin,
             fresh=self._fresh,

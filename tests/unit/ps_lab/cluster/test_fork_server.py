@@ -103,9 +103,9 @@ def test_its_end_is_that_of_a_process(fork: Fork, code: str, ends: int):
 
 def test_what_is_left_for_the_end_is_done_there(fork: Fork):
     code = """
-        import atexit, threading, time
+        import atexit, threading
         atexit.register(print, "second")
-        threading.Thread(target=lambda: (time.sleep(0.05), print("first"))).start()
+        threading.Thread(target=lambda: (threading.main_thread().join(), print("first"))).start()
         sys.exit(4)
     """
     forked = fork(textwrap.dedent(code))
