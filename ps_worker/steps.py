@@ -212,6 +212,10 @@ class Steps:
         """See `DataListener`."""
         self.link.resumption.begin_iterator()
 
+    def end_iterator(self) -> None:
+        """See `DataListener`."""
+        self.link.resumption.end_iterator()
+
     def begin_batch(self) -> None:
         """See `DataListener`."""
         if not self.optimizers and not self.tables:
@@ -243,7 +247,7 @@ class Steps:
             self.say(f"{reply.why}: this loop ends")
             return False
         self._stand()
-        if self.data.arrived and not self.link.resumption.begin_epoch():
+        if self.data.arrived and not self.link.resumption.begin_epoch(epoch):
             self._at_epoch = True
             try:
                 self.link.uploads.noting.at_epoch()

@@ -271,7 +271,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             begun=request.begun,
         )
         number, job = request.number, runner.job
-        made = job.collectives.outcome(number)
+        made = job.collectives.repeat(number, member.worker, member.incarnation)
         if made is None:
             job.collectives.bring(number, member.worker, member.incarnation, part)
             made = job.settle_call(number)

@@ -61,6 +61,9 @@ class LoaderListener(Protocol):
     def begin_iterator(self) -> None:
         """Called before torch's iterator over a piece is made, which draws from the generators."""
 
+    def end_iterator(self) -> None:
+        """Called when nothing more of an epoch is this worker's, on the way out of the iteration over it."""
+
     def begin_batch(self) -> None:
         """Called before a batch is read in this process, or handed out that was used already."""
 
@@ -265,6 +268,8 @@ class Loader:
                 break
             elif self._now is None:  # the script says where the next one begins
                 return
+        if not self._ended:
+            self._listener.end_iterator()
         self._now = None
 
     def _replay(self, epoch: int, mine: int) -> Generator[Any, None, bool]:

@@ -24,6 +24,9 @@ class DataListener(ScriptSteps, Protocol):
     def begin_iterator(self) -> None:
         """Called before torch's iterator over a loader is made, which draws from the generators."""
 
+    def end_iterator(self) -> None:
+        """Called when a loader has nothing more of an epoch, before the script goes on behind its batches."""
+
     def begin_batch(self) -> None:
         """Called before a batch is read in this process, or handed out."""
 
@@ -304,6 +307,10 @@ class ScriptData:
     def begin_iterator(self) -> None:
         """See `LoaderListener`."""
         self._listener.begin_iterator()
+
+    def end_iterator(self) -> None:
+        """See `LoaderListener`."""
+        self._listener.end_iterator()
 
     def begin_batch(self) -> None:
         """See `LoaderListener`."""

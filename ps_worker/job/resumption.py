@@ -40,14 +40,14 @@ class _Again:
     Attributes:
         state: tensors by name.
         own: this worker had it.
+        epoch: of the script's loop that it is of; None: that which begins first.
         inside: it is of the beginning of a batch; else of that of an epoch.
-        begun: the epoch has begun with it.
     """
 
     state: Mapping[str, torch.Tensor] = field(kw_only=False)
     own: bool
-    inside: bool = True
-    begun: bool = False
+    epoch: int | None
+    inside: bool
 
 
 class Resumption:
@@ -107,7 +107,8 @@ class Resumption:
         """The script goes on with what this worker had saved in a snapshot, once it is there."""
         self._set(saved, own=True)
         self._listener.restored(saved)
-        self._again = _Again(saved, own=True)
+        at = Positions.unpack(saved)
+        self._again = _Again(saved, own=True, epoch=None if at is None else at.epoch, inside=True)
 
     def _take_up(self, state: Mapping[str, torch.Tensor], clocks: Mapping[int, int]) -> None:
         """The script goes on where another process was; `clocks`: see `CoordinatorCalls.position`."""
@@ -117,7 +118,8 @@ class Resumption:
         own = at is not None and at.worker == self._presence.joined.worker
         self._set(state, own=own)
         if state:
-            self._again = _Again(state, own=own, inside=at is None or at.inside)
+            epoch, inside = (None, True) if at is None else (at.epoch, at.inside)
+            self._again = _Again(state, own=own, epoch=epoch, inside=inside)
 
     def _set(self, state: Mapping[str, torch.Tensor], *, own: bool) -> None:
         presence = self._presence
@@ -145,8 +147,15 @@ class Resumption:
             self._again = None
             self._side.random.apply()
 
-    def begin_epoch(self) -> bool:
-        """The script's loop is about to begin an epoch: where it was sent, it takes what was there.
+    def end_iterator(self) -> None:
+        """The script has no batch more in this epoch, and perhaps had none since it went on there.
+
+        It goes on behind the last batch with what was there, and takes no step back in the next epoch.
+        """
+        self.begin_step()
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """The script's loop is about to begin this epoch: where it was sent, it takes what was there.
 
         Returns:
             Whether it goes on inside that epoch.
@@ -154,12 +163,12 @@ class Resumption:
         again = self._again
         if again is None or not self._listener.arrived():
             return False
-        if again.begun:  # there was no batch in the epoch before
+        if again.epoch is not None and again.epoch < epoch:  # no batch has come in that one
             self._again = None
             return False
         self._set(again.state, own=again.own)
         if again.inside:
-            self._again = replace(again, begun=True)
+            self._again = replace(again, epoch=epoch)
         else:
             self._again = None
             self._side.random.apply()

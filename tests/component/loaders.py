@@ -62,6 +62,9 @@ class Counting:
     def begin_iterator(self) -> None:
         pass
 
+    def end_iterator(self) -> None:
+        pass
+
     def begin_batch(self) -> None:
         pass
 

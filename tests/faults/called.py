@@ -33,7 +33,7 @@ def main(record: Path, stand: tuple[int, int] | None) -> None:
         worker.register_state("decay", decay)
         loader = worker.loader(TensorDataset(drawn), batch_size=BATCH, seed=1)
         worker.barrier(limit_s=LIMIT_S)
-        calls = []
+        calls, steps = [], 0
         for epoch in worker.epochs(EPOCHS):
             for number, (x,) in enumerate(loader):
                 if (epoch, number) == stand:
@@ -46,6 +46,7 @@ def main(record: Path, stand: tuple[int, int] | None) -> None:
                 optimizer.zero_grad()
                 schedule.step()
             decay.step()
+            steps = worker.step  # in the last epoch no batch follows for those that are sat out in its call
             found = worker.all_reduce({"epoch": epoch, "here": 1.0}, op="sum", limit_s=LIMIT_S)
             calls.append((epoch, found["epoch"] / found["here"], found["here"]))
             print("epoch", epoch, flush=True)
@@ -57,7 +58,7 @@ def main(record: Path, stand: tuple[int, int] | None) -> None:
             "ended": ended,
             "begun": begun,
             "calls": calls,
-            "steps": worker.step,
+            "steps": steps,
             "abstained": worker.stats().abstained,
             "schedule": schedule.last_epoch,
             "decay": decay.last_epoch,

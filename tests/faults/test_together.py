@@ -80,7 +80,7 @@ class Run:
         found = [json.loads((self.folder / f"record-{worker}").read_text()) for worker in workers]
         last: dict[int, set[tuple[float, float]]] = {}  # a call that was undone is made again
         for it in found:
-            what = "\n".join([str(it), *said.values()])
+            what = "\n".join([*map(str, found), *said.values()])
             assert it["begun"] == {"run": 7}
             assert all(epoch == mean for epoch, mean, _ in it["calls"]), what
             assert all(use == [called.SAMPLES, 0] for use in it["used"].values()), what

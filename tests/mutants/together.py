@@ -11,9 +11,39 @@ LIVE = "tests/unit/ps_server/coordinator/test_live_extras.py"
 NOTING = "tests/unit/ps_worker/membership/test_noting.py"
 HELD = "tests/unit/ps_server/coordinator/fleet/test_generations.py"
 
+RESUMES = "tests/component/snapshots/test_resume.py::test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_one"
+RESUMPTION = "tests/unit/ps_worker/job/test_resumption.py"
 FACTS = "tests/component/data/test_data_facts.py"
 
 MUTANTS = (
+    Mutant(
+        name="together: one that comes to each call behind the others takes part in none",
+        file="ps_server/coordinator/jobs/collectives.py",
+        text="        if number in self._kept:\n            self.stands(worker, incarnation, number + 1)\n",
+        fault="",
+        tests=(f"{PURE}::test_who_makes_a_call_behind_the_others_is_waited_for_in_the_next",),
+    ),
+    Mutant(
+        name="together: one whose script has yet to begin is waited for in calls of an epoch",
+        file="ps_server/coordinator/jobs/collectives.py",
+        text="        if number in self._kept:\n",
+        fault="        if self.outcome(number):\n",
+        tests=(f"{PURE}::test_who_makes_a_call_behind_the_others_is_waited_for_in_the_next",),
+    ),
+    Mutant(
+        name="together: who has no batch more where it was sent goes back there in its next epoch",
+        file="ps_worker/job/resumption.py",
+        text="        if again.epoch is not None and again.epoch < epoch:",
+        fault="        if False:",
+        tests=(f"{RESUMPTION}::test_what_another_was_inside_an_epoch_is_not_set_in_the_next",),
+    ),
+    Mutant(
+        name="together: what a dropped batch has stepped counts where it was the last of its epoch",
+        file="ps_worker/data/loader.py",
+        text="            self._listener.end_iterator()\n",
+        fault="            pass\n",
+        tests=(RESUMES,),
+    ),
     Mutant(
         name="together: who waits beside a reader that gives up is forgotten",
         file="ps_server/coordinator/live_extras.py",

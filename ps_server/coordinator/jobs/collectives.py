@@ -5,8 +5,8 @@ it, or stands beyond it; it is computed once, from those who are there then, in 
 Results are kept for who makes the call again: its answer was lost, or it takes steps again. Those of calls
 that were made before the first step are kept as long as the job is, for those who begin their script later.
 
-Nobody waits for one who joined in mid-run before its first call that is not complete: where it enters, the
-others may have to take a step first.
+Nobody waits for one who joined in mid-run before it has made a call of those that come after the first step:
+where it enters, the others may have to take a step first.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Collectives:
         return min(self._open, default=self._next)
 
     def takes_part(self, worker: int, incarnation: int) -> bool:
-        """Whether it has made a call that was not complete."""
+        """Whether it has made a call where the others are."""
         return worker in self._stands and self._stands[worker][0] == incarnation
 
     def stands(self, worker: int, incarnation: int, number: int) -> None:
@@ -115,6 +115,15 @@ class Collectives:
         known, before = self._stands.get(worker, (ABSENT, 0))
         if known != incarnation or number > before:
             self._stands[worker] = incarnation, min(number, MAX_NUMBER)
+
+    def repeat(self, number: int, worker: int, incarnation: int) -> Outcome | None:
+        """The outcome of a call that is complete, for one who makes it then: the next one waits for it.
+
+        Not if it was made before the first step: its script has yet to come to where the others are.
+        """
+        if number in self._kept:
+            self.stands(worker, incarnation, number + 1)
+        return self.outcome(number)
 
     def outcome(self, number: int) -> Outcome | None:
         """Of a call that is complete, as long as it is kept."""

@@ -70,12 +70,14 @@ def script(
     for epoch in worker.epochs(EPOCHS):
         run.epochs.append(epoch)
         for (x,) in loader:
+            run.per_epoch, run.per_step = decay.last_epoch, warm.last_epoch
             at_step(worker.step)
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             warm.step()
         decay.step()
+        run.per_epoch, run.per_step = decay.last_epoch, warm.last_epoch
         at_tail(epoch)
         model.eval()
         worker.synchronize()
@@ -355,6 +357,49 @@ def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_i
     together([stays, paused])
     assert [run.per_epoch for run in runs] == [EPOCHS] * 2
     assert runs[1].epochs == [0, 1, 1, 2, 3, 4]
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+def test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_one(one_shard):
+    """The other took what it left, and is in that epoch: its schedules are set before the body goes on."""
+    job, runs = fresh_name(), [Run(), Run()]
+    before_last, behind = threading.Event(), threading.Event()
+    found: list[tuple[int, int]] = []
+    settings = {"num_workers": 2, "consistency": "asp"}
+
+    def stays() -> None:
+        with connect(one_shard, job, 0, **settings) as worker:
+
+            def waits(step: int) -> None:
+                if step == 14:  # of 10 batches in that epoch, 4 of them the other's
+                    before_last.set()
+                    membership = link_of(worker).presence.membership
+                    until(lambda: membership.position_wanted, "the other one joins again")
+                if step == 15:
+                    found.append((runs[0].per_epoch, runs[0].per_step))
+                    assert behind.wait(LIMIT_S)
+
+            script(worker, runs[0], waits)
+
+    def paused() -> None:
+        with connect(one_shard, job, 1, **settings) as worker:
+
+            def pauses(step: int) -> None:
+                if step == 8 and not before_last.is_set():  # it has 2 batches of that epoch in steps
+                    one_shard.evict(job, 1)
+                    assert before_last.wait(LIMIT_S)
+
+            def tail(epoch: int) -> None:
+                if epoch == 1:
+                    found.append((runs[1].per_epoch, runs[1].per_step))
+                    behind.set()
+
+            script(worker, runs[1], pauses, tail)
+
+    together([stays, paused])
+    assert found == [(1, 15), (2, 15)]
+    assert [run.per_epoch for run in runs] == [EPOCHS] * 2
+    assert runs[1].epochs == [0, 1, 2, 3, 4]
     assert set(used(one_shard, job).values()) == {SAMPLES}
 
 

@@ -90,6 +90,18 @@ def test_a_call_that_is_made_again_gets_what_it_got_as_long_as_that_is_kept():
     assert calls.next_open == MAX_KEPT + 3
 
 
+@pytest.mark.parametrize(("begun", "waited"), [(True, True), (False, False)])
+def test_who_makes_a_call_behind_the_others_is_waited_for_in_the_next(begun, waited):
+    """One that joined in mid-run would else never take part: it comes to each call when that is complete."""
+    calls = Collectives()
+    calls.bring(0, 0, 1, mean(2.0, begun=begun))
+    calls.settle(0, {0: 1})
+    assert calls.repeat(0, 1, 3).values == (2.0,)
+    assert calls.takes_part(1, 3) is waited
+    assert calls.missing(1, {0: 1, 1: 3}) == [0, 1]
+    assert calls.repeat(1, 1, 3) is None
+
+
 def test_calls_of_before_the_first_step_are_kept_for_good_also_over_a_rollback():
     calls = Collectives()
     for number in range(MAX_KEPT_OF_START + MAX_KEPT + 9):
