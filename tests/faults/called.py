@@ -1,7 +1,7 @@
-"""A worker's script with a call of all workers at the end of each epoch: `called.py RECORD [EPOCH BATCH]`.
+"""A worker's script with a call of all workers at the end of each epoch: `called.py RECORD [EPOCH BATCH]...`.
 
-With an epoch and a batch it stands there, before that batch's step, until somebody writes to the pipe
-RECORD.go. It ends by writing what it has seen to RECORD. No line of it is about faults.
+At each epoch and batch it stands, before that batch's step, until somebody writes to the pipe RECORD.go.
+It ends by writing what it has seen to RECORD. No line of it is about faults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPOCHS, SAMPLES, BATCH = 6, 96, 4
 LIMIT_S = 60.0  # of a call: less than that of a test
 
 
-def main(record: Path, stand: tuple[int, int] | None) -> None:
+def main(record: Path, stands: list[tuple[int, int]]) -> None:
     drawn = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 2)
@@ -36,8 +36,8 @@ def main(record: Path, stand: tuple[int, int] | None) -> None:
         calls, steps = [], 0
         for epoch in worker.epochs(EPOCHS):
             for number, (x,) in enumerate(loader):
-                if (epoch, number) == stand:
-                    stand = None  # once
+                if (epoch, number) in stands:
+                    stands.remove((epoch, number))  # once
                     print("stands", flush=True)
                     with Path(f"{record}.go").open("rb", buffering=0) as pipe:
                         pipe.read(1)
@@ -69,4 +69,4 @@ def main(record: Path, stand: tuple[int, int] | None) -> None:
 
 if __name__ == "__main__":
     where = [int(word) for word in sys.argv[2:]]
-    main(Path(sys.argv[1]), (where[0], where[1]) if where else None)
+    main(Path(sys.argv[1]), list(zip(where[::2], where[1::2], strict=True)))
