@@ -25,7 +25,8 @@ PROGRAMS = {"ps-server": server.app, "ps-worker": worker.app, "ps-lab": lab.app}
 NOTES = {
     "ps-worker": """Options come before the script, the script's own come after it; `ps-worker -m pkg.mod`
 runs a module, as `python -m` does. Where all servers are on loopback and `OMP_NUM_THREADS` is not set, each
-worker gets its part of the cores. With `PS_TRACE=FOLDER` every server and worker writes a
+worker gets its part of the cores; elsewhere torch takes no more threads than the container has processors.
+With `PS_TRACE=FOLDER` every server and worker writes a
 [trace](performance.md#where-the-time-of-a-round-goes) of its threads when it ends.
 """
 }

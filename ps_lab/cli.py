@@ -21,7 +21,7 @@ from ps_wire.errors import UsageError
 from ps_wire.frames import carrier as carriers
 from ps_wire.process.command import run as run_command
 from ps_wire.spec import wire_dtype as wire_dtypes
-from ps_wire.spec.address import parse_servers
+from ps_wire.spec.address import parse_address, parse_servers
 from ps_wire.text import one_line
 
 if TYPE_CHECKING:
@@ -172,6 +172,29 @@ def status(
         return
     for table in tables(answer):
         console.print(table)
+
+
+@app.command()
+def health(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Of a server, or of its --health-port.")
+    ],
+    liveness: Annotated[
+        bool, typer.Option("--liveness", help="Whether the process answers, ready or not.")
+    ] = False,
+    limit: Annotated[float, typer.Option(min=0.1, max=600.0, help="Seconds for the answer.")] = 3.0,
+    tls_dir: TlsDir = None,
+) -> None:
+    """Ask a server whether it is ready: for probes of containers and for scripts.
+
+    Exit codes: 0 it serves, 69 it does not, or nobody answers; 78 it wants other certificates.
+    """
+    from ps_lab.status.observer import check_serving  # noqa: PLC0415 - heavy: not for --help
+
+    access = read(token_file=None, tls_dir=tls_dir, complain=typer.echo)
+    name = "liveness" if liveness else ""
+    check_serving(parse_address(address), access, name=name, timeout_s=limit)
+    print(f"{parse_address(address)} serves")
 
 
 @app.command()

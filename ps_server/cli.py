@@ -14,7 +14,7 @@ from ps_server.coordinator.snapshots.durability import Durability
 from ps_server.coordinator.snapshots.policy import SnapshotPolicy, policy_of
 from ps_server.process.memory_share import default_limit_bytes
 from ps_wire.access.access import read
-from ps_wire.errors import ConfigurationRefused, UsageError
+from ps_wire.errors import ConfigurationRefused, ShardMismatch, UsageError
 from ps_wire.process import kernels, trace
 from ps_wire.process.command import run as run_command
 from ps_wire.spec.address import is_loopback, parse_address, parse_servers
@@ -133,7 +133,7 @@ def serve(
         num_shards=num_shards,
         host=host,
         port=port,
-        coordinator=parse_coordinator(index, coordinator, servers),
+        coordinator=parse_coordinator(index, num_shards, coordinator, servers),
         advertise=advertise or host,
         memory_limit_bytes=parse_memory_limit(memory_limit),
         device=device,
@@ -257,18 +257,27 @@ def gaps(shard: int, durability: Durability, policy: SnapshotPolicy, state_dir: 
     return found
 
 
-def parse_coordinator(index: int, coordinator: str | None, servers: str | None) -> str | None:
+def parse_coordinator(
+    index: int, num_shards: int, coordinator: str | None, servers: str | None
+) -> str | None:
     """Where shard 0 is; None on shard 0.
 
     Raises:
         UsageError: a shard above 0 does not know it.
+        ShardMismatch: it is in a list of another number of servers.
     """
     if index == 0:
         return None
     if coordinator is not None:
         return parse_address(coordinator)
     if servers is not None:
-        return parse_servers(servers)[0]
+        listed = parse_servers(servers)
+        if len(listed) != num_shards:
+            raise ShardMismatch(
+                f"--shard (PS_SHARD) says that there are {num_shards} servers, and PS_SERVERS lists "
+                f"{len(listed)}: give both the same number"
+            )
+        return listed[0]
     raise UsageError(f"shard {index} needs --coordinator HOST:PORT, the address of shard 0")
 
 

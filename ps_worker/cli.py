@@ -18,6 +18,7 @@ from ps_wire.errors import PsError, UsageError
 from ps_wire.frames import carrier as carriers
 from ps_wire.process import trace
 from ps_wire.process.command import run as run_command
+from ps_wire.process.cores import available_cores
 from ps_wire.spec import consistency as models
 from ps_wire.spec import nonfinite as choices
 from ps_wire.spec import wire_dtype as wire_dtypes
@@ -131,8 +132,7 @@ def run(
             os.environ[name] = str(path.absolute())  # the script may go to another folder
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
-    if servers != ALONE:
-        _share_cores(servers, most)
+    _share_cores(servers, most)
     if drain_limit < 0:
         raise UsageError(f"--drain-limit must be >= 0 seconds, got {drain_limit:g}")
     stopping.install(drain_limit)
@@ -179,16 +179,21 @@ def _check_module(name: str) -> None:
 
 
 def _share_cores(servers: str, num_workers: int) -> None:
-    """Where the servers are on this host, so are the other workers: each takes its part of the cores.
+    """Has torch use as many threads as this worker has cores. OMP_NUM_THREADS, if set, stays as it is.
 
-    Two workers with two threads each on two cores took 178 ms for a step that takes 6 ms with one thread
-    each, for OpenMP's threads spin while they wait. OMP_NUM_THREADS, if set, stays as it is.
+    Where the servers are on this host, so are the other workers: each takes its part of the cores. Two
+    workers with two threads each on two cores took 178 ms for a step that takes 6 ms with one thread each,
+    for OpenMP's threads spin while they wait. In a container torch takes a thread for each core of the host.
     """
-    hosts = {server.rpartition(":")[0] for server in parse_servers(servers)}
-    if hosts <= LOOPBACK and "OMP_NUM_THREADS" not in os.environ:
-        threads = max(1, (os.cpu_count() or 1) // num_workers)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        torch.set_num_threads(threads)
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = available_cores()
+    if servers != ALONE and {it.rpartition(":")[0] for it in parse_servers(servers)} <= LOOPBACK:
+        threads = max(1, threads // num_workers)
+    elif threads >= torch.get_num_threads():
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
 
 
 def main() -> None:

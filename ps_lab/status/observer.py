@@ -14,7 +14,7 @@ from ps_wire.access.access import OPEN, Access
 from ps_wire.access.channel import dial
 from ps_wire.access.status import error_of
 from ps_wire.access.tls_diagnosis import diagnose
-from ps_wire.errors import ServerUnreachable, ShardMismatch
+from ps_wire.errors import ServerNotReady, ServerUnreachable, ShardMismatch
 from ps_wire.frames.messages import epoch_use_from_proto
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import shard_pb2 as shard
@@ -65,6 +65,28 @@ def is_serving(address: str, access: Access = OPEN, *, timeout_s: float = HEALTH
         except grpc.RpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def check_serving(address: str, access: Access = OPEN, *, name: str = "", timeout_s: float) -> None:
+    """Returns if the server on that address says that it serves.
+
+    Args:
+        address: of its control port, or of its health port, which has neither certificates nor a token.
+        access: certificates, where the port wants them.
+        name: of what is asked about; empty: readiness.
+        timeout_s: for the answer.
+
+    Raises:
+        ServerUnreachable: nothing answers, or what answers has no such name.
+        ServerNotReady: it says that it does not serve.
+        TlsRefused: it does not let us in.
+    """
+    with _call(address, access) as channel:
+        request = health_pb2.HealthCheckRequest(service=name)
+        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        state = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
+        raise ServerNotReady(f"server {address} says {state}: it starts, stops, or waits for shard 0")
 
 
 def _tables(address: str, position: int, access: Access, timeout_s: float) -> shard.TablesReply:

@@ -1,12 +1,11 @@
 """Threads that close steps: sums and optimizers of several partitions run beside each other.
 
-torch lets go of the interpreter in its kernels, so as many run at once as the process has cores. It must not
-know what a job does.
+torch lets go of the interpreter in its kernels, so as many run at once as the process has cores, by its
+affinity and its cgroup. It must not know what a job does.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Callable
 from typing import TypeAlias
@@ -14,6 +13,7 @@ from typing import TypeAlias
 from ps_server.log import logger
 from ps_server.shard.transport.outbox import corked
 from ps_wire.process import watched
+from ps_wire.process.cores import available_cores
 
 Job: TypeAlias = Callable[[], None]
 
@@ -26,7 +26,9 @@ class ClosingPool:
     def __init__(self) -> None:
         """Starts the threads; they end with `close`, or with the process."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads = [watched.endless_thread("ps-apply", self._run, log=logger) for _ in range(_cores())]
+        self._threads = [
+            watched.endless_thread("ps-apply", self._run, log=logger) for _ in range(available_cores())
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -60,9 +62,3 @@ class ClosingPool:
                 except Exception:  # noqa: BLE001 - the threads serve all jobs; this one's workers are told
                     logger.exception("bug while closing a step")
         return True
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,17 +1,18 @@
 """The default memory limit of a server's tables: a share of the memory that this process can have.
 
-That is the machine's, or less where a cgroup (of a container, of a batch system) has a limit: version 1 or 2.
+That is the machine's, or less where a cgroup (of a container, of a batch system) has a limit.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from ps_wire.process.cgroups import CGROUPS, PROC, folders
 
 SHARE = 0.8  # beside tables there are torch, frames under way, a second copy while a snapshot lasts
-PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
+NAMES = {2: "memory.max", 1: "memory.limit_in_bytes"}  # by the version of cgroups
 
 
 def default_limit_bytes(
@@ -31,24 +32,10 @@ def default_limit_bytes(
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[int]:
     """Of the cgroup that this process is in, and of all above it: the smallest one counts."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:  # no Linux
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            folder, name = cgroups, "memory.max"
-        elif "memory" in controllers.split(","):
-            folder, name = cgroups / "memory", "memory.limit_in_bytes"
-        else:
+    for folder, version in folders("memory", proc=proc, cgroups=cgroups):
+        try:
+            text = (folder / NAMES[version]).read_text().strip()
+        except OSError:
             continue
-        within = PurePosixPath(path.lstrip("/"))
-        for group in (within, *within.parents):  # a container may see its own as the root
-            try:
-                text = (folder / group / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdecimal():  # else "max"
-                yield int(text)
+        if text.isdecimal():  # else "max"
+            yield int(text)

@@ -136,11 +136,18 @@ class Server:
         piece_optimizer.warm_up()
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
         stopped = self._stopped = self._catch_signals()
+        probed = await self._open_health()  # a probe is answered while what was handed off is read
+        try:
+            return await self._serve(stopped)
+        finally:
+            if probed is not None:
+                await probed.stop(None)
+
+    async def _serve(self, stopped: asyncio.Future[int]) -> int:
         handed_off = await self._find_hand_off()
         server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
         sockets = self._listen()
-        probed = self._bind_health()
         advertised = f"{self._options.advertise}:{port}"
         self._add_services(server, advertised)  # takes a generation: whatever can fail is before it
         following: asyncio.Task[None] | None = None
@@ -150,9 +157,6 @@ class Server:
                 await asyncio.to_thread(handed_off.use_up)  # and before anything is taken
             await server.start()
             sockets.begin()
-            if probed is not None:
-                await probed.start()
-            self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
             following = self._start_following(advertised)
             logger.info("serving on %s:%d", self._options.host, port)
             await asyncio.wait([stopped])
@@ -164,8 +168,6 @@ class Server:
         for stop in self._stops:
             stop()
         await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(self._grace_s))
-        if probed is not None:
-            await probed.stop(None)
         await asyncio.to_thread(self._pool.close)
         if hands_off:
             await asyncio.to_thread(self._hand_off)
@@ -185,7 +187,10 @@ class Server:
 
     async def _drain(self, stopped: asyncio.Future[int]) -> bool:
         """Takes nothing any more; what is under way comes to its end. Whether all can be handed off."""
-        if self._options.state_dir is None or stopped.exception() is not None or stopped.result() != 0:
+        failure = stopped.exception()
+        if self._options.state_dir is None or isinstance(failure, Fenced):
+            return False
+        if failure is None and stopped.result() != 0:
             return False
         self._service.ready = False
         if self._follower is not None:
@@ -234,8 +239,11 @@ class Server:
             raise Unavailable(f"cannot listen on {address}: {_why(self._options) or error}") from None
         return port
 
-    def _bind_health(self) -> grpc.aio.Server | None:
-        """For probes, which have neither certificate nor token."""
+    async def _open_health(self) -> grpc.aio.Server | None:
+        """For probes, which have neither certificate nor token: alive from now on, and ready later."""
+        self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        for name in (READINESS, health.OVERALL_HEALTH):
+            self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         options = self._options
         if options.health_port is None:
             return None
@@ -246,6 +254,7 @@ class Server:
             bind(server, address, None)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {address}: {error} (--health-port)") from None
+        await server.start()
         return server
 
     def _listen(self) -> SocketServer:
@@ -326,14 +335,19 @@ class Server:
             inherited=self._inherited,
             on_ready=self._set_ready,
             on_fenced=self._fence,
+            on_misplaced=self._refuse,
             access=self._options.access,
         )
         return watched.endless_task("following the coordinator", follower.run, log=logger)
 
     def _fence(self, error: Fenced) -> None:
         """A newer process has this server's place: nothing is taken any more."""
-        self._set_ready(False)
         self._shard.void()
+        self._refuse(error)
+
+    def _refuse(self, error: PsError) -> None:
+        """This process has no place here, and ends; what it holds is handed on, unless it is void."""
+        self._set_ready(False)
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_exception(error)
 

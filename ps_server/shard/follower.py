@@ -26,13 +26,14 @@ from ps_wire.access.access import OPEN, Access
 from ps_wire.access.channel import dial_async
 from ps_wire.access.status import error_of
 from ps_wire.access.tls_diagnosis import diagnose
-from ps_wire.errors import Fenced
+from ps_wire.errors import Fenced, ProtocolMismatch, PsError, ShardMismatch
 from ps_wire.frames.frame import PROTOCOL
 from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
 RETRY_S = 0.5
+MISPLACED = (ShardMismatch, ProtocolMismatch)  # coming again does not help
 KEPT_ANSWERS = 4096  # four for each job that a service has; one that comes again is of those not answered yet
 
 
@@ -56,6 +57,7 @@ class Follower:
         inherited: Inherited,
         on_ready: Callable[[bool], None],
         on_fenced: Callable[[Fenced], None],
+        on_misplaced: Callable[[PsError], None],
         access: Access = OPEN,
     ) -> None:
         self.address = address
@@ -63,6 +65,7 @@ class Follower:
         self._shard = shard
         self._on_ready = on_ready
         self._on_fenced = on_fenced
+        self._on_misplaced = on_misplaced
         self._lanes = Lanes()
         self._lock = threading.Lock()
         self._drained = False
@@ -92,9 +95,11 @@ class Follower:
         except Fenced as error:
             reason = error.message
         except grpc.aio.AioRpcError as error:
-            fenced = error_of(error, self.address)
-            if isinstance(fenced, Fenced) and "coordinator" not in fenced.facts:  # else that one is, and ends
-                self._on_fenced(fenced)
+            named = error_of(error, self.address)
+            if isinstance(named, Fenced) and "coordinator" not in named.facts:  # else that one is, and ends
+                self._on_fenced(named)
+            if isinstance(named, MISPLACED):
+                self._on_misplaced(named)
             refused = await asyncio.to_thread(diagnose, self.address, self._access.tls)
             reason = refused.message if refused is not None else f"{error.code().name}: {error.details()}"
         self._on_ready(False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,8 +18,9 @@ from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
+from tests.faults import start_points
 
-from .processes import LIMIT_S, Start
+from .processes import LIMIT_S, Start, ended
 from .raw import RawWorker, Stream
 from .servers import NOT_SERVING, SERVING, Servers, fresh_job, health, wait_health
 from .team import join
@@ -68,17 +71,56 @@ def test_a_worker_waits_for_shards_within_its_connect_limit(spawn: Start) -> Non
     assert refused.value.exit_code == 69
 
 
-def test_a_shard_of_another_service_is_not_taken(cluster: Servers, spawn: Start) -> None:
-    """A shard K/M that registers with the coordinator of N shards stays NOT_SERVING; it says why."""
+def test_a_shard_of_another_service_ends_with_78(cluster: Servers, spawn: Start) -> None:
+    """It registers as K/M with the coordinator of N shards, and would wait for ever; the others serve on."""
     (port,) = free_ports(1)
     stranger = spawn(
         *("ps-server", "--shard", "1/3", "--port", str(port), "--coordinator", cluster.addresses[0])
     )
-    stranger.wait_line("a server registers as shard 1/3; the coordinator is shard 0/2")
-    assert health(f"127.0.0.1:{port}", "readiness") == NOT_SERVING
+    code, line = ended(stranger)
+    assert code == 78
+    assert line.startswith("ps-server: ShardMismatch: a server registers as shard 1/3; the coordinator is ")
+    assert "(--shard K/N, PS_SHARD)" in line
     assert [health(address) for address in cluster.addresses] == [SERVING, SERVING]
-    stranger.signal(signal.SIGTERM)
-    assert stranger.wait_end() == 0
+
+
+def test_a_shard_with_no_place_hands_on_what_it_holds(spawn: Start, tmp_path: Path) -> None:
+    """It is the coordinator whose count may be wrong: when that is repaired, nothing is lost."""
+    ports = free_ports(2)
+    first = f"127.0.0.1:{ports[0]}"
+    own = ("--shard", "1/2", "--port", str(ports[1]), "--state-dir", str(tmp_path), "--coordinator", first)
+    follower = spawn("ps-server", *own)
+    coordinator = spawn("ps-server", "--shard", "0/2", "--port", str(ports[0]))
+    for port in ports:
+        wait_health(f"127.0.0.1:{port}", SERVING)
+    coordinator.kill()
+    spawn("ps-server", "--shard", "0/3", "--port", str(ports[0]))
+    code, line = ended(follower)
+    assert code == 78
+    assert "ShardMismatch" in line
+    assert (tmp_path / "hand-off-1.safetensors").is_file()
+
+
+def test_while_a_hand_off_is_read_probes_hear_that_the_server_lives_and_is_not_ready(
+    spawn: Start, tmp_path: Path
+) -> None:
+    """Large states take minutes: whoever gets no answer until then would end the process again and again."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    port, health_port = free_ports(2)
+    probed = f"127.0.0.1:{health_port}"
+    server = spawn(
+        *("ps-server", "--port", str(port), "--health-port", str(health_port)),
+        *("--state-dir", str(tmp_path)),
+        **start_points.environment(start_points.FOUND, fifo),
+    )
+    server.wait_line("stands")
+    assert health(probed, "liveness") == SERVING
+    assert [health(probed, name) for name in ("", "readiness")] == [NOT_SERVING, NOT_SERVING]
+    fifo.write_bytes(b"")
+    wait_health(probed, SERVING, "readiness")
+    server.signal(signal.SIGTERM)
+    assert server.wait_end() == 0
 
 
 def test_the_standard_health_service_can_be_watched(cluster: Servers) -> None:

@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the limit of a cgroup above is not looked at",
-        file="ps_server/process/memory_share.py",
+        file="ps_wire/process/cgroups.py",
         text="for group in (within, *within.parents):",
         fault="for group in (within,):",
         tests=("tests/unit/ps_server/process/test_memory_share.py",),

@@ -140,6 +140,7 @@ def follower_of(shard: Shard, follows: Follows) -> Follower:
         ),
         on_ready=lambda _: None,
         on_fenced=lambda _: None,
+        on_misplaced=lambda _: None,
     )
 
 

@@ -153,7 +153,8 @@ class Fleet:
         if message.num_shards != self.num_shards or not 1 <= message.shard < self.num_shards:
             raise ShardMismatch(
                 f"a server registers as shard {message.shard}/{message.num_shards}; "
-                f"the coordinator is shard 0/{self.num_shards}"
+                f"the coordinator is shard 0/{self.num_shards}: give all servers the same number of "
+                "shards (--shard K/N, PS_SHARD)"
             )
 
     def register(self, message: pb.Register) -> tuple[asyncio.Queue[pb.Order | None], bool]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.cli import check_host, gaps, parse_bytes, parse_durability, parse_shard
+from ps_server.cli import check_host, gaps, parse_bytes, parse_coordinator, parse_durability, parse_shard
 from ps_server.coordinator.snapshots.durability import Durability
 from ps_server.coordinator.snapshots.policy import policy_of
 from ps_server.process.server import ServerOptions
 from ps_wire.access.access import Access
-from ps_wire.errors import ConfigurationRefused, UsageError
+from ps_wire.errors import ConfigurationRefused, ShardMismatch, UsageError
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "ps-server-0.ps-server"])
@@ -86,3 +86,13 @@ def test_shards_count_from_zero():
     for text in ("2/2", "1/1", "0/0", "0/4097", "-1/2", "1"):
         with pytest.raises(UsageError, match=r"write K/N with K in 0\.\.N-1"):
             parse_shard(text)
+
+
+def test_a_list_of_another_number_of_servers_than_the_shard_says_is_refused():
+    """A server takes the coordinator's address from it: counts that disagree would show much later."""
+    listed = "ps-{0..1}:50051"
+    assert parse_coordinator(1, 2, None, listed) == "ps-0:50051"
+    assert parse_coordinator(1, 3, "other:1", listed) == "other:1"
+    with pytest.raises(ShardMismatch, match="are 3 servers, and PS_SERVERS lists 2") as refused:
+        parse_coordinator(1, 3, None, listed)
+    assert refused.value.exit_code == 78

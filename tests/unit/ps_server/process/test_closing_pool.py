@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from ps_server.process import closing_pool
 from ps_server.process.closing_pool import BATCH, ClosingPool
 from ps_server.shard.transport.outbox import Outbox, corked
 from ps_wire.frames import frame as wire
@@ -72,3 +75,11 @@ def test_a_closed_outbox_takes_nothing_and_lets_out_what_it_has():
     outbox.done(first)
     assert not any(sent.held for sent in first)
     assert outbox.next() == []
+
+
+def test_there_are_as_many_threads_as_cores_can_be_used(monkeypatch: pytest.MonkeyPatch):
+    """Not as many as the machine has: a container gets the time of a few."""
+    monkeypatch.setattr(closing_pool, "available_cores", lambda: 3)
+    pool = ClosingPool()
+    pool.close()
+    assert len(pool._threads) == 3

@@ -14,12 +14,14 @@ from ps_server.agreement.clipping import Norm
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.fleet.registry import ShardRegistry
+from ps_server.rpc.errors import ErrorInterceptor
 from ps_server.shard import follower as follower_module
 from ps_server.shard.follower import KEPT_ANSWERS, Follower
 from ps_server.shard.hand_off import Inherited
 from ps_server.shard.shard import Shard
 from ps_wire.access.channel import dial_async
-from ps_wire.errors import Fenced
+from ps_wire.errors import Fenced, PsError
+from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 from ps_wire.v1 import spec_pb2
@@ -27,8 +29,13 @@ from tests.unit.ps_server.fleets import fleet_of
 from tests.until import LIMIT_S
 
 
-def follower(on_fenced: Callable[[Fenced], None] = lambda _: None, **inherited: int) -> Follower:
-    shard = Shard(index=1, num_shards=2, memory_limit_bytes=None)
+def follower(
+    on_fenced: Callable[[Fenced], None] = lambda _: None,
+    on_misplaced: Callable[[PsError], None] = lambda _: None,
+    num_shards: int = 2,
+    **inherited: int,
+) -> Follower:
+    shard = Shard(index=1, num_shards=num_shards, memory_limit_bytes=None)
     return Follower(
         shard,
         address="a:1",
@@ -36,6 +43,7 @@ def follower(on_fenced: Callable[[Fenced], None] = lambda _: None, **inherited: 
         inherited=Inherited(boot=b"b", **inherited),
         on_ready=lambda _: None,
         on_fenced=on_fenced,
+        on_misplaced=on_misplaced,
     )
 
 
@@ -136,7 +144,7 @@ async def meet(it: Follower, folder: Path) -> tuple[str, list[Fenced]]:
     own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
     shards = fleet_of(own, asyncio.get_running_loop(), Generations(folder))
     coordinator = Coordinator(shards, on_fenced=fenced.append)
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     rpc.add_CoordinatorServicer_to_server(coordinator.service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -156,6 +164,26 @@ def test_a_shard_that_comes_to_a_coordinator_that_was_left_behind_keeps_what_it_
     assert "has followed a coordinator of generation 7" in reason
     assert [error.facts["coordinator"] for error in fenced] == [7]
     assert [entry.name for entry in it._shard.jobs()] == ["j"]
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "protocol", "said"),
+    [
+        (3, PROTOCOL, "registers as shard 1/3; the coordinator is shard 0/2: give all servers"),
+        (2, PROTOCOL + 1, f"speaks protocol {PROTOCOL + 1}, this one {PROTOCOL}: install the same version"),
+    ],
+)
+def test_a_shard_that_has_no_place_in_the_service_is_told_so(
+    num_shards: int, protocol: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another number of shards, or another release: to come again does not help."""
+    misplaced: list[PsError] = []
+    monkeypatch.setattr(follower_module, "PROTOCOL", protocol)
+    it = follower(on_misplaced=misplaced.append, num_shards=num_shards)
+    asyncio.run(meet(it, tmp_path))
+    (error,) = misplaced
+    assert said in error.message
+    assert error.exit_code == 78
 
 
 async def lose(it: Follower, monkeypatch: pytest.MonkeyPatch, *, again: bool) -> None:

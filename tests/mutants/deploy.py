@@ -1,0 +1,79 @@
+"""Faults of servers and workers in containers: places, probes, threads, manifests."""
+
+from .mutant import Mutant
+
+SERVING = "tests/integration/test_serving.py"
+FOLLOWER = "ps_server/shard/follower.py"
+
+MUTANTS = (
+    Mutant(
+        name="a shard with another count waits for ever",
+        file=FOLLOWER,
+        text="                self._on_misplaced(named)\n",
+        fault="                pass\n",
+        tests=("tests/unit/ps_server/shard/test_follower.py",),
+    ),
+    Mutant(
+        name="a shard of another protocol waits for ever",
+        file=FOLLOWER,
+        text="MISPLACED = (ShardMismatch, ProtocolMismatch)",
+        fault="MISPLACED = (ShardMismatch,)",
+        tests=("tests/unit/ps_server/shard/test_follower.py",),
+    ),
+    Mutant(
+        name="a shard without a place throws away what it holds",
+        file="ps_server/process/server.py",
+        text="isinstance(failure, Fenced):",
+        fault="failure is not None:",
+        tests=(f"{SERVING}::test_a_shard_with_no_place_hands_on_what_it_holds",),
+    ),
+    Mutant(
+        name="probes are answered when the hand-off is read, not before",
+        file="ps_server/process/server.py",
+        text="        await server.start()\n        return server\n",
+        fault="        return server\n",
+        tests=(SERVING,),
+    ),
+    Mutant(
+        name="a server is ready while it reads a hand-off",
+        file="ps_server/process/server.py",
+        text="            self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)\n",
+        fault="            pass\n",
+        tests=(SERVING,),
+    ),
+    Mutant(
+        name="threads follow the node's cores",
+        file="ps_wire/process/cores.py",
+        text="[float(may_use), *_limits(proc, cgroups)]",
+        fault="[float(may_use)]",
+        tests=("tests/unit/ps_wire/process/test_cores.py",),
+    ),
+    Mutant(
+        name="a part of a core is none",
+        file="ps_wire/process/cores.py",
+        text="math.ceil(",
+        fault="math.floor(",
+        tests=("tests/unit/ps_wire/process/test_cores.py",),
+    ),
+    Mutant(
+        name="a worker in a container takes a thread for each core of the node",
+        file="ps_worker/cli.py",
+        text="    elif threads >= torch.get_num_threads():\n",
+        fault="    else:\n",
+        tests=("tests/unit/ps_worker/test_threads.py",),
+    ),
+    Mutant(
+        name="a list of servers of another length is taken",
+        file="ps_server/cli.py",
+        text="        if len(listed) != num_shards:\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_server/test_cli.py",),
+    ),
+    Mutant(
+        name="a server that is not ready is healthy",
+        file="ps_lab/status/observer.py",
+        text="    if reply.status != health_pb2.HealthCheckResponse.SERVING:\n",
+        fault="    if False:\n",
+        tests=("tests/integration/test_health.py",),
+    ),
+)
