@@ -296,7 +296,7 @@ def test_what_opens_the_data_of_one_job_opens_that_of_no_other(
 
         monkeypatch.setattr(Connection, "_hello", hello)
         with pytest.raises(PsError, match=f"worker 0 of job {victim}: this token was not given to it"):
-            joined(guarded, job=own, carrier=carrier, token_file=token_of(files, own))
+            joined(guarded, job=own, carrier=carrier, token_file=token_of(files, own), retry_limit=2)
         for server in guarded.shards:
             table = server.shard.table(victim, 0)
             assert table.ledger(0).received == len(table.cells())

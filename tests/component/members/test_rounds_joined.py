@@ -68,7 +68,8 @@ def connect(cluster: Cluster, job: str, rank: int, consistency: str, num_workers
 def in_between(worker: ps.Worker, inside: threading.Event) -> None:
     """Waits, in the middle of a round, until a newcomer cannot go on without this worker, or is in."""
     link = link_of(worker)
-    until(lambda: inside.is_set() or link.rounds.held_up or link.presence.membership.live_wanted)
+    asked = link.presence.membership
+    until(lambda: inside.is_set() or link.rounds.held_up or asked.live_wanted or asked.position_wanted)
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:0"])
