@@ -9,9 +9,9 @@ from typing import cast
 import typer
 
 from ps_wire.errors import PsError, UsageError
+from ps_wire.process.program import CTRL_C
 from ps_wire.text import one_line
 
-CTRL_C = 130
 CLICK_USAGE = 2
 
 

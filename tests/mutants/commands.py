@@ -7,7 +7,31 @@ SERVER = "tests/unit/ps_server/"
 LAB = "tests/unit/ps_lab/"
 REFUSALS = "tests/integration/test_refusals.py"
 
+PROGRAM = "ps_wire/process/program.py"
+STARTS = f"{WIRE}process/test_program.py"
+
 MUTANTS = (
+    Mutant(
+        name="program: Ctrl-C in an import is raised there",
+        file=PROGRAM,
+        text="        signal.signal(signal.SIGINT, signal.SIG_DFL)\n",
+        fault="        pass\n",
+        tests=(f"{STARTS}::test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word",),
+    ),
+    Mutant(
+        name="program: a command in the background heeds Ctrl-C",
+        file=PROGRAM,
+        text="    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler\n",
+        fault="    heeded = True\n",
+        tests=(f"{STARTS}::test_one_in_the_background_that_ignores_ctrl_c_goes_on_ignoring_it",),
+    ),
+    Mutant(
+        name="program: a command that runs dies of Ctrl-C",
+        file=PROGRAM,
+        text="            signal.signal(signal.SIGINT, signal.default_int_handler)\n",
+        fault="            pass\n",
+        tests=(f"{STARTS}::test_a_command_heeds_ctrl_c_again_once_it_runs",),
+    ),
     Mutant(
         name="errors: a configuration that is refused ends with 1",
         file="ps_wire/errors.py",
