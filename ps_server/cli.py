@@ -41,6 +41,18 @@ def serve(
             envvar="PS_HEALTH_PORT", min=1, max=65535, help="Health alone, without TLS, for probes."
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="PS_METRICS_PORT",
+            min=0,
+            max=65535,
+            help="Metrics for Prometheus, at /metrics; 0: any free one. Default: there are none.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(envvar="PS_METRICS_HOST", help="Address to listen on for metrics.")
+    ] = "127.0.0.1",
     host: Annotated[str, typer.Option(envvar="PS_HOST", help="Address to listen on.")] = "127.0.0.1",
     coordinator: Annotated[
         str | None,
@@ -127,7 +139,10 @@ def serve(
     index, num_shards = parse_shard(shard)
     if snapshot_every is not None and snapshot_dir is None:
         raise UsageError("--snapshot-every needs --snapshot-dir")
-    check_host(host, guarded=token_file is not None or tls_dir is not None, insecure=insecure)
+    guarded = token_file is not None or tls_dir is not None
+    check_host(host, guarded=guarded, insecure=insecure)
+    if metrics_port is not None:
+        check_metrics_host(metrics_host, guarded=guarded, insecure=insecure)
     options = ServerOptions(
         shard=index,
         num_shards=num_shards,
@@ -139,6 +154,8 @@ def serve(
         device=device,
         data_port=data_port,
         health_port=health_port,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
         snapshot_dir=snapshot_dir,
         snapshots=policy_of(snapshot_every, snapshot_keep),
         state_dir=find_state_dir(state_dir, snapshot_dir, index),
@@ -188,6 +205,20 @@ def check_host(host: str, *, guarded: bool, insecure: bool) -> None:
         f"--host {host} lets anybody on that network join, read weights and change them: set --tls-dir "
         "(certificates on both ends) or --token-file (a shared token), or add --insecure if that is meant"
     )
+
+
+def check_metrics_host(host: str, *, guarded: bool, insecure: bool) -> None:
+    """Whether this shard may show metrics there; as `check_host`.
+
+    Raises:
+        ConfigurationRefused: it is no address of this host alone, and anybody could read them.
+    """
+    if not (guarded or insecure or is_loopback(host)):
+        raise ConfigurationRefused(
+            f"--metrics-host {host} lets anybody on that network read names and figures of jobs: set "
+            "--tls-dir or --token-file, which the scrape must then show, too, or add --insecure if that is "
+            "meant"
+        )
 
 
 def parse_memory_limit(text: str | None) -> int | None:

@@ -24,7 +24,7 @@ from ps_wire.spec import nonfinite as choices
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import check_job_name, parse_servers
 from ps_worker.process import script_errors, stopping
-from ps_worker.settings import ALONE, LEASE_S, parse_size
+from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, parse_size
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
@@ -98,6 +98,18 @@ def run(
             help="Seconds that a step may take to end when SIGTERM has come.",
         ),
     ] = stopping.LIMIT_S,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="PS_METRICS_PORT",
+            min=0,
+            max=65535,
+            help="Metrics for Prometheus, at /metrics; 0: any free one. Default: there are none.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(envvar="PS_METRICS_HOST", help="Address to listen on for metrics.")
+    ] = METRICS_HOST,
     token_file: Annotated[
         Path | None, typer.Option(envvar="PS_TOKEN_FILE", help="Holds the service's token, or the job's.")
     ] = None,
@@ -126,7 +138,10 @@ def run(
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,
         "PS_WIRE_DTYPE": wire_dtype,
+        "PS_METRICS_HOST": metrics_host,
     }
+    if metrics_port is not None:
+        os.environ["PS_METRICS_PORT"] = str(metrics_port)
     for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir)):
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder

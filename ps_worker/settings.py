@@ -12,7 +12,7 @@ from typing import TypeVar
 from ps_wire.errors import UsageError
 from ps_wire.frames import carrier
 from ps_wire.spec import consistency, nonfinite, stragglers, wire_dtype
-from ps_wire.spec.address import check_job_name, parse_servers
+from ps_wire.spec.address import check_job_name, is_loopback, parse_servers
 from ps_wire.spec.stragglers import StragglerProfile
 from ps_wire.spec.wire_dtype import WireDtype
 
@@ -24,6 +24,7 @@ CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
 WAIT_S = 0.0
+METRICS_HOST = "127.0.0.1"
 NO_STRAGGLERS = StragglerProfile()
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
@@ -52,6 +53,8 @@ class Settings:
         wait_s: how long a reader waits for its job to start.
         record: folder for the record of this worker's steps; None: nothing is recorded.
         stragglers: when this worker is slow on purpose.
+        metrics_port: where it shows metrics; 0 lets the system choose, None: nowhere.
+        metrics_host: to bind for them.
     """
 
     servers: tuple[str, ...]
@@ -73,6 +76,8 @@ class Settings:
     wait_s: float = WAIT_S
     record: Path | None = None
     stragglers: StragglerProfile = NO_STRAGGLERS
+    metrics_port: int | None = None
+    metrics_host: str = METRICS_HOST
 
     @property
     def shares(self) -> bool:
@@ -115,6 +120,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         wire_dtype=_named("wire_dtype", wire_dtype.parse, value("wire_dtype", WireDtype.FP32)),
         record=_path(value("record", "")),
         stragglers=_named("straggler", stragglers.parse, value("straggler", "none")),
+        metrics_port=_port("metrics_port", value("metrics_port", "")),
+        metrics_host=value("metrics_host", METRICS_HOST),
     )
     if made.role not in ROLES:
         raise UsageError(f"role (PS_ROLE) is one of {', '.join(ROLES)}, got {made.role!r}")
@@ -123,11 +130,23 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
             f"wire_dtype (PS_WIRE_DTYPE) is {made.wire_dtype}, and over carrier shm (PS_CARRIER) nothing "
             "travels that it could make smaller: use carrier uds, or wire_dtype fp32"
         )
+    _check_metrics_host(made, insecure=bool(source.get("PS_INSECURE")))
     if not made.servers:
         _check_alone(made)
         if not (values.get("servers") or source.get("PS_SERVERS")):
             _check_one_process(source.get("WORLD_SIZE", ""))
     return made
+
+
+def _check_metrics_host(made: Settings, *, insecure: bool) -> None:
+    guarded = made.token_file is not None or made.tls_dir is not None
+    if made.metrics_port is None or guarded or insecure or is_loopback(made.metrics_host):
+        return
+    raise UsageError(
+        f"metrics_host (PS_METRICS_HOST) {made.metrics_host} lets anybody on that network read names and "
+        "figures: set a token file (PS_TOKEN_FILE) or certificates (PS_TLS_DIR), which the scrape must then "
+        "show, too, or PS_INSECURE=1 if that is meant"
+    )
 
 
 def _check_alone(made: Settings) -> None:
@@ -173,6 +192,15 @@ def _whole(name: str, text: str, *, least: int) -> int:
     if int(text) < least:
         raise UsageError(f"{name} (PS_{name.upper()}) must be >= {least}, got {int(text)}")
     return int(text)
+
+
+def _port(name: str, text: str) -> int | None:
+    if not text:
+        return None
+    number = _whole(name, text, least=0)
+    if number > 65535:
+        raise UsageError(f"{name} (PS_{name.upper()}) must be <= 65535, got {number}")
+    return number
 
 
 def parse_size(text: str, option: str = "num_workers (PS_NUM_WORKERS)") -> tuple[int, int]:

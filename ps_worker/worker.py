@@ -6,6 +6,7 @@ The face alone: what a script asks is checked here, and done by `Steps`, `Script
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -14,14 +15,15 @@ from typing import Any, Literal, Self, SupportsFloat
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ps_wire.access.access import OPEN, read
 from ps_wire.errors import UsageError
+from ps_wire.metrics.endpoint import MetricsEndpoint
 from ps_wire.process.allocator import keep_large_blocks
 from ps_wire.spec.consistency import BSP
 from ps_wire.spec.table import BucketOptions
 from ps_worker.data import torch_loader
 from ps_worker.data.loader import Loader
 from ps_worker.membership.together import LIMIT_S, Op, Value
-from ps_worker.metric import name_of, number_of
 from ps_worker.model import model_table
 from ps_worker.model.extras import ModelExtras
 from ps_worker.model.hyperparameters import OptimizerChoice, check_norm, spec_of
@@ -29,10 +31,14 @@ from ps_worker.optimizer.started_table import StartedTable
 from ps_worker.optimizer.wrapped import WrappedOptimizer
 from ps_worker.process import stopping
 from ps_worker.process.exit_reason import reason_of
+from ps_worker.recording.metric import name_of, number_of
 from ps_worker.settings import Settings
 from ps_worker.stats import Stats, gather
 from ps_worker.steps import Steps
 from ps_worker.table import Table
+from ps_worker.worker_metrics import WorkerMetrics
+
+logger = logging.getLogger("ps_worker")
 
 
 class Worker:
@@ -60,7 +66,9 @@ class Worker:
         self._pid = os.getpid()
         self._steps = Steps(settings, on_rollback)
         self._data, self._link = self._steps.data, self._steps.link
+        self._metrics = self._open_metrics()
         self._steps.join()
+        self._metrics.begin()
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
         atexit.register(self.leave)
@@ -474,6 +482,7 @@ class Worker:
         """
         if self._left or os.getpid() != self._pid:
             return
+        self._metrics.close()
         self._steps.leave(reason)
         self._left = True
         atexit.unregister(self.leave)
@@ -492,6 +501,20 @@ class Worker:
         self.leave(reason_of(error))
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _open_metrics(self) -> MetricsEndpoint:
+        """Listens before the worker joins: who has no port is told before others wait for it."""
+        chosen = self._settings
+        access = OPEN
+        if chosen.metrics_port is not None:
+            access = read(token_file=chosen.token_file, tls_dir=chosen.tls_dir, complain=self._steps.say)
+        return MetricsEndpoint(
+            chosen.metrics_host,
+            chosen.metrics_port,
+            WorkerMetrics(chosen, self._steps).text,
+            access=access,
+            log=logger,
+        )
 
     def _make_loader(self, **given: Any) -> Loader:
         return self._data.make_loader(

@@ -7,12 +7,14 @@ decided by a `Job`, carried out by its `JobRunner`. It must not know gRPC.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from ps_server.coordinator.drops import Drops
+from ps_server.coordinator.figures import JobFigures, figures_of
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.jobs.dropped import DroppedNames
@@ -118,6 +120,19 @@ class Coordinator:
             scheduler=self._scheduler,
             drops=self._drops,
             on_fenced=on_fenced,
+        )
+
+    def figures(self, *, most_jobs: int, most_members: int) -> tuple[JobFigures, ...]:
+        """The first jobs by name as they are now, each with its first members; on the event loop."""
+        now_s = time.monotonic()
+        return tuple(
+            figures_of(
+                self.runners[name],
+                self._scheduler.figures(name),
+                now_s=now_s,
+                most_members=most_members,
+            )
+            for name in sorted(self.runners)[:most_jobs]
         )
 
     def begin(self) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ps_server.coordinator.snapshots.policy import NO_SNAPSHOTS, SnapshotPolicy
 from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
 from ps_server.log import logger
 from ps_server.process.closing_pool import ClosingPool
+from ps_server.process.server_metrics import ServerMetrics
 from ps_server.process.shard_zero import ShardZero
 from ps_server.rpc.auth import Gatekeeper
 from ps_server.rpc.errors import ErrorInterceptor
@@ -40,6 +42,7 @@ from ps_server.shard.optimizer.device_optimizer import device_of
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.snapshot_reader import SnapshotReader
+from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.grpc_stream import DataStreams
 from ps_server.shard.transport.socket_server import SocketServer
 from ps_wire.access.access import OPEN, Access
@@ -47,6 +50,7 @@ from ps_wire.access.channel import SERVER, bind
 from ps_wire.access.token import TokenCheck
 from ps_wire.errors import Fenced, PsError, Unavailable
 from ps_wire.frames.carrier import Carrier
+from ps_wire.metrics.endpoint import MetricsEndpoint
 from ps_wire.process import watched
 from ps_wire.process.allocator import keep_large_blocks
 from ps_wire.snapshot.store import SnapshotStore
@@ -74,6 +78,8 @@ class ServerOptions:
         state_dir: where generations, and what is handed off, are kept; None: nowhere.
         snapshot_dir: URL of the jobs' snapshots, the same for all shards; None: there are none.
         snapshots: when they are taken, and how many are kept.
+        metrics_port: of the metrics; 0 lets the system choose, None: there are none.
+        metrics_host: to bind for them.
         durability: what becomes of jobs when a shard loses what it held.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
         device: on which optimizers run.
@@ -94,6 +100,8 @@ class ServerOptions:
     access: Access = OPEN
     device: str = "cpu"
     snapshots: SnapshotPolicy = NO_SNAPSHOTS
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
 
 
 class Server:
@@ -121,7 +129,8 @@ class Server:
         self._follower: Follower | None = None
         self._stopped: asyncio.Future[int] | None = None
         self._grace_s = GRACE_S
-        self._health = Health(self._shard.count_refused)
+        self._refused_call = partial(self._shard.count_refused, Refused.CALL)
+        self._health = Health(self._refused_call)
         self._stops: list[Callable[[], None]] = []
         self._ends: list[Callable[[], None]] = []  # last of all
 
@@ -149,6 +158,7 @@ class Server:
         port = self._bind(server)
         sockets = self._listen()
         advertised = f"{self._options.advertise}:{port}"
+        metrics = self._bind_metrics()
         self._add_services(server, advertised)  # takes a generation: whatever can fail is before it
         following: asyncio.Task[None] | None = None
         hands_off = False
@@ -157,6 +167,7 @@ class Server:
                 await asyncio.to_thread(handed_off.use_up)  # and before anything is taken
             await server.start()
             sockets.begin()
+            metrics.begin()
             following = self._start_following(advertised)
             logger.info("serving on %s:%d", self._options.host, port)
             await asyncio.wait([stopped])
@@ -168,6 +179,7 @@ class Server:
         for stop in self._stops:
             stop()
         await asyncio.gather(asyncio.to_thread(sockets.close), server.stop(self._grace_s))
+        await asyncio.to_thread(metrics.close)
         await asyncio.to_thread(self._pool.close)
         if hands_off:
             await asyncio.to_thread(self._hand_off)
@@ -229,7 +241,7 @@ class Server:
         access = self._options.access
         if access.token is None:
             return [ErrorInterceptor()]
-        return [ErrorInterceptor(), Gatekeeper(TokenCheck(access.tokens), self._shard.count_refused)]
+        return [ErrorInterceptor(), Gatekeeper(TokenCheck(access.tokens), self._refused_call)]
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = f"{self._options.host}:{self._options.port}"
@@ -256,6 +268,29 @@ class Server:
             raise Unavailable(f"cannot listen on {address}: {error} (--health-port)") from None
         await server.start()
         return server
+
+    def _bind_metrics(self) -> MetricsEndpoint:
+        """For Prometheus; what is shown is found when somebody asks."""
+        options = self._options
+        loop = asyncio.get_running_loop()
+
+        def render() -> bytes:
+            return ServerMetrics(
+                self._shard,
+                self._coordinator,
+                loop,
+                ready=lambda: self._service.ready,
+                snapshot_every_s=options.snapshots.every_s,
+            ).text()
+
+        return MetricsEndpoint(
+            options.metrics_host,
+            options.metrics_port,
+            render,
+            access=options.access,
+            log=logger,
+            refused=self._refused_call,
+        )
 
     def _listen(self) -> SocketServer:
         """For data, which waits until `begin`; the service then offers it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
 from ps_server.rpc import auth as gatekeeper
 from ps_server.shard.job import ShardJob
+from ps_server.shard.partition.totals import Totals
 from ps_server.shard.shard import Shard
 from ps_server.shard.state import optimizer_state
 from ps_server.shard.table.table import ShardTable
@@ -103,9 +104,10 @@ class ShardService(rpc.ShardServicer):
 
     async def Tables(self, request: pb.TablesRequest, context: grpc.aio.ServicerContext) -> pb.TablesReply:
         """Figures of every table; gathered on another thread, since cells have locks."""
-        return await asyncio.to_thread(self._figures)
+        return await asyncio.to_thread(self.figures)
 
-    def _figures(self) -> pb.TablesReply:
+    def figures(self) -> pb.TablesReply:
+        """What status says of this shard now."""
         jobs = self._shard.jobs()
         return pb.TablesReply(
             shard=self._shard.index,
@@ -125,39 +127,35 @@ class ShardService(rpc.ShardServicer):
 
 
 def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
-    cells = [cell.figures() for cell in table.cells()]
-    versions = [cell.version for cell in cells]
+    totals = table.totals()
     return pb.TableStatus(
         job=job.name,
         table=table.spec.number,
-        partitions=len(cells),
-        min_version=min(versions, default=0),
-        max_version=max(versions, default=0),
-        bytes_in=sum(cell.bytes_in for cell in cells),
-        bytes_out=sum(cell.bytes_out for cell in cells),
-        mixed_steps=sum(cell.mixed_steps for cell in cells),
-        hyper_mismatches=max((cell.hyper_mismatches for cell in cells), default=0),
-        tau=dict(table.tau()),
-        weight_bytes=sum(cell.weight_bytes for cell in cells),
-        optimizer_bytes=sum(cell.optimizer_bytes for cell in cells),
+        partitions=totals.partitions,
+        min_version=totals.oldest,
+        max_version=totals.newest,
+        bytes_in=totals.meters.bytes_in,
+        bytes_out=totals.meters.bytes_out,
+        mixed_steps=totals.mixed_steps,
+        hyper_mismatches=totals.hyper_mismatches,
+        tau=totals.tau,
+        weight_bytes=totals.weight_bytes,
+        optimizer_bytes=totals.optimizer_bytes,
         workers=[
-            _worker_figures(job, table, worker, [cell.clocks for cell in cells])
+            _worker_figures(job, totals, worker)
             for worker in sorted(job.known | job.fenced)
             if worker < FIRST_READER
         ],
     )
 
 
-def _worker_figures(
-    job: ShardJob, table: ShardTable, worker: int, held: Sequence[Mapping[int, int]]
-) -> pb.TableWorker:
-    ledger = table.ledger(worker)
-    clocks = [clocks[worker] for clocks in held if worker in clocks]
+def _worker_figures(job: ShardJob, totals: Totals, worker: int) -> pb.TableWorker:
+    ledger = totals.ledger(worker)
     session = job.sessions.get(worker)
     return pb.TableWorker(
         worker=worker,
-        min_clock=min(clocks, default=0),
-        max_clock=max(clocks, default=0),
+        min_clock=totals.lowest.get(worker, 0),
+        max_clock=totals.highest.get(worker, 0),
         max_gap=ledger.max_gap,
         received=ledger.received,
         applied=ledger.applied,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn, TypeAlias
@@ -28,6 +29,7 @@ from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
 from ps_server.shard.state.snapshots import ShardSnapshots
 from ps_server.shard.table.table import ShardTable
 from ps_server.shard.table.table_state import TableState
+from ps_server.shard.traffic import Refused, Traffic
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
@@ -59,6 +61,7 @@ class Shard:
         members: of its jobs.
         snapshots: of its jobs.
         complaints: lines of the log about peers that are refused.
+        traffic: of all connections.
         generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
         open_part: opens this shard's part of a snapshot: (job, its name, tables) -> a block that yields what
             reads one of these tables: (plan, table) -> state; raises where that cannot be done.
@@ -89,7 +92,8 @@ class Shard:
         self.index = index
         self.num_shards = num_shards
         self.memory_limit_bytes = memory_limit_bytes
-        self.refused_frames = 0
+        self._refused: Counter[Refused] = Counter()  # under the lock of jobs
+        self.traffic = Traffic()
         self.complaints = Complaints()
         self.generation = 0
         self.on_norm: Callable[[Norm], None] = _lose
@@ -353,10 +357,21 @@ class Shard:
         for table in tables:
             table.forget(outlet)
 
-    def count_refused(self) -> None:
-        """A frame was malformed, unknown, or from a stranger."""
+    def count_refused(self, what: Refused = Refused.FRAME) -> None:
+        """A frame was malformed, unknown, or from a stranger; or there was not even one."""
         with self._jobs.lock:
-            self.refused_frames += 1
+            self._refused[what] += 1
+
+    @property
+    def refused_frames(self) -> int:
+        """Frames, connections and calls that were refused."""
+        with self._jobs.lock:
+            return self._refused.total()
+
+    def refusals(self) -> dict[Refused, int]:
+        """How often each kind was refused."""
+        with self._jobs.lock:
+            return {kind: self._refused[kind] for kind in Refused}
 
     def jobs(self) -> tuple[ShardJob, ...]:
         """All jobs, to be read for figures only."""

@@ -96,7 +96,22 @@ class Message:
 
 
 class Outlet(Protocol):
-    """The shard's end of one connection, into which frames are put."""
+    """The shard's end of one connection, into which frames are put.
+
+    Attributes:
+        sent_bytes: payload that was put into it so far, also where it is shared and does not travel.
+        queued_bytes: that wait until the peer reads, roughly.
+    """
+
+    @property
+    def sent_bytes(self) -> int:
+        """See above."""
+        ...
+
+    @property
+    def queued_bytes(self) -> int:
+        """See above."""
+        ...
 
     def send(self, message: Message) -> None:
         """Queues one frame. Never blocks; thread-safe; silent once the connection is closed.

@@ -16,7 +16,7 @@ import torch
 
 from ps_wire.errors import FrameMalformed, PsError, UsageError
 from ps_wire.v1 import coordinator_pb2 as pb
-from ps_worker.metric import number_of
+from ps_worker.recording.metric import number_of
 
 Value: TypeAlias = SupportsFloat | torch.Tensor
 Op: TypeAlias = Literal["mean", "sum", "min", "max"]

@@ -98,9 +98,11 @@ MUTANTS = (
         name="a partition's figures are read without its lock",
         file="ps_server/shard/partition/cell.py",
         text="""        with self.lock:
-            return CellFigures(""",
+            machine = self.machine
+""",
         fault="""        if self.lock:
-            return CellFigures(""",
+            machine = self.machine
+""",
         tests=(FIGURES,),
     ),
     Mutant(

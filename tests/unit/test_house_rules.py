@@ -89,6 +89,7 @@ SEEN = {
         "ps_server/process/in_process.py",
         "run_coroutine_threadsafe",
     ): "whoever calls, or iterates over replies, gets it",
+    ("ps_server/process/server_metrics.py", "run_coroutine_threadsafe"): "the scrape waits for it",
     ("ps_server/coordinator/fleet/fleet.py", "run_in_executor"): "awaited, or watched.outcome",
     ("ps_server/coordinator/readers.py", "create_task"): "the cut awaits its hold",
     (

@@ -18,6 +18,7 @@ from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.snapshots.attempt import SnapshotAttempt
 from ps_server.coordinator.snapshots.policy import SnapshotPolicy
+from ps_server.coordinator.snapshots.taken import SnapshotFigures, TakenSnapshots
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_wire.errors import (
@@ -64,6 +65,7 @@ class SnapshotScheduler:
         self._errors: dict[str, PsError] = {}
         self._training: set[str] = set()  # jobs that somebody has joined, and whose end was not seen
         self._barred: set[str] = set()  # jobs that are being dropped
+        self._taken = TakenSnapshots()
         self._periodic: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -98,6 +100,7 @@ class SnapshotScheduler:
     def joins(self, job: str) -> None:
         """Somebody does: a cut would keep its pushes back, and waits until it is in."""
         self._training.add(job)
+        self._taken.see(job, time.monotonic())
         if job in self._attempts:
             self._attempts[job].disturb(CutAborted(f"job {job}: a worker joined during the cut"))
 
@@ -124,6 +127,11 @@ class SnapshotScheduler:
         self._last.pop(job, None)
         self._tables.pop(job, None)
         self._training.discard(job)
+        self._taken.forget(job)
+
+    def figures(self, job: str) -> SnapshotFigures | None:
+        """The last complete one of a job; None where none are taken."""
+        return None if self._store is None else self._taken.figures(job, time.monotonic())
 
     async def over(self, job: str) -> None:
         """Returns once none is under way: one that was given up is gone, and its manifest with it."""
@@ -205,13 +213,21 @@ class SnapshotScheduler:
                     attempt.check_again()
                     attempt = self._attempts[name] = self._make(runner)
             runner.events.counts["snapshot"] += 1
+            now_s = time.monotonic()
+            self._taken.complete(
+                name,
+                step=manifest.step,
+                duration_s=now_s - began_s,
+                nbytes=manifest.total_bytes,
+                now_s=now_s,
+            )
             logger.info(
                 "job %s: snapshot %s of step %d, %d bytes, %.2f s",
                 name,
                 attempt.progress.snapshot,
                 manifest.step,
                 manifest.total_bytes,
-                time.monotonic() - began_s,
+                now_s - began_s,
             )
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is
             self._errors[name] = error if isinstance(error, PsError) else InternalError.of(error)

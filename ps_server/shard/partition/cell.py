@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -38,9 +38,11 @@ from ps_server.shard.partition.machine import (
     Pull,
     StepMachine,
 )
+from ps_server.shard.partition.meters import Meters
 from ps_server.shard.partition.owed_errors import OwedErrors
 from ps_server.shard.partition.replies import Replies
 from ps_server.shard.partition.screening import Screen, Screening, mean_of
+from ps_server.shard.partition.totals import Totals
 from ps_wire.errors import JobUnknown, PayloadMismatch, PsError
 from ps_wire.frames.buffer import bytes_of
 from ps_wire.frames.carrier import Message, Outlet
@@ -48,24 +50,6 @@ from ps_wire.process import trace
 from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Piece
 from ps_wire.spec.table import Hyperparameters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellFigures:
-    """The counts of a cell at one moment.
-
-    Attributes:
-        clocks: worker -> its clock, of every member.
-    """
-
-    version: int
-    clocks: Mapping[int, int]
-    bytes_in: int
-    bytes_out: int
-    mixed_steps: int
-    hyper_mismatches: int
-    weight_bytes: int
-    optimizer_bytes: int
 
 
 class Cell:
@@ -85,6 +69,7 @@ class Cell:
         pieces: of the partition.
         loaded: whether it has weights.
         hyper_mismatches: pushes whose hyper-parameters their step did not take.
+        meters: counts and times, for people.
     """
 
     __slots__ = (
@@ -97,8 +82,6 @@ class Cell:
         "_scratch",
         "_table",
         "_tally",
-        "bytes_in",
-        "bytes_out",
         "cut",
         "group",
         "hyper_mismatches",
@@ -106,6 +89,7 @@ class Cell:
         "loans",
         "lock",
         "machine",
+        "meters",
         "outlets",
         "owed",
         "pieces",
@@ -146,9 +130,8 @@ class Cell:
         self.replies = Replies(table, index)
         self.outlets: dict[int, Outlet] = {}
         self.loaded = False
-        self.bytes_in = 0
-        self.bytes_out = 0
         self.hyper_mismatches = 0
+        self.meters = Meters()
         self._table = table
         self._index = index
         self._scratch = scratch
@@ -164,7 +147,7 @@ class Cell:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
             self.values.set_weights(values)
-            self.bytes_in += values.nbytes
+            self.meters.bytes_in += values.nbytes
             self.loaded = True
 
     def double(self, halves: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -196,7 +179,7 @@ class Cell:
             else:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
-                self.bytes_in += gradient.values.nbytes
+                self.meters.bytes_in += gradient.values.nbytes
                 if gradient.borrowed and self.machine.holds(contribution):
                     self.loans.note(contribution)
             self.outlets[contribution.worker] = outlet
@@ -407,7 +390,9 @@ class Cell:
             match action:
                 case Apply():
                     self._apply(action, average)
-                case Ack(worker=worker, step=step):
+                case Ack(worker=worker, step=step, outcome=outcome):
+                    if outcome is not None:
+                        self.meters.gaps.count(outcome.gap)
                     self._send(worker, self.replies.ack(action, lent=self.loans.is_lent(worker, step)))
                 case Answer():
                     self._answer(action, now_s)
@@ -449,19 +434,24 @@ class Cell:
         group = gradients[0].hyper.groups[self.group]
         return self.values.step_ahead([gradient.values for gradient in gradients], group)
 
-    def figures(self) -> CellFigures:
-        """Waits for the lock, as all that is asked of a cell from outside does."""
+    def add_to(self, totals: Totals) -> None:
+        """Adds its figures; waits for the lock, as all that is asked of a cell from outside does."""
         with self.lock:
-            return CellFigures(
-                version=self.machine.version,
-                clocks=dict(self.machine.clocks),
-                bytes_in=self.bytes_in,
-                bytes_out=self.bytes_out,
-                mixed_steps=self.machine.mixed_steps,
-                hyper_mismatches=self.hyper_mismatches,
-                weight_bytes=self.values.now.nbytes,
-                optimizer_bytes=self.values.optimizer_bytes(),
-            )
+            machine = self.machine
+            totals.add_version(machine.version)
+            totals.add_ledgers(machine.ledgers)
+            totals.add_clocks(machine.clocks)
+            totals.tau.update(machine.tau)
+            totals.meters.add(self.meters)
+            totals.mixed_steps += machine.mixed_steps
+            totals.hyper_mismatches = max(totals.hyper_mismatches, self.hyper_mismatches)
+            totals.weight_bytes += self.values.now.nbytes
+            totals.optimizer_bytes += self.values.optimizer_bytes()
+
+    def newest_clock(self) -> int:
+        """The largest clock of a member; 0 where there is none."""
+        with self.lock:
+            return max((clock for _, clock in self.machine.clocks), default=0)
 
     def ledger(self, worker: int) -> Ledger:
         """What has become of a worker's pushes here; a copy."""
@@ -498,6 +488,7 @@ class Cell:
 
     @trace.traced("apply")
     def _apply(self, action: Apply, average: torch.Tensor | None) -> None:
+        begun_s = time.perf_counter()
         gradients: list[Gradient] = [item.payload for item in action.contributions]
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
@@ -508,6 +499,7 @@ class Cell:
         if average is not None and action.scale != 1.0:
             average = torch.mul(average, action.scale, out=self._scratch.take(average.dtype, average.numel()))
         self.values.apply(average, _present(gradients), hyper.groups[self.group])
+        self.meters.applies.count(time.perf_counter() - begun_s)
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
         for item in [item for item in contributions if item.payload.hyper != hyper]:
@@ -521,16 +513,19 @@ class Cell:
             message = self._pulled(step, action.version, codec)  # one for all who asked it
             for pull in shared:
                 if (pull.clock, pull.codec) == (step, codec):
-                    self._send_pulled(pull, message)
+                    self._send_pulled(pull, message, now_s)
         for pull in action.pulls:
             if pull.timed:
                 waited_s = max(now_s - pull.asked_s, 0.0)
-                self._send_pulled(pull, self._pulled(pull.clock, action.version, pull.codec, waited_s))
+                self._send_pulled(pull, self._pulled(pull.clock, action.version, pull.codec, waited_s), now_s)
 
-    def _send_pulled(self, pull: Pull, message: Message) -> None:
+    def _send_pulled(self, pull: Pull, message: Message, now_s: float) -> None:
         error = self.owed.of(pull.worker, pull.incarnation)
-        refused = None if error is None else self.replies.refusal(pull.worker, pull.clock, error)
-        self._send(pull.worker, refused or message)
+        if error is not None:
+            message = self.replies.refusal(pull.worker, pull.clock, error)
+        else:
+            self.meters.answered(len(message.frame.payload), max(now_s - pull.asked_s, 0.0))
+        self._send(pull.worker, message)
 
     def _pulled(self, step: int, version: int, codec: int, waited_s: float | None = None) -> Message:
         clocks = self.machine.clocks
@@ -542,7 +537,6 @@ class Cell:
             payload = self.values.kept(version, codec)
         else:
             payload = self.values.payload if exact else self.values.rounded(codec, version)
-        self.bytes_out += len(payload)
         message = self.replies.pulled(step, version, clocks, payload, codec=codec, waited_s=waited_s)
         if exact and version == self.machine.version:
             self.values.sent(message)
@@ -553,7 +547,7 @@ class Cell:
         machine = self.machine
         copies = self.values.doubled and not ended
         payload = bytes_of(self.values.now.clone()) if copies else self.values.payload
-        self.bytes_out += len(payload)
+        self.meters.bytes_out += len(payload)
         message = self.replies.pulled(step, machine.version, machine.clocks, payload, copied=copies)
         self.values.sent(message)
         return message

@@ -26,6 +26,7 @@ from ps_server.shard.partition.cell import Cell
 from ps_server.shard.partition.gradient import Gradient
 from ps_server.shard.partition.machine import Contribution, Ledger, Pull
 from ps_server.shard.partition.screening import Screen
+from ps_server.shard.partition.totals import Totals
 from ps_server.shard.table.cuts import TableCuts
 from ps_server.shard.table.double_buffer import DoubleBuffer, Region
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
@@ -428,8 +429,14 @@ class ShardTable:
 
     def newest_clock(self) -> int:
         """The largest clock of a member, as the first partition here has it."""
-        figures = [cell.figures() for cell in self.cells()[:1]]
-        return max((clock for it in figures for clock in it.clocks.values()), default=0)
+        return max((cell.newest_clock() for cell in self.cells()[:1]), default=0)
+
+    def totals(self) -> Totals:
+        """Figures over all partitions, gathered once from each; waits for the locks of cells."""
+        made = Totals()
+        for cell in self._cells.values():
+            cell.add_to(made)
+        return made
 
     def tau(self) -> Counter[int]:
         """Version staleness of every push applied, over all partitions."""

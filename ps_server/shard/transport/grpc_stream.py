@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Callable
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -19,6 +20,7 @@ import grpc.aio
 from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S, Greeting
 from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.outbox import Outbox
 from ps_server.shard.transport.session import Session
 from ps_wire.frames.carrier import Carrier, Receiver, deliver
@@ -63,7 +65,7 @@ class DataStreams:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._strangers = Greeting(shard.count_refused)
+        self._strangers = Greeting(partial(shard.count_refused, Refused.CONNECTION))
         self._open: set[Outbox] = set()
 
     def close(self) -> None:
@@ -113,7 +115,7 @@ class DataStreams:
                     await inbox.put(message)
                     await inbox.idle()
         except TimeoutError:
-            self._shard.count_refused()
+            self._shard.count_refused(Refused.CONNECTION)
             inbox.close()
             return
         finally:

@@ -66,6 +66,7 @@ class Outbox:
     Attributes:
         broken: nothing leaves any more.
         closed: nothing is queued any more.
+        sent_bytes: see `Outlet`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Outbox:
         """
         self.broken = False
         self.closed = False
+        self.sent_bytes = 0
         self._on_broken = on_broken
         self._on_change = on_change
         self._changed = threading.Condition()  # guards what follows, and those above
@@ -95,12 +97,18 @@ class Outbox:
             if self.closed:
                 return
             self._bytes += _bytes_of(message)
+            self.sent_bytes += len(message.frame.payload)
             message.hold()
             self._messages.append(message)
             if _cork.waiting is None:
                 self._wake()
             else:
                 _cork.waiting[self] = None
+
+    @property
+    def queued_bytes(self) -> int:
+        """See `Outlet`."""
+        return self._bytes
 
     def wake(self) -> None:
         """What was sent corked leaves now."""

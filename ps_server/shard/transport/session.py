@@ -42,6 +42,7 @@ class Session:
 
     Attributes:
         carrier: that its frames come over, for people.
+        received_bytes: payload of the frames that were taken, also where it was shared and did not travel.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Session:
         carrier: str = MEMORY,
     ) -> None:
         self.carrier = carrier
+        self.received_bytes = 0
         self._shard = shard
         self._regions: SharedRegions | None = None
         self._outlet = outlet
@@ -68,6 +70,16 @@ class Session:
     def authenticated(self) -> bool:
         """Whether HELLO was accepted."""
         return self._job is not None
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `Outlet`."""
+        return self._outlet.sent_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        """See `Outlet`."""
+        return self._outlet.queued_bytes
 
     def receive(self, frame: wire.Frame) -> bool:
         """See `Receiver.receive`."""
@@ -115,6 +127,7 @@ class Session:
     def closed(self) -> None:
         """See `Receiver.closed`."""
         if self._job is not None:
+            self._shard.traffic.leave(self)
             self._shard.forget(self._job, self._worker, self, self._outlet)
             self._shard.complaints.end(self._peer)
 
@@ -136,6 +149,7 @@ class Session:
             self.carrier = Carrier.SHM
         before = self._shard.replace_session(job, frame.worker, frame.incarnation, self)
         self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
+        self._shard.traffic.enter(self)
         if before is not None:
             before.retire()
         hello = wire.Frame(
@@ -162,6 +176,7 @@ class Session:
             frame = self._regions.filled(frame)
         elif member and self._says_pulls(frame):
             self._lend(table)
+        self.received_bytes += len(frame.payload)
         table.receive(frame, self._outlet, member=member)
         return True
 

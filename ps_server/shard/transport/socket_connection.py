@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S
 from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.outbox import Outbox, corked
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
@@ -86,7 +87,7 @@ class SocketConnection:
         except (FrameRefused, ProtocolMismatch) as error:
             self._session.refuse(error)
         except TimeoutError:
-            self._shard.count_refused()
+            self._shard.count_refused(Refused.CONNECTION)
             self._outbox.sever()
         except Exception:  # noqa: BLE001 - else the peer would wait for ever
             logger.exception("bug while receiving over a data connection")

@@ -16,11 +16,13 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from ps_server.log import logger
 from ps_server.rpc.greeting import Greeting
 from ps_server.shard.shard import Shard
+from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.socket_connection import CLOSE_LIMIT_S, SocketConnection
 from ps_server.shard.transport.tls_pairing import TlsPairing
 from ps_wire.access.certificates import TlsFolder
@@ -63,7 +65,8 @@ class SocketServer:
         self._shard = shard
         self._lock = threading.Lock()
         self._connections: set[SocketConnection] = set()
-        self.strangers = {name: Greeting(shard.count_refused) for name in (Carrier.UDS, Carrier.TCP)}
+        refused = partial(shard.count_refused, Refused.CONNECTION)
+        self.strangers = {name: Greeting(refused) for name in (Carrier.UDS, Carrier.TCP)}
         self._exhausted = False
         self._folder: Path | None = None
         self._stopping = threading.Event()

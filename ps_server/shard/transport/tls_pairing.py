@@ -17,6 +17,7 @@ from functools import partial
 from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S, Greeting
 from ps_server.shard.shard import Shard
+from ps_server.shard.traffic import Refused
 from ps_wire.access.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, FrameMalformed, TlsRefused
 from ps_wire.frames import frame as wire
@@ -93,7 +94,7 @@ class TlsPairing:
             joined = self._join(tls_socket.accept(connection, until_s), until_s)
         except (OSError, ConnectionLost, FrameMalformed, TlsRefused) as error:
             if not self._closed:
-                self._shard.count_refused()
+                self._shard.count_refused(Refused.CONNECTION)
                 logger.debug("a data connection over TLS is refused: %s", error)
         finally:
             if not joined:

@@ -319,6 +319,8 @@ def test_a_refusal_carries_its_class():
 class Outlet:
     """Keeps what a shard sends on one connection."""
 
+    sent_bytes = queued_bytes = 0
+
     def __init__(self) -> None:
         self.frames: list[wire.Frame] = []
 

@@ -43,6 +43,8 @@ Gradients = Sequence[torch.Tensor | None]  # one per parameter, whole
 class Kept(list[bytes]):
     """An `Outlet` that keeps what it is given."""
 
+    sent_bytes = queued_bytes = 0
+
     def send(self, message: Message) -> None:
         self.append(message.encoded())
 

@@ -250,7 +250,7 @@ def test_whoever_adds_a_field_to_a_cell_is_asked_what_its_successor_gets():
         "replies",
         "tally",
     }  # steps complete again
-    counts, copied = {"bytes_in", "bytes_out"}, {"loans"}
+    counts, copied = {"meters"}, {"loans"}
     slots = {name.removeprefix("_") for name in Cell.__slots__ if name != "__weakref__"}
     assert slots - {"values"} == (state - {"tensors"}) | given | comes_again | counts | copied
     tensors = {field.name for field in dataclasses.fields(TensorsState)}

@@ -81,6 +81,6 @@ def test_the_newest_clock_is_read_while_members_come_and_go():
 def test_status_is_read_while_members_come_and_go():
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
     churning(shard)
-    (table,) = ShardService(shard, carriers=[])._figures().tables
+    (table,) = ShardService(shard, carriers=[]).figures().tables
     assert [worker.worker for worker in table.workers] == list(range(WORKERS))
     assert {(worker.min_clock, worker.max_clock) for worker in table.workers} == {(0, 0)}

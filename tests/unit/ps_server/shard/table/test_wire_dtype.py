@@ -73,7 +73,7 @@ def test_the_mean_is_over_widened_gradients():
     mean = (torch.ones(NUMEL) + torch.full((NUMEL,), 2**-9)) / 2
     assert torch.equal(it.weights, it.start - mean)
     cell = it.table.cells()[0]
-    assert cell.bytes_in == it.start.nbytes + 2 * ones.nbytes
+    assert cell.meters.bytes_in == it.start.nbytes + 2 * ones.nbytes
 
 
 @pytest.mark.parametrize(("codec", "dtype"), [(BF16, torch.bfloat16), (FP16, torch.float16)])

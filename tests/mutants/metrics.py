@@ -1,0 +1,103 @@
+"""Faults of metrics: what is counted, who is answered, what a scrape costs."""
+
+from .mutant import Mutant
+
+ENDPOINT = "tests/unit/ps_wire/metrics/test_endpoint.py"
+HISTOGRAM = "tests/unit/ps_wire/metrics/test_histogram.py"
+TOTALS = "tests/unit/ps_server/shard/partition/test_totals.py"
+TRAFFIC = "tests/unit/ps_server/shard/test_traffic.py"
+SERVER = "tests/component/connections/test_server_metrics.py"
+
+MUTANTS = (
+    Mutant(
+        name="metrics: a scrape needs no token",
+        file="ps_wire/metrics/endpoint.py",
+        text="        if self._check is not None:\n",
+        fault="        if False:\n",
+        tests=(f"{ENDPOINT}::test_with_a_token_a_scrape_must_carry_the_service_s",),
+    ),
+    Mutant(
+        name="metrics: the token of a job opens those of all jobs",
+        file="ps_wire/metrics/endpoint.py",
+        text='.check_service("read metrics")',
+        fault="",
+        tests=(f"{ENDPOINT}::test_with_a_token_a_scrape_must_carry_the_service_s",),
+    ),
+    Mutant(
+        name="metrics: they are in the clear where there are certificates",
+        file="ps_wire/metrics/endpoint.py",
+        text="        if self._tls is not None:\n",
+        fault="        if False:\n",
+        tests=(f"{ENDPOINT}::test_with_certificates_a_scrape_shows_one",),
+    ),
+    Mutant(
+        name="metrics: a request may be as long as it likes",
+        file="ps_wire/metrics/endpoint.py",
+        text="        if left_s <= 0 or len(data) > MAX_REQUEST_BYTES:\n",
+        fault="        if left_s <= 0:\n",
+        tests=(f"{ENDPOINT}::test_a_request_without_an_end_is_cut_off",),
+    ),
+    Mutant(
+        name="metrics: a port that is taken is a traceback",
+        file="ps_wire/metrics/endpoint.py",
+        text="            raise Unavailable(\n",
+        fault="            raise OSError(\n",
+        tests=(f"{ENDPOINT}::test_a_port_that_is_taken_is_named",),
+    ),
+    Mutant(
+        name="metrics: a child of a fork keeps the port",
+        file="ps_wire/metrics/endpoint.py",
+        text="        _listeners.add(self._listener)\n",
+        fault="",
+        tests=(f"{ENDPOINT}::test_a_forked_child_does_not_keep_the_port",),
+    ),
+    Mutant(
+        name="metrics: a value on a bound counts above it",
+        file="ps_wire/metrics/histogram.py",
+        text="self.counts[bisect_left(self.bounds, value)] += times",
+        fault="self.counts[__import__('bisect').bisect_right(self.bounds, value)] += times",
+        tests=(f"{HISTOGRAM}::test_a_value_is_counted_where_the_bound_is_the_first_not_below_it",),
+    ),
+    Mutant(
+        name="metrics: the gap of a worker is that of its last partition",
+        file="ps_server/shard/partition/totals.py",
+        text="            if part.max_gap > whole.max_gap:",
+        fault="            if True:",
+        tests=(f"{TOTALS}::test_counts_are_sums_and_gaps_and_waits_the_largest",),
+    ),
+    Mutant(
+        name="metrics: the oldest version is that of no partition",
+        file="ps_server/shard/partition/totals.py",
+        text="min(self.oldest, version) if self.partitions else version",
+        fault="min(self.oldest, version)",
+        tests=(f"{TOTALS}::test_versions_are_the_oldest_and_the_newest",),
+    ),
+    Mutant(
+        name="metrics: bytes of a connection go with it",
+        file="ps_server/shard/traffic.py",
+        text="                gone.received_bytes += flow.received_bytes\n",
+        fault="",
+        tests=(f"{TRAFFIC}::test_bytes_of_a_connection_stay_when_it_goes",),
+    ),
+    Mutant(
+        name="metrics: weights that go to several workers are counted once",
+        file="ps_server/shard/partition/meters.py",
+        text="        self.bytes_out += nbytes\n",
+        fault="        self.bytes_out += 0 if waited_s else nbytes\n",
+        tests=(f"{SERVER}::test_weights_are_counted_for_each_worker_that_got_them",),
+    ),
+    Mutant(
+        name="metrics: gaps are not counted",
+        file="ps_server/shard/partition/cell.py",
+        text="                        self.meters.gaps.count(outcome.gap)\n",
+        fault="                        pass\n",
+        tests=(f"{SERVER}::test_gaps_taus_and_waits_have_one_entry_per_push_and_pull",),
+    ),
+    Mutant(
+        name="metrics: workers have series without a bound",
+        file="ps_server/process/server_metrics.py",
+        text="        places = itertools.islice(itertools.count(), MOST_WORKERS)\n",
+        fault="        places = itertools.count()\n",
+        tests=(f"{SERVER}::test_only_so_many_workers_have_series_of_their_own",),
+    ),
+)
