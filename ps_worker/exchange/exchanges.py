@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from ps_wire.errors import Evicted, PsError
+from ps_wire.errors import PsError
 from ps_wire.frames import frame as wire
 from ps_wire.process import trace
 from ps_worker.exchange.exchange import Exchange
+from ps_worker.exchange.in_flight import prevailing
 
 
 class Exchanges:
@@ -81,15 +82,9 @@ class Exchanges:
             yield from exchange.replay(shard)
 
     def fail(self, error: PsError) -> None:
-        """See `Peer.fail`: every wait, now and later, ends with this error.
-
-        The first one counts, but that the coordinator has evicted this worker tells more than what a shard
-        that comes back has said before: it can join again.
-        """
+        """See `Peer.fail`: every wait, now and later, ends with this error or one that prevails."""
         self._at_failure()
         with self._lock:
-            prevails = isinstance(error, Evicted) and not isinstance(self._failure, Evicted)
-            if self._failure is None or prevails:
-                self._failure = error
+            self._failure = prevailing(self._failure, error)
         for exchange in self:
             exchange.fail(error)

@@ -63,6 +63,16 @@ class Missing:
     clocks: dict[int, int]
 
 
+def prevailing(known: PsError | None, error: PsError) -> PsError:
+    """Which of two failures counts: the first one.
+
+    But that the coordinator has evicted this worker tells more than what a shard that comes back, or a
+    connection, has said before: it can join again.
+    """
+    joins_again = isinstance(error, Evicted) and not isinstance(known, Evicted)
+    return error if known is None or joins_again else known
+
+
 class InFlight:
     """Pushes and pulls of one table that are under way, behind one lock.
 
@@ -232,16 +242,16 @@ class InFlight:
     # -- the end of all of it --------------------------------------------------------------------------
 
     def fail(self, error: PsError) -> None:
-        """Ends every wait, now and later, with this error; the first one stays."""
+        """Ends every wait, now and later, with this error, or with the one that prevails over it."""
         with self._changed:
-            self._error = first = self._error or error
+            self._error = told = prevailing(self._error, error)
             self._changed.notify_all()
             self._answered.notify_all()
             due = [*self._when_acked, *(then for _, then in self._when_pulled)]
             self._when_acked.clear()
             self._when_pulled.clear()
         for callback in due:
-            callback(first)
+            callback(told)
 
     def forget(self) -> None:
         """Nothing is under way any more, and nothing has failed: the worker has joined again."""

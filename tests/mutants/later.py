@@ -9,11 +9,29 @@ REFUSED = (
     "tests/component/members/test_leave.py"
     "::test_a_refused_worker_is_told_to_those_who_wait_for_it_and_not_for_ever"
 )
+EVICTED = "tests/component/members/test_evicted.py"
+FIGURES = "tests/unit/ps_server/shard/partition/test_cell_figures.py"
 JOB = "ps_server/coordinator/jobs/job.py"
 DATA = "ps_worker/data/script_data.py"
 LOADER = "ps_worker/data/loader.py"
 
 MUTANTS = (
+    Mutant(
+        name="later: a table that is there fails with what came before the eviction",
+        file="ps_worker/exchange/in_flight.py",
+        text="            self._error = told = prevailing(self._error, error)\n",
+        fault="            self._error = told = self._error or error\n",
+        tests=(
+            f"{EVICTED}::test_who_is_evicted_after_a_shard_has_called_it_a_stranger_steps_on_with_its_table",
+        ),
+    ),
+    Mutant(
+        name="later: a wait at the gate ends with the last push, not with the step",
+        file="ps_server/shard/partition/cell.py",
+        text="self._decide(step, workers, 1.0, time.monotonic(), average)",
+        fault="self._decide(step, workers, 1.0, 0.0, average)",
+        tests=(f"{FIGURES}::test_the_wait_at_the_gate_ends_when_the_step_is_closed",),
+    ),
     Mutant(
         name="later: generators of an epoch's beginning are set behind the draw of torch's iterator",
         file="ps_worker/job/resumption.py",

@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         name="silence: who was called a stranger before it was evicted never joins again",
         file="ps_worker/exchange/exchanges.py",
-        text="            if self._failure is None or prevails:\n",
-        fault="            if self._failure is None:\n",
+        text="            self._failure = prevailing(self._failure, error)\n",
+        fault="            self._failure = self._failure or error\n",
         tests=(f"{EVICTED}::test_who_is_evicted_after_a_shard_has_called_it_a_stranger_joins_again",),
     ),
     Mutant(

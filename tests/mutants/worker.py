@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         name="waits: a failure ends the waits of now only",
         file=IN_FLIGHT,
-        text="            self._error = first = self._error or error\n",
-        fault="            self._error = first = error\n",
+        text="            self._error = told = prevailing(self._error, error)\n",
+        fault="            self._error, told = None, error\n",
         tests=(f"{EXCHANGES}::test_a_failure_ends_every_wait_now_and_later",),
     ),
     Mutant(

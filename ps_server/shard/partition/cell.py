@@ -169,7 +169,7 @@ class Cell:
                 return
             self.owed.check(contribution.worker, contribution.incarnation, contribution.step)
             if self._closing is not None and contribution.step > self._closing:
-                self._close_now(now_s)  # it was acknowledged: whoever goes on may do so at once
+                self._close_now()  # it was acknowledged: whoever goes on may do so at once
             gradient, found = contribution.payload, None
             if gradient is not None and not self.machine.gate.aggregates:
                 found = self.screening.nonfinite(gradient.values)
@@ -212,7 +212,7 @@ class Cell:
         with self.lock:
             self._require_loaded()
             if self._closing is not None:  # else the last step is missing, and what became of it
-                self._close_now(time.monotonic())
+                self._close_now()
             self.owed.check(worker, incarnation)
             outlet.send(self._read(step, ended=ended))
 
@@ -397,18 +397,21 @@ class Cell:
                 case Answer():
                     self._answer(action, now_s)
                 case Complete(step=step):
-                    self._close(step, now_s)
+                    self._close(step)
         self.cut.go_on()
         self._stands()
 
-    def _close(self, step: int, now_s: float) -> None:
+    def _close(self, step: int) -> None:
         """Submits a complete step for closing, once: the machine gives it again when members change."""
         if step not in (self._held, self._closing):
             self._closing = step
-            self._later(partial(self._close_now, now_s))
+            self._later(self._close_now)
 
-    def _close_now(self, now_s: float) -> None:
-        """Looks at what was pushed, then closes the step; a clipped one waits for its scale."""
+    def _close_now(self) -> None:
+        """Looks at what was pushed, then closes the step; a clipped one waits for its scale.
+
+        It may run long after the last push of the step, beside pulls of the next: it has a time of its own.
+        """
         with self.lock, trace.span("close", self._index, self._closing):
             step, self._closing = self._closing, None
             if step is None or not self.machine.complete:  # one has joined: it is given again
@@ -417,7 +420,7 @@ class Cell:
             average = None if found is None else found.values
             if self._clipping is None:
                 workers = frozenset(item.worker for item in self.machine.staged)
-                self._decide(step, workers, 1.0, now_s, average)
+                self._decide(step, workers, 1.0, time.monotonic(), average)
                 return
             self._held = step
             norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()

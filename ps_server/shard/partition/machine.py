@@ -456,7 +456,7 @@ class StepMachine:
 
     def _answered(self, version: int, pulls: Sequence[Pull], now_s: float) -> Answer:
         for pull in pulls:
-            self._ledger(pull.worker).gate_wait_s += now_s - pull.asked_s
+            self._ledger(pull.worker).gate_wait_s += max(now_s - pull.asked_s, 0.0)
         return Answer(pulls=tuple(pulls), version=version)
 
     def _record_tau(self, contribution: Contribution) -> None:

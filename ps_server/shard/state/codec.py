@@ -402,7 +402,7 @@ _PARTITION = ("index", "pieces", *_COUNTS, "tau", "ledgers", "members", "staged"
 _LEDGER = {field.name for field in fields(Ledger)}
 MAX_KIND, MAX_KINDS = 64, 16  # characters of the name of a state's tensor; tensors of a state
 MAX_INCARNATION = (1 << 64) - 1
-MAX_WAIT_S = 1e12  # a little less than 0 where a pull came while its step was being closed
+MAX_WAIT_S = 1e12  # older files may hold a little less than 0
 
 
 def _machine(parts: Mapping[str, Field], num_workers: int) -> MachineState:

@@ -221,6 +221,18 @@ def test_who_is_evicted_after_a_shard_has_called_it_a_stranger_joins_again(one_s
         worker.finish()
 
 
+def test_who_is_evicted_after_a_shard_has_called_it_a_stranger_steps_on_with_its_table(one_shard):
+    job = fresh_name()
+    with ps.connect(servers=one_shard.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        link_of(worker).exchanges.fail(StrangerRefused("worker 0 with incarnation 1 has not joined"))
+        one_shard.evict(job, 0)
+        until(lambda: isinstance(link_of(worker).exchanges.failure, Evicted))
+        assert [step(table), step(table)] == [0.0, 1.0]  # the batch in hand is dropped
+        assert link_of(worker).incarnation == 2
+        worker.finish()
+
+
 def test_who_is_evicted_before_the_start_starts_with_the_others(one_shard):
     """While it waits in wrap: it joins again, and the job begins when all are there."""
     job = fresh_name()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 
+from ps_server.shard.partition.machine import Contribution, Pull
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import Shard
 from ps_server.shard.table.table import ShardTable
@@ -45,8 +47,8 @@ class Churn(dict[int, Any]):
         left.result(LIMIT_S)
 
 
-def churning(shard: Shard) -> ShardTable:
-    """A started table whose members come and go."""
+def started(shard: Shard) -> ShardTable:
+    """A table that has started, with its members."""
     for worker in range(WORKERS):
         shard.members.admit(
             job="j",
@@ -65,9 +67,31 @@ def churning(shard: Shard) -> ShardTable:
         load = wire.Frame(kind=wire.Kind.LOAD, partition=partition, payload=payload)
         table.receive(load, Kept(), member=True)
     shard.start_table("j", 0)
+    return table
+
+
+def churning(shard: Shard) -> ShardTable:
+    """As `started`; its members come and go."""
+    table = started(shard)
     for cell in table.cells():
         cell.machine._members = Churn(cell)
     return table
+
+
+def test_the_wait_at_the_gate_ends_when_the_step_is_closed(monkeypatch):
+    """Long after its last push, on another thread: pulls that came meanwhile have waited, too."""
+    shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
+    cell = started(shard).cell(0)
+    closes: list[Callable[[], None]] = []
+    monkeypatch.setattr(cell, "_later", closes.append)
+    for worker in range(WORKERS):
+        pushed = Contribution(worker=worker, incarnation=1, step=0, payload=None)
+        cell.push(pushed, Kept(), 10.0)
+    cell.pull(Pull(worker=0, incarnation=1, clock=1, asked_s=12.0), Kept())
+    monkeypatch.setattr(time, "monotonic", lambda: 15.0)
+    for close in closes:
+        close()
+    assert cell.ledger(0).gate_wait_s == 3.0
 
 
 def test_the_newest_clock_is_read_while_members_come_and_go():
