@@ -1,146 +1,69 @@
-"""The demo: the digits under three consistency models, compared in one table."""
+"""The demo: the comparison of `examples/experiments/quick.toml`, with what it needs to be run here."""
 
 from __future__ import annotations
 
 import importlib.util
-import time
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from ps_lab.cluster.cluster import Job
-from ps_lab.cluster.display import Display
-from ps_lab.cluster.launch import run
+from ps_lab.compare.comparison import Comparison
+from ps_lab.compare.folder import Folder
 from ps_lab.errors import DemoFailed
-from ps_lab.status.status import Job as JobStatus
-from ps_wire.spec.staleness import Staleness
+from ps_lab.experiments.experiment import read
 
-MODELS = ("bsp", "ssp:3", "asp")
-NUM_SERVERS = 2
-NUM_WORKERS = 4
-MIN_ACCURACY = 0.97
-SCRIPT = Path("examples", "digits.py")
+EXPERIMENT = Path("examples", "experiments", "quick.toml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run in numbers.
-
-    Attributes:
-        consistency: the model.
-        accuracy: on the test digits, of the weights after `finish`; the lowest that a worker measured.
-        seconds: of the whole run, starts of all processes included.
-        training_s: from the first batch to the end of `finish`, mean over workers.
-        updates: optimizer steps taken on the servers.
-        tau: version staleness.
-        blocked_s: pulls waiting at the gate, mean over workers.
-    """
-
-    consistency: str
-    accuracy: float
-    seconds: float
-    training_s: float
-    updates: int
-    tau: Staleness
-    blocked_s: float
-
-
-def run_demo(console: Console, *, fresh: bool = False) -> None:
-    """Runs all models one after the other and prints the table.
-
-    Raises:
-        DemoFailed: it cannot run here, or a run stayed below `MIN_ACCURACY`; the table is printed first.
-        PsError: a run failed.
-    """
-    script = find_script()
-    rows = [_run_one(consistency, script, console, fresh=fresh) for consistency in MODELS]
-    console.print(comparison(rows))
-    low = [f"{row.consistency} reached {row.accuracy:.4f}" for row in rows if row.accuracy < MIN_ACCURACY]
-    if low:
-        raise DemoFailed(f"the demo must reach a test accuracy of {MIN_ACCURACY}: {', '.join(low)}")
-
-
-def find_script() -> Path:
-    """The example in the source tree.
+def find_experiment() -> Path:
+    """The experiment in the source tree.
 
     Raises:
         DemoFailed: there is no source tree here, or scikit-learn, which has the data, is not installed.
     """
-    script = Path(__file__).resolve().parent.parent / SCRIPT
-    if not script.is_file():
+    path = Path(__file__).resolve().parent.parent / EXPERIMENT
+    if not path.is_file():
         raise DemoFailed(
-            f"the demo runs {SCRIPT} of the source tree, and {script} does not exist: "
+            f"the demo runs {EXPERIMENT} of the source tree, and {path} does not exist: "
             "clone the repository and run `make demo` in it"
         )
     if importlib.util.find_spec("sklearn") is None:
         raise DemoFailed("the demo needs scikit-learn for its data: pip install 'scikit-learn>=1.4'")
-    return script
+    return path
 
 
-def to_row(job: JobStatus, seconds: float) -> Row:
-    """The numbers of a run, from what the servers said at its end.
+def make_folder(experiment: Path, out: Path | None) -> Folder:
+    """A new folder for the demo's runs.
+
+    Args:
+        experiment: that it shows.
+        out: where; None: a folder here with the time in its name.
 
     Raises:
-        DemoFailed: no worker reported its accuracy and time.
+        DemoFailed: the folder has runs already.
+        UsageError: it has other files.
     """
-    accuracies = [worker.metrics["accuracy"] for worker in job.workers if "accuracy" in worker.metrics]
-    training_s = job.metric("seconds")
-    if not accuracies or training_s is None:
-        raise DemoFailed(f"{job.consistency}: no worker reported accuracy and seconds")
-    return Row(
-        consistency=job.consistency,
-        accuracy=min(accuracies),
-        seconds=seconds,
-        training_s=training_s,
-        updates=job.updates,
-        tau=job.tau,
-        blocked_s=sum(worker.gate_wait_s for table in job.tables for worker in table.workers)
-        / job.num_workers,
-    )
+    found, text = read(experiment)
+    where = Path(f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}") if out is None else out
+    folder = Folder.make(where, found, text)
+    if len(folder.missing()) < len(folder.runs):
+        raise DemoFailed(f"{where} has runs of an earlier demo: take another folder")
+    return folder
 
 
-def comparison(rows: list[Row]) -> Table:
-    """The table that the demo ends with."""
-    table = Table(
-        title=f"digits, {NUM_SERVERS} servers, {NUM_WORKERS} workers",
-        caption="seconds: the whole run, and in training alone; updates: optimizer steps on the servers, "
-        "per second of training; staleness: updates between reading the weights and applying the gradient; "
-        "blocked: seconds that pulls waited at the gate, mean over workers",
-        caption_justify="left",
-    )
-    table.add_column("model")
-    headers = ("test accuracy", "seconds", "training", "updates", "updates/s")
-    for header in (*headers, "staleness mean", "p99", "max", "blocked"):
-        table.add_column(header, justify="right")
-    for row in rows:
-        table.add_row(
-            row.consistency,
-            f"{row.accuracy:.4f}",
-            f"{row.seconds:.1f}",
-            f"{row.training_s:.1f}",
-            str(row.updates),
-            f"{row.updates / row.training_s:.0f}",
-            f"{row.tau.mean:.2f}",
-            str(row.tau.p99),
-            str(row.tau.max),
-            f"{row.blocked_s:.2f}",
-        )
-    return table
+def check(folder: Folder) -> None:
+    """Whether every model has reached the experiment's target, in the mean over seeds: the demo promises it.
 
-
-def _run_one(consistency: str, script: Path, console: Console, *, fresh: bool) -> Row:
-    job = Job(
-        name=f"digits-{consistency.replace(':', '')}",
-        consistency=consistency,
-        num_workers=NUM_WORKERS,
-        script=script,
-    )
-    start_s = time.monotonic()
-    with Display(console) as display:
-        status = run(job, num_servers=NUM_SERVERS, display=display, fresh=fresh)
-    seconds = time.monotonic() - start_s
-    ended = status.job(job.name)
-    assert ended is not None, "the servers keep a job until they stop"
-    return to_row(ended, seconds)
+    Raises:
+        DemoFailed: one has not.
+    """
+    comparison = Comparison.read(folder)
+    target = comparison.experiment.stop.target
+    assert target is not None, "the demo's experiment has a target"
+    low = []
+    for entry in comparison.entries.values():
+        qualities = entry.best.quality.values()
+        mean = sum(qualities) / len(qualities) if qualities else float("nan")
+        if not target.met(mean):
+            low.append(f"{entry.model} ({entry.profile}) came to {mean:.4f}")
+    if low:
+        raise DemoFailed(f"the demo must reach {target}: {', '.join(low)}")

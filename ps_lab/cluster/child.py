@@ -98,6 +98,10 @@ class Child:
         self._waiter = threading.Thread(target=self._wait, name=f"{name} end", daemon=True)
         self._waiter.start()
 
+    def used_s(self) -> float | None:
+        """Processor time of the process itself by now; None: not known on this system."""
+        return _cpu_s(self.pid) if self.exit_code is None else self.cpu_s
+
     def tell(self, text: str) -> None:
         """Writes a line to its stdin; nothing happens if it reads no more: its end is reported anyway.
 

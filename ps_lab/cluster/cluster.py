@@ -165,9 +165,9 @@ class Cluster:
             started.append(self._start_worker(job, number, name, environment, with_stdin=with_stdin))
         return tuple(started)
 
-    def start_again(self, job: Job, number: int, environment: Mapping[str, str]) -> Child:
-        """Starts one worker of a job, whose process has ended; `environment` is added to that of all."""
-        return self._start_worker(job, number, f"worker {number}", {**self._of(job), **environment})
+    def start_again(self, job: Job, number: int) -> Child:
+        """Starts one worker of a job, whose process has ended."""
+        return self._start_worker(job, number, f"worker {number}", self._of(job))
 
     def start_beside(
         self,

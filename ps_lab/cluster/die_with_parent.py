@@ -19,13 +19,18 @@ import sys
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def die_with(parent: int) -> None:
+    """From now on this process ends with its parent, which may have ended before the kernel knew."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def main() -> None:
     """Ties this process to its parent and becomes the command."""
     parent, *command = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):
-        sys.exit(1)  # it was gone before the kernel knew
+    die_with(int(parent))
     os.execv(command[0], command)  # noqa: S606  # the list is the caller's
 
 

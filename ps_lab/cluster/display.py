@@ -12,7 +12,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -71,8 +71,12 @@ class Display:
         """A sentence of our own."""
         self._print("ps-lab", Text(one_line(text)), "bold")
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str, above: RenderableType | None = None) -> None:
         """The progress now; shown at once on a terminal; elsewhere at times, where it has changed.
+
+        Args:
+            text: one line.
+            above: what stands above it on a terminal, such as a table.
 
         Raises:
             OutputClosed: nobody reads what we write, as after `| head`.
@@ -80,7 +84,8 @@ class Display:
         if self._closed:
             raise OutputClosed("stdout was closed")
         if self._live is not None:
-            self._live.update(Text(one_line(text), style="bold", no_wrap=True, overflow="ellipsis"))
+            line = Text(one_line(text), style="bold", no_wrap=True, overflow="ellipsis")
+            self._live.update(line if above is None else Group(above, line))
         elif text != self._said and time.monotonic() - self._said_s >= PLAIN_EVERY_S:
             self._said, self._said_s = text, time.monotonic()
             self.note(text)

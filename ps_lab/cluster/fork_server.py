@@ -12,19 +12,19 @@ fork without exec is not safe, and `ForkServer.serves` says so.
 
 The number of a child is not given away before its `Forked` has let go: a late signal meets nobody else. The
 fork server, a watcher and a child each die with the process above them, however that ends. It must not know
-what the commands do: a child runs the entry point of the installed command of that name.
+what the commands do: a child runs the entry point of the installed command of that name, or a script.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import errno
 import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -37,7 +37,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
-from ps_lab.cluster.die_with_parent import PR_SET_PDEATHSIG
+from ps_lab.cluster.die_with_parent import die_with
 
 COMMANDS = ("ps-server", "ps-worker")
 # Imported before the first fork: what the commands import late, since `--help` needs none of it, and what the
@@ -76,11 +76,11 @@ class ForkServer:
 
     @staticmethod
     def serves(command: Sequence[str]) -> bool:
-        """Whether it can start this command, on this system."""
+        """Whether it can start this command on this system: one of `COMMANDS`, or a script of this Python."""
         return (
             sys.platform == "linux"
             and hasattr(os, "pidfd_open")  # a child is no child of ours, so only a pidfd can be waited for
-            and Path(command[0]).name in COMMANDS
+            and (Path(command[0]).name in COMMANDS or _is_script(command))
         )
 
     def start(
@@ -91,7 +91,7 @@ class ForkServer:
         Blocks until the child is there: at the first time until the fork server has imported all.
 
         Args:
-            command: path of one of `COMMANDS`, and its arguments.
+            command: path of one of `COMMANDS`, or of this Python and of a script; and its arguments.
             environment: all of it.
             with_stdin: its stdin is a pipe; else it is empty.
 
@@ -99,7 +99,7 @@ class ForkServer:
             OSError: arguments and environment are too large, or the fork server ended, or does not start
                 within `START_LIMIT_S`.
         """
-        argv = [Path(command[0]).name, *command[1:]]
+        argv = list(command[1:]) if _is_script(command) else [Path(command[0]).name, *command[1:]]
         request = json.dumps(
             {"argv": argv, "environment": dict(environment), "cwd": str(Path.cwd())}
         ).encode()
@@ -191,6 +191,10 @@ class Forked:
                     self._link.shutdown(socket.SHUT_WR)
                     self._link.recv(1)  # it is reaped
         return self._code
+
+
+def _is_script(command: Sequence[str]) -> bool:
+    return command[0] == sys.executable and len(command) > 1 and command[1].endswith(".py")
 
 
 def _line(link: socket.socket) -> bytes:
@@ -337,7 +341,8 @@ def _become(request: dict[str, Any], stdin: int, output: int, parent: int, threa
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
     sys.argv = list(request["argv"])
-    sys.path[0] = str(Path(sys.executable).parent)  # as of an installed command
+    script = sys.argv[0]  # else an installed command
+    sys.path[0] = str(Path(script).parent if script.endswith(".py") else Path(sys.executable).parent)
     if "numpy" in sys.modules:  # `random` draws anew by itself
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:  # the fork server has one thread, see `preload`
@@ -346,16 +351,11 @@ def _become(request: dict[str, Any], stdin: int, output: int, parent: int, threa
 
 
 def _entry_point(command: str) -> Callable[[], object]:
+    if command.endswith(".py"):
+        return lambda: runpy.run_path(command, run_name="__main__")
     (found,) = entry_points(group="console_scripts", name=command)
     loaded: Callable[[], object] = found.load()
     return loaded
-
-
-def die_with(parent: int) -> None:
-    """From now on this process ends with its parent, which may have ended before the kernel knew."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _exactly(link: socket.socket, length: int) -> bytes:

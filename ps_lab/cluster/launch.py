@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ps_lab.cluster.cluster import Cluster, Job
+from ps_lab.cluster.cluster import Cluster, Job, interrupted
 from ps_lab.cluster.display import Display
-from ps_lab.cluster.interrupts import signals_into
+from ps_lab.cluster.interrupts import Signalled, signals_into
+from ps_lab.cluster.team import OnFailure, Team
+from ps_lab.errors import ProcessFailed, process_failed
 from ps_lab.status.observer import ask
 from ps_lab.status.status import Status
 from ps_lab.status.watch import Watch
@@ -19,6 +22,8 @@ from ps_wire.spec.address import check_job_name
 from ps_wire.spec.consistency import parse
 
 TICK_S = 0.25
+MAX_RESTARTS = 3  # of one worker: what fails each time does not run for ever
+HOPELESS = (os.EX_USAGE, os.EX_CONFIG)  # a worker that was refused: it would be again
 
 
 def check_job(
@@ -63,8 +68,9 @@ def run(
     display: Display,
     environment: Mapping[str, str] | None = None,
     fresh: bool = False,
+    on_failure: OnFailure = OnFailure.STOP,
 ) -> Status:
-    """Runs a job on servers of its own, until all its workers have ended well.
+    """Runs a job on servers of its own, until all its workers have ended.
 
     Call it in the main thread: it takes over the signals that stop a program.
 
@@ -74,23 +80,60 @@ def run(
         display: shows progress.
         environment: of all processes; ours if None.
         fresh: see `Cluster`.
+        on_failure: what follows when a worker fails. The end of a server ends the run in any case.
 
     Returns:
         What the servers said after the last worker had left.
 
     Raises:
-        ProcessFailed: a server or worker ended by itself with a failure; all others have been ended.
+        ProcessFailed: a server or worker ended by itself with a failure; all others have ended, too.
         Interrupted: a signal came; everything has been ended.
         StartLimitExceeded: a server did not serve in time.
     """
     cluster = Cluster(num_servers=num_servers, on_line=display.line, environment=environment, fresh=fresh)
     with signals_into(cluster.events), cluster:
         display.note(f"job {job.name}, {job.consistency}, servers {','.join(cluster.addresses)}")
-        workers = cluster.start(job)
+        team = Team(cluster, job)
         try:
             with Watch(cluster.addresses, job.name, cluster.access) as watch:
-                cluster.wait(workers, timeout_s=TICK_S, on_tick=lambda: display.progress(watch.line))
+                failed = _to_its_end(cluster, team, on_failure, display, watch)
         except PsError as error:
             display.note(f"{error.message}: ending the others")
             raise
+        if failed is not None:
+            raise failed
         return ask(cluster.addresses, cluster.access)
+
+
+def _to_its_end(
+    cluster: Cluster, team: Team, on_failure: OnFailure, display: Display, watch: Watch
+) -> ProcessFailed | None:
+    """Until all workers have ended; the first that failed and did not start again."""
+    first: ProcessFailed | None = None
+    while not team.over:
+        event = cluster.next_event(TICK_S)
+        team.look()
+        if event is None:
+            display.progress(watch.line)
+            continue
+        if isinstance(event, Signalled):
+            raise interrupted(event)
+        child = event.child
+        assert child.exit_code is not None
+        number = team.left(child)
+        if number is not None and child.exit_code == 0:
+            continue
+        failed = process_failed(child.name, child.exit_code)
+        if number is None or on_failure is OnFailure.STOP:
+            raise failed
+        if on_failure is OnFailure.CONTINUE:
+            first = first or failed
+            display.note(f"{failed.message}: the others go on")
+        elif child.exit_code in HOPELESS or team.starts_again[number] == MAX_RESTARTS:
+            raise failed
+        else:
+            team.again(number)
+            display.note(
+                f"{failed.message}: it starts again ({team.starts_again[number]} of {MAX_RESTARTS} times)"
+            )
+    return first

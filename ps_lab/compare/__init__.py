@@ -1,5 +1,4 @@
-"""Comparisons of consistency models: what is to be run, what was recorded, and what that says.
+"""Comparisons of consistency models: runs as they are done, what was recorded, and what that says.
 
-It reads experiments and folders, and makes reports. It must not know how a run is started, nor the code of
-the servers.
+It reads folders and makes reports. It must not know the code of the servers.
 """

@@ -13,12 +13,15 @@ from ps_lab.cluster.cluster import Event
 from ps_lab.cluster.display import Display
 from ps_lab.cluster.interrupts import signals_into
 from ps_lab.compare import facts
-from ps_lab.compare.experiment import Experiment
 from ps_lab.compare.folder import Folder, RunFolder
 from ps_lab.compare.local_runner import LocalRunner, check
+from ps_lab.compare.metrics import RunFigures
 from ps_lab.compare.outcome import Ending, Outcome
-from ps_lab.compare.section import nearest
+from ps_lab.compare.results import read_run, read_runs
+from ps_lab.compare.scores import Scores
 from ps_lab.errors import RunsFailed
+from ps_lab.experiments.experiment import Experiment
+from ps_lab.experiments.section import nearest
 from ps_wire.errors import UsageError
 
 LOG = "output.log"  # of all processes of a run, in its folder
@@ -68,14 +71,16 @@ def compare(folder: Folder, scripts: Path, choice: Choice, console: Console) -> 
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with signals_into(events), folder.held(), Display(console) as display:
         missing = [one for one in folder.missing() if choice.only in ("", one.run.model)]
-        done = len(folder.runs) - len(folder.missing())
+        done = [one for one in read_runs(folder) if one.ended]
         display.note(
-            f"{folder.experiment.name}: {len(folder.runs)} runs, {done} done, {len(missing)} to do; "
-            f"the output of each is in {folder.path}/runs/*/{LOG}"
+            f"{folder.experiment.name}: {len(folder.runs)} runs, {len(done)} done, {len(missing)} to do; "
+            f"the output of servers and workers is in {folder.path}/runs/*/{LOG}"
         )
-        comparing = _Comparing(missing, display)
+        scores = Scores(folder.experiment, (one.run for one in folder.runs), done)
+        comparing = _Comparing(missing, display, scores)
         with LocalRunner(scripts, events=events, on_progress=comparing.show, fresh=choice.fresh) as runner:
             comparing.all(runner, facts.gather(scripts / folder.experiment.script), choice.budget_s)
+    console.print(scores.table())
     if comparing.failed:
         raise RunsFailed(
             f"{len(comparing.failed)} of {len(missing)} runs failed: {comparing.failed[0]}",
@@ -90,10 +95,11 @@ class _Comparing:
         failed: runs that did, with their reasons.
     """
 
-    def __init__(self, missing: list[RunFolder], display: Display) -> None:
+    def __init__(self, missing: list[RunFolder], display: Display, scores: Scores) -> None:
         self.failed: list[str] = []
         self._missing = missing
         self._display = display
+        self._scores = scores
         self._done = 0
         self._began_s = time.monotonic()
 
@@ -110,12 +116,16 @@ class _Comparing:
             self._done += 1
             if outcome.ending is Ending.FAILED:
                 self.failed.append(f"{one.run}: {outcome.reason}")
-            self._display.note(f"{self._done}/{len(self._missing)}  {_said(one, outcome)}")
+            figures = self._scores.add(read_run(one))
+            self._display.note(f"{self._done}/{len(self._missing)}  {_said(one, outcome, figures)}")
 
     def show(self, line: str) -> None:
         """Progress of the run that is under way."""
         one = self._missing[self._done]
-        self._display.progress(f"{self._done + 1}/{len(self._missing)}{self._left()}  {one.run}:  {line}")
+        self._display.progress(
+            f"{self._done + 1}/{len(self._missing)}{self._left()}  {one.run}:  {line}",
+            self._scores.table(one.run.profile.name),
+        )
 
     def _left(self) -> str:
         """What the others will take, once one has ended."""
@@ -126,8 +136,17 @@ class _Comparing:
         return f", about {minutes}:{seconds:02} left"
 
 
-def _said(one: RunFolder, outcome: Outcome) -> str:
+def _said(one: RunFolder, outcome: Outcome, figures: RunFigures) -> str:
     if outcome.ending is Ending.FAILED:
         return f"{one.run}: FAILED: {outcome.reason}"
-    shown = "  ".join(f"{name} {value:.4g}" for name, value in sorted(outcome.metrics.items()))
-    return f"{one.run}: {outcome.ended_unix_s - outcome.started_unix_s:.1f} s  {shown}"
+    parts = [f"{outcome.ended_unix_s - outcome.started_unix_s:.1f} s"]
+    parts += [f"{name} {value:.4g}" for name, value in sorted(outcome.metrics.items())]
+    if figures.diverged:
+        parts.append("DIVERGED")
+    if figures.target is not None:
+        when = figures.target_s
+        reached = "not reached" if when is None else f"after {when:.1f} s"
+        parts.append(f"{figures.target} {reached}")
+    if figures.tau is not None:
+        parts.append(f"staleness mean {figures.tau.mean:.1f} max {figures.tau.max}")
+    return f"{one.run}: {'  '.join(parts)}"

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ps_lab.compare.experiment import Experiment
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.metrics import RunFigures
 from ps_lab.compare.results import RunData, read_runs
+from ps_lab.experiments.experiment import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +153,11 @@ class Comparison:
         """Of that metric."""
         target = self.experiment.stop.target
         return target is not None and target.larger_is_better
+
+    @property
+    def simulated(self) -> bool:
+        """The runs are those of a simulation."""
+        return any("simulated" in data.facts.versions for data in self.runs if data.facts is not None)
 
     @property
     def workers(self) -> int:

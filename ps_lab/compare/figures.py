@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ps_lab.compare.comparison import Arm, Comparison, Entry
-from ps_lab.compare.experiment import BASELINES, LEAST_SEEDS
 from ps_lab.compare.laws import bound_on_tau
 from ps_lab.compare.metrics import PARTS, Curve, RunFigures
 from ps_lab.compare.results import Numbers, Recording
 from ps_lab.compare.statistics import interval, ratio
 from ps_lab.errors import LibraryMissing
+from ps_lab.experiments.experiment import BASELINES, LEAST_SEEDS
 from ps_wire.spec import consistency
 from ps_wire.spec.consistency import SSP
 
@@ -101,6 +101,8 @@ def _losses(comparison: Comparison) -> Iterator[Picture]:
                 _band(panel, comparison, entry, along)
             panel.set_xlabel(label)
             panel.set_xlim(left=0)
+            panel.xaxis.set_major_locator(MaxNLocator(5))
+            panel.xaxis.set_major_formatter(lambda value, _place: f"{value:,g}")
         finite = np.concatenate(
             [one.loss.values[np.isfinite(one.loss.values)] for one in runs] or [np.empty(0)]
         )
@@ -112,9 +114,9 @@ def _losses(comparison: Comparison) -> Iterator[Picture]:
             name=f"loss-{_file(profile.name)}",
             title=f"Training loss, {profile.name}",
             caption=f"{_setting(comparison)}, each model at its best learning rate. Lines are means over "
-            "runs, bands go from the smallest to the largest run. A run that diverged is a thin line that "
-            "ends in a cross. By updates: one update of a synchronous model is made of all workers' "
-            "gradients.",
+            "runs, bands go from the smallest to the largest run of those that still go on. A run that "
+            "diverged is a thin line that ends in a cross. By updates: one update of a synchronous model is "
+            "made of all workers' gradients.",
             figure=figure,
         )
 
@@ -216,7 +218,7 @@ def _targets(comparison: Comparison) -> Iterator[Picture]:
             look = _look(comparison, model)
             times = list(arm.target_s.values())
             if times:
-                panel.plot(times, [place] * len(times), ".", color=look.colour, alpha=0.35, markersize=5)
+                panel.plot(times, [place - 0.2] * len(times), ".", color=look.colour, alpha=0.6, markersize=6)
                 effect = ratio([(time, 1.0) for time in times])
                 panel.errorbar(
                     effect.value,
@@ -275,9 +277,10 @@ def _staleness(comparison: Comparison) -> Iterator[Picture]:
                 continue
             shares = np.bincount(values) / values.size
             largest = max(largest, len(shares) - 1)
+            some = np.flatnonzero(shares)
             panel.plot(
-                range(len(shares)),
-                100 * shares,
+                some,
+                100 * shares[some],
                 marker=MARKERS[place % len(MARKERS)],
                 markersize=4,
                 linewidth=1,
@@ -300,16 +303,18 @@ def _staleness(comparison: Comparison) -> Iterator[Picture]:
             )
         panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         panel.set_xlim(-0.5, max(largest, bound or 0) + 1)
-        panel.set_ylim(bottom=0)
+        panel.set_yscale("log")
+        panel.set_ylim(top=200)
         panel.set_title(model)
         panel.set_xlabel("tau (updates)")
-    panels[0].set_ylabel("% of pushes")
+    panels[0].set_ylabel("% of pushes (log scale)")
     _legend(figure, *panels)
     yield Picture(
         name="staleness",
         title="Version staleness",
         caption=f"{_setting(comparison)}: tau is how many updates happened between reading the weights and "
-        "applying the gradient computed on them. The dashed line is the model's bound: (2s + 1)(N - 1) under "
+        "applying the gradient computed on them. The scale is logarithmic, so that rare "
+        "pushes with a large tau are seen. The dashed line is the model's bound: (2s + 1)(N - 1) under "
         "ssp, 0 under bsp; asp has none.",
         figure=figure,
     )
@@ -333,9 +338,10 @@ def _splits(comparison: Comparison) -> Iterator[Picture]:
             for part in PARTS:
                 if steps:
                     width = 1000 * sum(one.time_split()[part] for one in best.figures) / steps
-                    label = part if place == 0 else None
+                    label = part if width > 0.005 * (left + width) else None
                     panel.barh(place, width, left=left, height=0.6, color=PART_COLOURS[part], label=label)
                     left += width
+        panel.margins(x=0.05)
         panel.set_title(profile)
         panel.set_xlabel("ms per step")
         panel.set_yticks(range(len(models)), models)
@@ -354,7 +360,7 @@ def _splits(comparison: Comparison) -> Iterator[Picture]:
 
 def _lanes(comparison: Comparison) -> Iterator[Picture]:
     found: list[tuple[str, list[tuple[str, RunFigures]]]] = []
-    for each in sorted(comparison.experiment.profiles, key=lambda profile: profile.disturbance is None):
+    for each in sorted(comparison.experiment.profiles, key=lambda profile: profile.quiet):
         first = [
             (entry.model, run)
             for entry in _entries(comparison, each.name)

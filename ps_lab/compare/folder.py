@@ -17,19 +17,18 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ps_lab.compare import experiment as experiments
 from ps_lab.compare import outcome as outcomes
-from ps_lab.compare.experiment import Experiment
 from ps_lab.compare.facts import Facts
 from ps_lab.compare.outcome import Outcome
-from ps_lab.compare.plan import Run, runs
+from ps_lab.experiments import experiment as experiments
+from ps_lab.experiments.experiment import Experiment
+from ps_lab.experiments.plan import Run, runs
 from ps_wire.errors import UsageError
 
 FORMAT = 1
@@ -217,13 +216,13 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file so that it is there whole, or not at all."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with half.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        half.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        half.unlink(missing_ok=True)
         raise

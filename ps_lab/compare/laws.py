@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ps_lab.compare.experiment import BASELINES
 from ps_lab.compare.results import Recording, RunData
+from ps_lab.experiments.experiment import BASELINES
 from ps_wire.spec import consistency
 from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 

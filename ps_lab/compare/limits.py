@@ -8,13 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ps_lab.compare.comparison import Comparison
-from ps_lab.compare.experiment import LEAST_SEEDS
 from ps_lab.compare.metrics import RunFigures
+from ps_lab.experiments.experiment import LEAST_SEEDS
+
+BUSY_SHARE = 0.1  # of all cores, that other programs may take before it is said
 
 
 def sentences(comparison: Comparison) -> tuple[str, ...]:
     """All that apply."""
     return tuple(sentence for each in _EACH for sentence in each(comparison))
+
+
+def _simulated(comparison: Comparison) -> Iterator[str]:
+    origins = dict.fromkeys(
+        facts.versions["simulated"]
+        for data in comparison.runs
+        if (facts := data.facts) is not None and "simulated" in facts.versions
+    )
+    for origin in origins:
+        yield (
+            f"The runs are simulated, {origin}: the script did not run. Each simulated worker has a core of "
+            "its own, and a loss or an accuracy is that of a small model in the simulator"
+        )
 
 
 def _missing(comparison: Comparison) -> Iterator[str]:
@@ -111,8 +126,8 @@ def _measured(comparison: Comparison) -> Iterator[str]:
     elif any(not one.evaluated for one in comparison.figures):
         ways = sorted({one.judged_by for one in comparison.figures if one.quality is not None})
         yield (
-            f"{comparison.metric} was not evaluated on held-out data during all runs; it is read from: "
-            f"{', '.join(ways)}"
+            f"{comparison.metric} was not evaluated by a reader while runs went on; it is read from: "
+            f"{', '.join(ways)}. So a time to the target is no earlier than that"
         )
 
 
@@ -126,6 +141,7 @@ def _machine(comparison: Comparison) -> Iterator[str]:
             f"{processes} processes of servers and workers shared {cores} cores: they were slower for it, "
             "and a model that waits more leaves more of a core to the others"
         )
+    yield from _others(comparison)
     if not setup.hosts:
         yield "All processes ran without a shaped network: messages took less time than between machines"
     changes: dict[str, Callable[[RunFigures], object]] = {
@@ -141,7 +157,23 @@ def _machine(comparison: Comparison) -> Iterator[str]:
         yield "The working tree had changes that are in no commit: the commit does not say what ran"
 
 
+def _others(comparison: Comparison) -> Iterator[str]:
+    """Other programs on the machine."""
+    shares = [
+        outcome.other_cpu_s / (facts.cores * (outcome.ended_unix_s - outcome.started_unix_s))
+        for data in comparison.runs
+        if (outcome := data.outcome) is not None and (facts := data.facts) is not None
+        if outcome.other_cpu_s is not None and outcome.ended_unix_s > outcome.started_unix_s
+    ]
+    if shares and max(shares) > BUSY_SHARE:
+        yield (
+            f"Other programs took {sum(shares) / len(shares):.0%} of the cores' time while runs went on, and "
+            f"up to {max(shares):.0%} in one of them: times depend on that, too"
+        )
+
+
 _EACH: tuple[Callable[[Comparison], Iterator[str]], ...] = (
+    _simulated,
     _missing,
     _failed,
     _seeds,

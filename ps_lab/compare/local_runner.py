@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import queue
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,20 +23,21 @@ from typing import Self
 from ps_lab.cluster.child import Child
 from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
 from ps_lab.cluster.interrupts import Signalled
-from ps_lab.compare.experiment import Evaluation, Experiment, Stop
+from ps_lab.cluster.team import Team
 from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
-from ps_lab.compare.plan import Run
-from ps_lab.compare.profiles import Crash, LabelSkew, SlowLink
 from ps_lab.errors import Interrupted, process_failed
+from ps_lab.experiments.experiment import Evaluation, Experiment
+from ps_lab.experiments.plan import Run
 from ps_lab.jobs.calls import drop
 from ps_lab.status.observer import ask
 from ps_lab.status.status import Job as JobStatus
 from ps_lab.status.watch import Watch
 from ps_wire.errors import JobUnknown, PsError, UsageError
+from ps_wire.spec.stragglers import Crash, SlowLink
 
 TICK_S = 0.25
+LAST_LOOK_S = 10.0  # for an evaluation of the final weights, when all workers have ended
 GRACE_S = 20.0  # from SIGTERM until a worker is killed: its step may be a long one
-STOPPED = 75  # of a worker that was asked to leave
 KILLED = 128 + 9  # as a shell says it
 
 
@@ -49,9 +52,9 @@ def check(experiment: Experiment) -> None:
         ("group_size", experiment.setup.group_size > 1, "there are no worker groups yet"),
         ("hosts", bool(experiment.setup.hosts), "runs in networks of their own are not there yet"),
         *(
-            ("profiles", isinstance(profile.disturbance, kind), f"{profile.kind} cannot be run here yet")
+            ("profiles", isinstance(part, SlowLink), f"{profile.name}: slow_link cannot be run here yet")
             for profile in experiment.profiles
-            for kind in (LabelSkew, SlowLink)
+            for part in profile.straggler.parts
         ),
     ]
     for key, is_there, why in refused:
@@ -111,9 +114,8 @@ class LocalRunner:
         with log.open("w", encoding="utf-8", errors="replace", buffering=1) as file:
             self._lines = lambda name, line: _write(file.write, name, line)
             try:
-                return _Running(self._servers(run.servers), run, self._scripts, records).to_its_end(
-                    began_s, self._on_progress
-                )
+                running = _Running(self._servers(run.servers), run, self._scripts, records, self._lines)
+                return running.to_its_end(began_s, self._on_progress)
             except Interrupted:
                 self._stop()
                 raise
@@ -162,8 +164,11 @@ def _write(write: Callable[[str], object], name: str, line: str) -> None:
 class _Running:
     """One run under way."""
 
-    def __init__(self, cluster: Cluster, run: Run, scripts: Path, records: Path) -> None:
+    def __init__(
+        self, cluster: Cluster, run: Run, scripts: Path, records: Path, on_line: Callable[[str, str], None]
+    ) -> None:
         self._cluster = cluster
+        self._on_line = on_line
         self._run = run
         environment = {"PS_STRAGGLER": str(run.profile.stragglers(run.seed))}
         if run.record:
@@ -179,8 +184,7 @@ class _Running:
             environment=environment,
         )
         self._scripts = scripts
-        self._numbers: dict[Child, int] = {}  # workers that run
-        self._ended: list[Child] = []
+        self._killed: Counter[int] = Counter()  # how often each worker was, by its profile
         self._evaluator: Child | None = None
         self._evaluations: list[EvaluationPoint] = []
         self._faults: list[Fault] = []
@@ -197,21 +201,25 @@ class _Running:
             ServerUnreachable: a server does not answer.
         """
         self._forget()
-        workers = self._cluster.start(self._job)
-        self._numbers = {worker: number for number, worker in enumerate(workers)}
+        busy_s = _busy_s()
+        served_s = {server: server.used_s() for server in self._cluster.servers}
+        team = Team(self._cluster, self._job)
         if self._run.evaluation is not None:
             self._evaluator = self._evaluate(self._run.evaluation)
         with Watch(self._cluster.addresses, self._job.name, self._cluster.access) as watch:
-            while self._numbers:
-                self._happened(self._cluster.next_event(TICK_S))
+            while not team.over:
+                self._happened(team, self._cluster.next_event(TICK_S))
+                team.look()
                 on_progress(watch.line)
-                self._look(watch.job, time.monotonic())
+                self._look(team, watch.job, time.monotonic())
         ended_s = time.time()
         if self._evaluator is not None:
-            self._evaluator.kill()
-            self._evaluator.join()
+            self._last_look(self._evaluator)
         status = ask(self._cluster.addresses, self._cluster.access).job(self._job.name)
         self._forget()
+        beside = () if self._evaluator is None else (self._evaluator,)
+        cpu_s = _used_s((*team.ended, *beside), served_s)
+        others_s = None if busy_s is None else (_busy_s() or busy_s) - busy_s - sum(cpu_s.values())
         return Outcome(
             ending=Ending.FAILED if self._reason else Ending.FINISHED,
             reason=self._reason,
@@ -220,54 +228,85 @@ class _Running:
             metrics={} if status is None else _metrics(status),
             evaluations=tuple(self._evaluations),
             counts=() if status is None else _counts(status),
-            cpu_s={worker.name: worker.cpu_s for worker in self._ended if worker.cpu_s is not None},
+            cpu_s=cpu_s,
+            other_cpu_s=None if others_s is None else max(others_s, 0.0),
             faults=tuple(self._faults),
         )
 
-    def _happened(self, event: Event | None) -> None:
+    def _happened(self, team: Team, event: Event | None) -> None:
         if event is None:
             return
         if isinstance(event, Signalled):
             raise interrupted(event)
         child = event.child
+        assert child.exit_code is not None
         if child in self._cluster.servers:
-            assert child.exit_code is not None
             raise process_failed(child.name, child.exit_code)
-        if child not in self._numbers:
+        number = team.left(child)
+        if number is None:
             return
-        number = self._numbers.pop(child)
-        self._ended.append(child)
-        crash = self._run.profile.disturbance
-        if child.exit_code == KILLED and isinstance(crash, Crash) and crash.worker == number:
-            self._faults.append(Fault(kind="crash", worker=number, unix_s=time.time()))
-            if crash.restart and self._asked_s is None:
-                again = self._cluster.start_again(self._job, number, {"PS_STRAGGLER": "none"})
-                self._numbers[again] = number
-            return
-        if child.exit_code == 0 or (child.exit_code == STOPPED and self._asked_s is not None):
-            return
-        if not self._reason and self._asked_s is None:
-            assert child.exit_code is not None
+        crash = self._crash(number) if child.exit_code == KILLED and self._asked_s is None else None
+        if crash is not None:
+            self._killed[number] += 1
+            self._faults.append(Fault(kind=crash.KIND, worker=number, unix_s=time.time()))
+            if crash.restart_s < math.inf:
+                team.again(number, crash.restart_s)
+        elif child.exit_code != 0 and self._asked_s is None:
             self._reason = process_failed(child.name, child.exit_code).message
-            self._ask_to_leave(time.monotonic())
+            self._ask_to_leave(team, time.monotonic())
 
-    def _look(self, job: JobStatus | None, now_s: float) -> None:
+    def _crash(self, number: int) -> Crash | None:
+        """The next one of a worker, as its profile has them."""
+        mine = [
+            part
+            for part in self._run.profile.straggler.parts
+            if isinstance(part, Crash) and (not part.workers or number in part.workers)
+        ]
+        mine.sort(key=lambda part: part.step)
+        return mine[self._killed[number]] if self._killed[number] < len(mine) else None
+
+    def _look(self, team: Team, job: JobStatus | None, now_s: float) -> None:
         if self._asked_s is not None:
             if now_s - self._asked_s > GRACE_S:
-                for worker in self._numbers:
-                    worker.kill()
+                team.kill()
             return
         if job is None:
             return
         if self._first_step_s is None and any(worker.step for worker in job.workers):
             self._first_step_s = now_s
-        if self._first_step_s is not None and _is_over(self._run.stop, job, now_s - self._first_step_s):
-            self._ask_to_leave(now_s)
+        if self._first_step_s is not None and self._is_over(job, now_s - self._first_step_s):
+            self._ask_to_leave(team, now_s)
 
-    def _ask_to_leave(self, now_s: float) -> None:
+    def _ask_to_leave(self, team: Team, now_s: float) -> None:
         self._asked_s = now_s
-        for worker in self._numbers:
-            worker.terminate()
+        team.terminate()
+
+    def _is_over(self, job: JobStatus, passed_s: float) -> bool:
+        """Whether a stop rule is met; the exact moment is read from the records afterwards."""
+        stop = self._run.stop
+        if stop.time_s is not None and passed_s >= stop.time_s:
+            return True
+        if stop.samples is not None and sum(worker.samples for worker in job.workers) >= stop.samples:
+            return True
+        if stop.target is None or stop.goes_on:
+            return False
+        if self._run.evaluation is None:
+            value = job.metric(stop.target.metric)
+        else:
+            looks = [look.values.get(stop.target.metric) for look in list(self._evaluations)]
+            value = looks[-1] if looks else None
+        return value is not None and stop.target.met(value)
+
+    def _last_look(self, evaluator: Child) -> None:
+        """Lets the evaluation see the final weights, where the job has any, and ends it."""
+        assert self._run.evaluation is not None
+        until_s = time.monotonic() + self._run.evaluation.every_s + LAST_LOOK_S
+        while self._asked_s is None and evaluator.exit_code is None and time.monotonic() < until_s:
+            event = self._cluster.next_event(TICK_S)
+            if isinstance(event, Signalled):
+                raise interrupted(event)
+        evaluator.kill()
+        evaluator.join()
 
     def _forget(self) -> None:
         with contextlib.suppress(JobUnknown):
@@ -276,9 +315,10 @@ class _Running:
     def _evaluate(self, evaluation: Evaluation) -> Child:
         """Its script reads the job's weights as it likes, and prints a JSON object at each look."""
 
-        def said(_name: str, line: str) -> None:
+        def said(name: str, line: str) -> None:
             if (point := _point(line)) is not None:
                 self._evaluations.append(point)
+            self._on_line(name, line)
 
         return self._cluster.start_beside(
             "evaluator",
@@ -292,14 +332,25 @@ class _Running:
         )
 
 
-def _is_over(stop: Stop, job: JobStatus, passed_s: float) -> bool:
-    """Whether a stop rule is met; the exact moment is read from the records afterwards."""
-    if stop.time_s is not None and passed_s >= stop.time_s:
-        return True
-    if stop.samples is not None and sum(worker.samples for worker in job.workers) >= stop.samples:
-        return True
-    value = None if stop.target is None else job.metric(stop.target.metric)
-    return stop.target is not None and value is not None and stop.target.met(value)
+def _used_s(ended: Sequence[Child], servers: Mapping[Child, float | None]) -> dict[str, float]:
+    """Processor time by name: of a worker all its processes, of a server since then."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for child in ended:
+        found[child.name] += child.cpu_s or 0.0
+    for server, before_s in servers.items():
+        found[server.name] += (server.used_s() or 0.0) - (before_s or 0.0)
+    return {name: seconds for name, seconds in found.items() if seconds > 0.0}
+
+
+def _busy_s() -> float | None:
+    """Processor time of the whole machine but for this process, by proc(5); None: not known."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+        user, nice, system, _idle, _waiting, interrupts, soft = map(int, first.split()[1:8])
+    except (OSError, ValueError):
+        return None
+    ticks = user + nice + system + interrupts + soft
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def _metrics(job: JobStatus) -> dict[str, float]:
@@ -323,7 +374,10 @@ def _counts(job: JobStatus) -> tuple[WorkerCounts, ...]:
 
 
 def _point(line: str) -> EvaluationPoint | None:
-    """What an evaluation script printed, if it is a look: a JSON object of numbers, with `held_s` maybe."""
+    """What an evaluation script printed, if it is a look: a JSON object of numbers.
+
+    `held_s` and `unix_s` among them say how long it held pushes back, and when the weights were read.
+    """
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -336,6 +390,7 @@ def _point(line: str) -> EvaluationPoint | None:
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
     held_s = numbers.pop("held_s", 0.0)
-    if not numbers or not math.isfinite(held_s) or held_s < 0.0:
+    unix_s = numbers.pop("unix_s", time.time())
+    if not numbers or not (0.0 <= held_s < math.inf and 0.0 <= unix_s < math.inf):
         return None
-    return EvaluationPoint(unix_s=time.time(), held_s=held_s, values=numbers)
+    return EvaluationPoint(unix_s=unix_s, held_s=held_s, values=numbers)

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ps_lab.compare.experiment import BASELINES, Target
 from ps_lab.compare.outcome import Fault
 from ps_lab.compare.results import Numbers, Recording, RunData, joined
+from ps_lab.experiments.experiment import BASELINES, Target
 
 PARTS = ("compute", "push", "gate", "pull", "other")
 WINDOW_STEPS = 10  # at least, of the running mean by which a logged metric reaches a target

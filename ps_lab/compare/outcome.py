@@ -85,7 +85,8 @@ class Outcome:
         metrics: what the script logged last, mean over workers.
         evaluations: in order.
         counts: of the servers, by worker; none without servers.
-        cpu_s: processor time by process.
+        cpu_s: processor time by process, of servers in this run alone.
+        other_cpu_s: that all other programs of the machine took meanwhile; None: not known.
         faults: in order.
     """
 
@@ -97,6 +98,7 @@ class Outcome:
     evaluations: tuple[EvaluationPoint, ...] = ()
     counts: tuple[WorkerCounts, ...] = ()
     cpu_s: Mapping[str, float] = field(default_factory=dict)
+    other_cpu_s: float | None = None
     faults: tuple[Fault, ...] = ()
 
 

@@ -26,7 +26,7 @@ from ps_lab.compare.facts import Facts
 from ps_lab.compare.figures import Picture, pictures
 from ps_lab.compare.folder import REPORT, Folder, write_text
 from ps_lab.compare.laws import verdicts
-from ps_lab.compare.sentences import SPEED, TARGET, Finding, findings
+from ps_lab.compare.sentences import SPEED, TARGET, Finding, findings, in_short
 from ps_lab.compare.tables import Table, Value
 
 PAGE = "report.html"
@@ -82,6 +82,7 @@ class Report:
 
     Attributes:
         page: the HTML file.
+        short: who was first under each profile, and how sure that is.
         findings: its sentences.
         limits: what the comparison cannot show.
         violated: laws that did not hold, each in a sentence.
@@ -89,6 +90,7 @@ class Report:
     """
 
     page: Path
+    short: tuple[str, ...]
     findings: tuple[Finding, ...]
     limits: tuple[str, ...]
     violated: tuple[str, ...]
@@ -109,6 +111,7 @@ def make(path: Path, against: Path | None = None) -> Report:
     comparison = Comparison.read(Folder.open(path))
     older = None if against is None else Comparison.read(Folder.open(against))
     found = findings(comparison, older)
+    short = in_short(comparison, found)
     cannot = limits.sentences(comparison)
     checked = [(one, verdicts(one.data)) for one in comparison.figures]
     law_table, law_summary = tables.laws(checked), tables.law_summary(checked)
@@ -127,9 +130,10 @@ def make(path: Path, against: Path | None = None) -> Report:
     for table in (*shown, *aside):
         write_text(out / "tables" / f"{table.name}.csv", table.csv())
     drawn = [_drawn(picture, out / "figures") for picture in pictures(comparison)]
-    write_text(out / SUMMARY, _markdown(comparison, against, found, cannot, violated, shown[0]))
+    write_text(out / SUMMARY, _markdown(comparison, against, short, found, cannot, violated, shown[0]))
     parts = [
         *_head(comparison, against),
+        *_short(short),
         *_findings(found),
         *_limits(cannot, violated),
         *_setup(comparison),
@@ -143,6 +147,7 @@ def make(path: Path, against: Path | None = None) -> Report:
     write_text(page, _page(comparison.experiment.name, parts))
     return Report(
         page=page,
+        short=short,
         findings=found,
         limits=cannot,
         violated=violated,
@@ -171,6 +176,12 @@ def _head(comparison: Comparison, against: Path | None) -> Iterator[str]:
         yield f"<p>{escape(experiment.description)}</p>"
     if against is not None:
         yield f"<p>&ldquo;Before&rdquo; is the comparison in <code>{escape(str(against))}</code>.</p>"
+
+
+def _short(short: Sequence[str]) -> Iterator[str]:
+    yield "<h2>In short</h2><ul>"
+    yield from (f"<li>{escape(one)}</li>" for one in short)
+    yield "</ul>"
 
 
 def _findings(found: Sequence[Finding]) -> Iterator[str]:
@@ -229,7 +240,12 @@ def _setup_rows(comparison: Comparison) -> Iterator[tuple[str, str]]:
             yield f"arguments of {model}", " ".join(experiment.optimizer.of(model))
     ends = [f"{stop.time_s:g} s"] if stop.time_s is not None else []
     ends += [f"{stop.samples} samples"] if stop.samples is not None else []
-    ends += [str(stop.target)] if stop.target is not None else []
+    ends += [str(stop.target)] if stop.target is not None and not stop.goes_on else []
+    if stop.target is not None:
+        yield "target", str(stop.target)
+    if experiment.evaluation is not None:
+        evaluation = experiment.evaluation
+        yield "evaluated", f"every {evaluation.every_s:g} s by {evaluation.script}, a reader of the job"
     yield "a run ends", f"at {', or at '.join(ends)}, or with its script" if ends else "with its script"
     facts = dict.fromkeys(_machine(one.facts) for one in comparison.runs if one.facts is not None)
     for place, one in enumerate(facts):
@@ -295,6 +311,7 @@ def _words(aside: Iterable[Table]) -> Iterator[str]:
 def _markdown(
     comparison: Comparison,
     against: Path | None,
+    short: Sequence[str],
     found: Sequence[Finding],
     cannot: Sequence[str],
     violated: Sequence[str],
@@ -305,6 +322,7 @@ def _markdown(
         lines += [comparison.experiment.description, ""]
     if against is not None:
         lines += [f'"Before" is the comparison in `{against}`.', ""]
+    lines += ["## In short", "", *(f"- {one}" for one in short), ""]
     lines += ["## What was found", "", *(f"- {one}" for one in found), ""]
     if violated:
         lines += ["## Laws that did not hold", "", *(f"- {one}" for one in violated), ""]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ps_lab.compare.facts import Facts
 from ps_lab.compare.folder import Folder, RunFolder
 from ps_lab.compare.outcome import Ending, Outcome
-from ps_lab.compare.plan import Run
+from ps_lab.experiments.plan import Run
 from ps_wire.errors import UsageError
 from ps_worker.recording import columns
 from ps_worker.recording.columns import RecordHeader, StepRecord

@@ -7,7 +7,8 @@ and no word of significance is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ps_lab.compare.comparison import Arm, Comparison
@@ -51,6 +52,14 @@ class Finding:
         return self.p is not None and self.p < LEVEL
 
     @property
+    def agreed(self) -> bool:
+        """All of the interval, or of the seeds' range, is on one side of no effect."""
+        if self.effect is None:
+            return False
+        none = 0.0 if self.question == QUALITY else 1.0
+        return self.effect.low > none or self.effect.high < none
+
+    @property
     def text(self) -> str:
         """The sentence without where it is so."""
         rates = f" ({self.rates})" if self.rates else ""
@@ -75,6 +84,67 @@ def findings(comparison: Comparison, against: Comparison | None = None) -> tuple
     return tuple(found)
 
 
+def in_short(comparison: Comparison, found: Sequence[Finding]) -> tuple[str, ...]:
+    """One sentence per profile and number of workers: who was first, and how sure that is."""
+    said = []
+    experiment = comparison.experiment
+    for profile in experiment.profiles:
+        for workers in experiment.setup.workers:
+            arms = [comparison.entries[model, profile.name, workers].best for model in experiment.parties]
+            where, ranked = _where(arms[0]), _ranked(arms, comparison)
+            if ranked:
+                here = [one for one in found if one.where == where and one.reference == experiment.reference]
+                said.append(f"{where}: {ranked}. {_how_sure(here, len(experiment.seeds))}.")
+    return tuple(said)
+
+
+def _ranked(arms: Sequence[Arm], comparison: Comparison) -> str:
+    target = comparison.experiment.stop.target
+    if target is None:
+        speeds = [(_geometric(arm.samples_per_s), arm.model) for arm in arms if arm.samples_per_s]
+        speeds.sort(reverse=True)
+        shown = ", ".join(f"{model} {speed:,.0f}" for speed, model in speeds)
+        return f"samples per second, the fastest first: {shown}" if shown else ""
+    whole = [arm for arm in arms if arm.target_s and len(arm.target_s) == len(arm.seeds)]
+    times = sorted((_geometric(arm.target_s), arm.model) for arm in whole)
+    parts = [f"{model} after {time:.3g} s" for time, model in times]
+    text = f"{target} was reached by {', '.join(parts)}" if parts else ""
+    short = [
+        f"{arm.model} ({len(arm.target_s)} of {len(arm.seeds)})"
+        for arm in arms
+        if len(arm.target_s) < len(arm.seeds)
+    ]
+    if short:
+        text += f"{'; ' if text else f'{target} '}was not reached in all seeds by {', '.join(short)}"
+    return text
+
+
+def _how_sure(found: Sequence[Finding], seeds: int) -> str:
+    """Of the question that the ranking is about."""
+    question = TARGET if any(one.question == TARGET for one in found) else SPEED
+    mine = [one for one in found if one.question == question and one.effect is not None]
+    if not mine:
+        return "Nothing can be compared"
+    reference = mine[0].reference
+    tested = [one for one in mine if one.p is not None]
+    if tested:
+        sure = ", ".join(dict.fromkeys(one.subject for one in tested if one.found))
+        return f"How sure: tests with {seeds} seeds tell {sure or 'none'} from {reference}"
+    agreed = ", ".join(dict.fromkeys(one.subject for one in mine if one.agreed))
+    if seeds == 1:
+        return "How sure: one seed is too few for a test"
+    which = f"all agree on the direction of {agreed}" if agreed else "they agree on no direction"
+    return f"How sure: {seeds} seeds are too few for a test; {which} against {reference}"
+
+
+def _geometric(values: Mapping[int, float]) -> float:
+    return math.exp(math.fsum(math.log(max(value, 1e-9)) for value in values.values()) / len(values))
+
+
+def _where(arm: Arm) -> str:
+    return f"{arm.profile}, {arm.workers} worker{'s' if arm.workers > 1 else ''}"
+
+
 def _within(comparison: Comparison) -> Iterator[Finding]:
     reference = comparison.experiment.reference
     for (model, profile, workers), entry in comparison.entries.items():
@@ -90,13 +160,19 @@ def _within(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _across(comparison: Comparison, against: Comparison) -> Iterator[Finding]:
+    now, before = (
+        ("now", "before") if comparison.simulated == against.simulated else _KINDS[comparison.simulated]
+    )
     for key, entry in comparison.entries.items():
         if key in against.entries:
             older = against.entries[key].best
             rates = _rates(entry.best, older)
             yield from _compared(
-                comparison, entry.best, older, rates, f"{entry.model} now", f"{entry.model} before"
+                comparison, entry.best, older, rates, f"{entry.model} {now}", f"{entry.model} {before}"
             )
+
+
+_KINDS = {True: ("simulated", "measured"), False: ("measured", "simulated")}
 
 
 def _rates(mine: Arm, theirs: Arm) -> str:
@@ -110,7 +186,7 @@ def _compared(
 ) -> Iterator[Finding]:
     one = Finding(
         question=QUALITY,
-        where=f"{mine.profile}, {mine.workers} worker{'s' if mine.workers > 1 else ''}",
+        where=_where(mine),
         workers=mine.workers,
         rates=rates,
         subject=subject,
@@ -183,7 +259,7 @@ def _measured(finding: Finding, effect: Effect) -> str:
         times = f"{effect.value:.2f} x the samples per second of {reference} {_range(effect, '.2f')}"
         return f"{subject} trained on {times}"
     by = f"{effect.value:+.3g} {_range(effect, '+.3g')}"
-    return f"{finding.metric} of {subject} at the end, less that of {reference}, is {by}"
+    return f"{subject} ended with a {finding.metric} of {by} compared with {reference}"
 
 
 def _range(effect: Effect, form: str) -> str:
@@ -197,7 +273,9 @@ def _range(effect: Effect, form: str) -> str:
 def _p(finding: Finding) -> str:
     assert finding.effect is not None
     if finding.p is None:
-        seeds = "1 seed" if finding.effect.pairs == 1 else f"{finding.effect.pairs} seeds"
-        return f", {seeds}: too few for a test"
+        if finding.effect.pairs == 1:
+            return ", 1 seed: too few for a test"
+        agree = "which agree on the direction" if finding.agreed else "which do not agree on the direction"
+        return f", {finding.effect.pairs} seeds, {agree} and are too few for a test"
     p = "< 0.001" if finding.p < 0.001 else f"= {finding.p:.3f}"
     return f", {finding.effect.pairs} seeds, adjusted p {p}"

@@ -217,8 +217,8 @@ def _experiment(
     defaults: tuple[Costs, int, int, str],
     say: Callable[[str], None],
 ) -> None:
-    from ps_lab.compare import experiment as experiments  # noqa: PLC0415
     from ps_lab.compare.folder import Folder  # noqa: PLC0415
+    from ps_lab.experiments import experiment as experiments  # noqa: PLC0415
     from ps_lab.simulate import experiment_runs  # noqa: PLC0415
     from ps_lab.simulate.summary import summarized  # noqa: PLC0415
 

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ps_lab.compare import profiles
-from ps_lab.compare.experiment import BASELINES
 from ps_lab.compare.facts import gather
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.outcome import Ending, EvaluationPoint, WorkerCounts
 from ps_lab.compare.outcome import Outcome as RunOutcome
-from ps_lab.compare.plan import Run
+from ps_lab.experiments.experiment import BASELINES
+from ps_lab.experiments.plan import Run
 from ps_lab.simulate import records
 from ps_lab.simulate.costs import Costs, Link
 from ps_lab.simulate.engine import Learner, Outcome, Setup, Simulation
@@ -55,10 +54,6 @@ def setup_of(run: Run, defaults: Defaults) -> Setup:
         )
         for host in run.hosts
     ]
-    match run.profile.disturbance:
-        case profiles.SlowLink(megabits_per_s=megabits, delay_ms=delay_ms, workers=workers):
-            own = Link(workers=workers, bytes_per_s=megabits * BYTES_PER_MEGABIT, latency_s=delay_ms / 1e3)
-            links.insert(0, own)
     limits = [defaults.num_steps] if run.stop.samples is None and run.stop.time_s is None else []
     if run.stop.samples is not None:
         limits.append(max(1, math.ceil(run.stop.samples / (run.workers * defaults.batch_size))))

@@ -18,9 +18,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ps_lab.compare.results import Recording
 from ps_lab.simulate.costs import Costs
 from ps_lab.simulate.engine import Outcome
-from ps_lab.simulate.records import Recorded
 from ps_wire.errors import UsageError
 
 WARM_UP = 0.05  # of an incarnation's steps, at least one: first steps compile and allocate, and are left out
@@ -30,7 +30,7 @@ MAX_DISTANCE = 0.10  # of N - 1, or half an update: what its staleness may be of
 LEAST_DISTANCE = 0.5
 
 
-def fit(runs: Iterable[Recorded]) -> Costs:
+def fit(runs: Iterable[Recording]) -> Costs:
     """The costs of recorded runs, of one number of workers.
 
     Raises:
@@ -104,7 +104,7 @@ class Validation:
         return abs(self.ratio - 1.0) <= MAX_RATIO and self.wasserstein <= most
 
 
-def validate(real: Sequence[Recorded], simulated: Outcome) -> Validation:
+def validate(real: Sequence[Recording], simulated: Outcome) -> Validation:
     """A recorded run beside a simulated one, of as many workers.
 
     Raises:

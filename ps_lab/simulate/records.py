@@ -7,30 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ps_lab.compare.results import Recording, read_recordings
 from ps_lab.simulate.engine import Outcome
 from ps_wire.errors import UsageError
 from ps_worker.recording import columns
 from ps_worker.recording.columns import RecordHeader, StepRecord
 
 HOST = "simulated"
-MAX_FILES = 10_000
-MAX_STEPS = 10_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """The steps of one incarnation of a worker, real or simulated."""
-
-    header: RecordHeader
-    steps: tuple[StepRecord, ...]
-
-
-def recorded(outcome: Outcome, job: str) -> Iterator[Recorded]:
+def recorded(outcome: Outcome, job: str) -> Iterator[Recording]:
     """The run by worker and incarnation."""
     table, setup = outcome.steps, outcome.setup
     names = ("worker", "incarnation", "step", "clock", "version_read", "tau", "gap", "dropped")
@@ -52,7 +42,7 @@ def recorded(outcome: Outcome, job: str) -> Iterator[Recorded]:
             num_workers=setup.num_workers,
             host=HOST,
         )
-        yield Recorded(
+        yield Recording(
             header=header,
             steps=tuple(
                 _record(
@@ -63,6 +53,7 @@ def recorded(outcome: Outcome, job: str) -> Iterator[Recorded]:
                 )
                 for row in rows
             ),
+            whole=True,
         )
 
 
@@ -98,30 +89,13 @@ def write(outcome: Outcome, folder: Path, job: str) -> None:
             file.writelines(map(columns.encode, it.steps))
 
 
-def read(folder: Path) -> list[Recorded]:
+def read(folder: Path) -> tuple[Recording, ...]:
     """The files of a run, real or simulated; a last line that is not whole is left out.
 
     Raises:
         UsageError: there is none, or one is damaged; the message names it.
     """
-    paths = sorted(folder.glob("*.jsonl"))[: MAX_FILES + 1]
-    if not paths or len(paths) > MAX_FILES:
-        raise UsageError(f"{folder} has no files of records (PS_RECORD), or more than {MAX_FILES}")
-    found: list[Recorded] = []
-    for path in paths:
-        try:
-            found.append(_read_file(path))
-        except (UsageError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}: {error}") from None
-        if sum(len(it.steps) for it in found) > MAX_STEPS:
-            raise UsageError(f"{folder} has more than {MAX_STEPS} steps: give fewer runs at once")
+    found = read_recordings(folder)
+    if not found:
+        raise UsageError(f"{folder} has no files of records (PS_RECORD)", folder=str(folder))
     return found
-
-
-def _read_file(path: Path) -> Recorded:
-    steps: list[StepRecord] = []
-    with path.open(encoding="utf-8") as file:
-        header = columns.decode_header(file.readline(columns.MAX_LINE_BYTES))
-        while (line := file.readline(columns.MAX_LINE_BYTES)).endswith("\n") and len(steps) <= MAX_STEPS:
-            steps.append(columns.decode(line))
-    return Recorded(header=header, steps=tuple(steps))

@@ -88,6 +88,11 @@ class Constant:
     def __post_init__(self) -> None:
         _check_factor(self.KIND, self.factor)
 
+    @property
+    def meaning(self) -> str:
+        """In words, without whom it is about."""
+        return f"compute takes {self.factor:g} times as long in every step"
+
     def at(self, seed: int, stream: int, worker: int, step: int) -> Slowness:  # noqa: ARG002
         """How slow the worker is in the step."""
         return Slowness(factor=self.factor)
@@ -112,6 +117,14 @@ class Transient:
     def __post_init__(self) -> None:
         _check(self.KIND, "p", self.probability, 0.0, 1.0)
         _check_factor(self.KIND, self.factor)
+
+    @property
+    def meaning(self) -> str:
+        """In words, without whom it is about."""
+        return (
+            f"compute takes {self.factor:g} times as long in {100 * self.probability:g} % of the steps, each "
+            "drawn by itself"
+        )
 
     def at(self, seed: int, stream: int, worker: int, step: int) -> Slowness:
         """How slow the worker is in the step."""
@@ -138,6 +151,11 @@ class Exponential:
 
     def __post_init__(self) -> None:
         _check(self.KIND, "mean", self.mean, 0.0, MAX_FACTOR)
+
+    @property
+    def meaning(self) -> str:
+        """In words, without whom it is about."""
+        return f"compute takes an exponentially drawn share longer in each step, {self.mean:g} on average"
 
     def at(self, seed: int, stream: int, worker: int, step: int) -> Slowness:
         """How slow the worker is in the step."""
@@ -176,6 +194,14 @@ class Bursty:
             raise _invalid(self.KIND, "length", self.length, rule)
         _check_factor(self.KIND, self.factor)
 
+    @property
+    def meaning(self) -> str:
+        """In words, without whom it is about."""
+        return (
+            f"compute takes {self.factor:g} times as long in {100 * self.probability:g} % of the steps, in "
+            f"bursts of {self.length:g} on average"
+        )
+
     def at(self, seed: int, stream: int, worker: int, step: int) -> Slowness:
         """How slow the worker is in the step.
 
@@ -210,6 +236,11 @@ class Pause:
         _check(self.KIND, "step", self.step, 0, MAX_WHOLE)
         _check(self.KIND, "s", self.seconds, 0.0, MAX_SECONDS)
 
+    @property
+    def meaning(self) -> str:
+        """In words, without whom it is about."""
+        return f"the process stands still for {self.seconds:g} s before step {self.step}"
+
     def at(self, seed: int, stream: int, worker: int, step: int) -> Slowness:  # noqa: ARG002
         """How slow the worker is in the step."""
         return Slowness(pause_s=self.seconds) if step == self.step else AS_EVER
@@ -236,6 +267,12 @@ class Crash:
         if self.restart_s != math.inf:
             _check(self.KIND, "restart", self.restart_s, 0.0, MAX_SECONDS)
 
+    @property
+    def meaning(self) -> str:
+        """In words, without whom it is about."""
+        again = "never again" if self.restart_s == math.inf else f"again {self.restart_s:g} s later"
+        return f"the process is killed before step {self.step}, and starts {again}"
+
     def at(self, seed: int, stream: int, worker: int, step: int) -> Slowness:  # noqa: ARG002
         """How slow the worker is in the step."""
         return Slowness(restart_s=self.restart_s) if step == self.step else AS_EVER
@@ -257,6 +294,11 @@ class SlowLink:
 
     def __post_init__(self) -> None:
         _check_factor(self.KIND, self.factor)
+
+    @property
+    def meaning(self) -> str:
+        """In words, without whom it is about."""
+        return f"bytes and latency take {self.factor:g} times as long"
 
     def at(self, seed: int, stream: int, worker: int, step: int) -> Slowness:  # noqa: ARG002
         """How slow the worker is in the step."""
@@ -288,6 +330,11 @@ class StragglerProfile:
     def __str__(self) -> str:
         parts = ";".join(map(_text_of, self.parts)) or "none"
         return f"{parts};seed={self.seed}" if self.seed else parts
+
+    @property
+    def meaning(self) -> str:
+        """What is done to the run, in words."""
+        return "; ".join(f"{part.meaning} ({_whom(part)})" for part in self.parts) or "nobody is slow"
 
     def at(self, worker: int, step: int) -> Slowness:
         """How slow the worker is in the step: factors multiply, pauses add up, the first crash counts."""
@@ -375,6 +422,12 @@ def _whole(what: str, others: str, text: str) -> int:
 def _text_of(part: Straggler) -> str:
     said = ((word, field) for word, field in part.WORDS.items() if _said(part, field))
     return f"{part.KIND}:" + ",".join(f"{word}={_shown(getattr(part, field))}" for word, field in said)
+
+
+def _whom(part: Straggler) -> str:
+    if not part.workers:
+        return "all workers"
+    return f"worker{'s' if len(part.workers) > 1 else ''} {', '.join(map(str, part.workers))}"
 
 
 def _said(part: Straggler, field: str) -> bool:

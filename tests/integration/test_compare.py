@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from ps_lab.compare.folder import Folder
+from ps_lab.compare.laws import Holds, verdicts
 from ps_lab.compare.outcome import Ending
+from ps_lab.compare.results import read_recordings, read_run
 
 from .processes import Process, ended, start
 
@@ -105,15 +107,66 @@ def test_ctrl_c_ends_all_processes_and_leaves_the_run_to_be_done(compare, tmp_pa
 
 
 def test_a_budget_that_is_over_says_what_is_missing(compare, tmp_path: Path):
-    code, last = ended(compare("--budget", "0"))
-    assert code == 0
-    assert "2 runs are left for --resume" in last
+    process = compare("--budget", "0")
+    process.wait_line("2 runs are left for --resume")
+    assert process.wait_end() == 0
     assert json.loads((tmp_path / "out" / "experiment.json").read_text())["name"] == "tiny"
+
+
+EVALUATES = """
+import json, os, time
+import torch
+import ps_worker as ps
+
+model = torch.nn.Linear(4, 1)
+with ps.connect(role="reader", wait=100) as reader:
+    ended = False
+    while not ended:
+        ended = reader.read(model).ended
+        print(json.dumps(dict(unix_s=time.time(), held_s=0.01, norm=float(model.weight.norm()))), flush=True)
+print("this is no look")
+"""
+WHOLE = """
+[evaluation]
+script = "evaluate.py"
+every_s = 0.1
+[stop]
+metric = "norm"
+at_least = 0.0
+goes_on = true
+[[profiles]]
+name = "dies"
+straggler = "crash:step=3,restart=0,worker=1"
+"""
+
+
+def test_records_an_evaluation_and_a_worker_that_is_killed_and_comes_again(compare, tmp_path: Path):
+    """All of an experiment at once, with its report."""
+    pytest.importorskip("matplotlib", reason="the extra compare is not installed")
+    (tmp_path / "evaluate.py").write_text(EVALUATES)
+    (tmp_path / "tiny.toml").write_text(EXPERIMENT.replace("record = false\n", "") + WHOLE)
+    process = compare("--only", "asp")
+    process.wait_line("dies, 2 workers: norm >= 0 was reached by asp after")
+    assert process.wait_end() == 0, process.text
+    (done,) = [one for one in Folder.open(tmp_path / "out").runs if one.run.model == "asp"]
+    outcome = done.outcome()
+    assert outcome.ending is Ending.FINISHED
+    assert [(fault.kind, fault.worker) for fault in outcome.faults] == [("crash", 1)]
+    assert outcome.evaluations
+    assert outcome.evaluations[-1].values.keys() == {"norm"}
+    assert {"server 0", "worker 0", "worker 1", "evaluator"} <= outcome.cpu_s.keys()
+    assert outcome.other_cpu_s is None or outcome.other_cpu_s >= 0.0
+    assert "evaluator| this is no look" in (done.path / "output.log").read_text()
+    recordings = read_recordings(done.records)
+    assert [(one.header.worker, len(one.steps)) for one in recordings if one.header.worker == 0] == [(0, 10)]
+    assert [one.header.worker for one in recordings].count(1) == 2
+    assert all(verdict.holds is not Holds.NO for verdict in verdicts(read_run(done)))
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        ('[[profiles]]\nname = "link"\nstraggler = "slow_link:f=8"\n', "profiles: link: slow_link cannot"),
         ('baselines = ["ddp"]\n', "baselines: they need worker groups"),
         ("group_size = 2\n", "group_size: there are no worker groups yet"),
         ('model = "bsp"\n', "models"),

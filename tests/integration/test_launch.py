@@ -195,6 +195,61 @@ def test_the_first_crash_ends_everything_with_its_exit_code_and_is_named(
     assert run.pids() == set()
 
 
+# Worker 1 fails after a step, the first time or each time; worker 0 goes on when that one has come again.
+FAILS = """
+import torch, ps_worker as ps
+from pathlib import Path
+failed, back = Path({failed!r}), {back!r}
+with ps.connect() as worker:
+    table = worker.table({{"w": torch.zeros(8)}}, optimizer=ps.SGD(lr=1.0))
+    again = failed.exists()
+    table.push({{"w": torch.ones(8)}}).result()
+    table.pull().result()
+    if worker.rank == 1 and ({always} or not again):
+        failed.write_text("")
+        raise SystemExit({code})
+    if back:
+        open(back, "w" if worker.rank else "r").close()
+    worker.finish()
+    print("finished")
+"""
+
+
+def failing(tmp_path: Path, *, code: int = 3, always: bool = False, waits: bool = True) -> str:
+    if waits:
+        os.mkfifo(tmp_path / "back")
+    back = str(tmp_path / "back") if waits else ""
+    return FAILS.format(failed=str(tmp_path / "failed"), back=back, code=code, always=always)
+
+
+def test_the_others_go_on_where_they_are_to_and_the_exit_code_is_that_of_who_failed(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    run = launch(failing(tmp_path, waits=False), "--on-failure", "continue")
+    assert run.wait_end() == 3, run.text
+    assert "worker 1 exited with code 3: the others go on" in run.text
+    assert re.search(r"worker 0 +\| finished", run.text)
+    assert run.lines[-1] == "ps-lab: ProcessFailed: worker 1 exited with code 3"
+    assert run.pids() == set()
+
+
+def test_who_fails_once_starts_again_and_all_finish(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    run = launch(failing(tmp_path), "--on-failure", "restart", "--consistency", "asp")
+    assert run.wait_end() == 0, run.text
+    assert "worker 1 exited with code 3: it starts again (1 of 3 times)" in run.text
+    assert all(re.search(rf"worker {number} +\| finished", run.text) for number in (0, 1))
+
+
+@pytest.mark.parametrize(("code", "restarts"), [(3, 3), (78, 0)], ids=["fails each time", "is refused"])
+def test_what_does_not_help_is_not_done_for_ever(
+    launch: Callable[..., Launched], tmp_path: Path, code: int, restarts: int
+) -> None:
+    run = launch(failing(tmp_path, code=code, always=True), "--on-failure", "restart", "--consistency", "asp")
+    assert run.wait_end() == code, run.text
+    assert run.text.count("it starts again") == restarts
+    assert run.pids() == set()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_ends_everything(launch: Callable[..., Launched], number: signal.Signals, code: int) -> None:
     run = launch(BLOCKS)

@@ -24,9 +24,9 @@ def install() -> None:
 def main() -> None:
     """Serves until the tests have closed their end, or have ended."""
     sys.path.insert(0, ROOT)
-    from ps_lab.cluster import fork_server  # noqa: PLC0415 - found now
+    from ps_lab.cluster import die_with_parent, fork_server  # noqa: PLC0415 - found now
 
-    fork_server.die_with(int(sys.argv[2]))
+    die_with_parent.die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     fork_server.serve(control, fork_server.preload((*fork_server.PRELOADED, *sys.argv[3:])), install)

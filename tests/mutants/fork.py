@@ -16,8 +16,8 @@ MUTANTS = (
     Mutant(
         name="fork server: processes outlive those above them",
         file=FILE,
-        text="    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)\n",
-        fault="    pass\n",
+        text="            die_with(me)\n",
+        fault="            pass\n",
         tests=(TESTS,),
     ),
     Mutant(

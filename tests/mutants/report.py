@@ -6,6 +6,7 @@ COLUMNS = "ps_worker/recording/columns.py"
 COLUMNS_TESTS = "tests/unit/ps_worker/recording/test_columns.py"
 COMPARE = "ps_lab/compare"
 COMPARE_TESTS = "tests/unit/ps_lab/compare"
+EXPERIMENT_TESTS = "tests/unit/ps_lab/experiments"
 
 MUTANTS = (
     Mutant(
@@ -31,17 +32,17 @@ MUTANTS = (
     ),
     Mutant(
         name="experiment: a longer budget makes another experiment",
-        file=f"{COMPARE}/experiment.py",
+        file="ps_lab/experiments/experiment.py",
         text='_UNFINGERPRINTED = {"description", "budget_s"}',
         fault='_UNFINGERPRINTED = {"description"}',
-        tests=(f"{COMPARE_TESTS}/test_experiment.py::test_the_fingerprint_is_of_what_is_compared",),
+        tests=(f"{EXPERIMENT_TESTS}/test_experiment.py::test_the_fingerprint_is_of_what_is_compared",),
     ),
     Mutant(
         name="plan: the same model begins with every seed",
-        file=f"{COMPARE}/plan.py",
+        file="ps_lab/experiments/plan.py",
         text="        for index, seed in enumerate(experiment.seeds):\n            first = index % len(parties)\n",
         fault="        for index, seed in enumerate(experiment.seeds):\n            first = 0\n",
-        tests=(f"{COMPARE_TESTS}/test_plan.py::test_who_begins_changes_from_seed_to_seed",),
+        tests=(f"{EXPERIMENT_TESTS}/test_plan.py::test_who_begins_changes_from_seed_to_seed",),
     ),
     Mutant(
         name="folder: a run that has ended is begun again",

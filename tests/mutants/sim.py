@@ -11,8 +11,6 @@ LEARNING = "ps_lab/simulate/learning.py"
 OF_LEARNING = ("tests/unit/ps_lab/simulate/test_learning.py",)
 FIT = "ps_lab/simulate/fit.py"
 OF_FITS = ("tests/unit/ps_lab/simulate/test_fit.py",)
-EXPERIMENTS = "ps_lab/simulate/experiment_runs.py"
-OF_THE_COMMAND = ("tests/unit/ps_lab/simulate/test_simulate_cli.py",)
 CLOSED_FORMS = "ps_lab/simulate/closed_forms.py"
 OF_CLOSED_FORMS = "tests/unit/ps_lab/simulate/test_closed_forms.py"
 
@@ -177,19 +175,5 @@ MUTANTS = (
         text="        return abs(self.ratio - 1.0) <= MAX_RATIO and self.wasserstein <= most\n",
         fault="        return self.wasserstein <= most\n",
         tests=OF_FITS,
-    ),
-    Mutant(
-        name="simulate: bursts of an experiment are as long as the times between them",
-        file="ps_lab/compare/profiles.py",
-        text="            share = slow / (slow + quick)\n",
-        fault="            share = quick / (slow + quick)\n",
-        tests=OF_THE_COMMAND,
-    ),
-    Mutant(
-        name="simulate: an experiment's slow link is everybody's",
-        file=EXPERIMENTS,
-        text="            links.insert(0, own)\n",
-        fault="            links.insert(0, replace(own, workers=()))\n",
-        tests=OF_THE_COMMAND,
     ),
 )

@@ -1,11 +1,12 @@
-"""docs/compare.md: its tables of keys, columns and disturbances are those of the code."""
+"""Pages on experiments: their tables of keys, columns and stragglers are those of the code."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 
-from ps_lab.compare.experiment import Evaluation, Experiment, Host, LearningRates, ModelArguments, Setup
-from ps_lab.compare.profiles import KINDS
+from ps_lab.experiments.experiment import Evaluation, Experiment, Host, LearningRates, ModelArguments, Setup
+from ps_lab.experiments.profiles import Profile
+from ps_wire.spec.stragglers import KINDS, parse
 from ps_worker.recording.columns import COLUMNS
 
 from .pages import table
@@ -24,8 +25,8 @@ def test_every_key_of_an_experiment_is_explained():
     }
     known = (known - sections.keys()) | {f"hosts.{field.name}" for field in fields(Host)}
     known |= {f"{name}.{field.name}" for name, type_ in sections.items() for field in fields(type_)}
-    known |= {f"stop.{name}" for name in ("time_s", "samples", "metric", "at_least", "at_most")}
-    known |= {"profiles.name", "profiles.kind"}
+    known |= {f"stop.{name}" for name in ("time_s", "samples", "metric", "at_least", "at_most", "goes_on")}
+    known |= {f"profiles.{field.name}" for field in fields(Profile)}
     assert keys == known
 
 
@@ -34,10 +35,7 @@ def test_every_column_of_a_record_is_explained_in_the_codes_words():
     assert rows == {column.name: (column.unit, column.meaning) for column in COLUMNS}
 
 
-def test_every_kind_of_disturbance_has_its_keys():
-    rows = {row[0].strip("`"): row[1] for row in table(PAGE, "kind", "keys")}
-    assert rows.keys() == {"none", *KINDS}
-    for kind, type_ in KINDS.items():
-        names = ", ".join(f"`{field.name}`" for field in fields(type_))
-        assert rows[kind] == names, kind
-        assert all(field.default is MISSING or field.name in names for field in fields(type_))
+def test_every_straggler_is_explained_by_a_text_that_can_be_typed():
+    texts = [row[0].strip("`") for row in table("docs/simulate.md", "text", "meaning")]
+    assert [text.partition(":")[0] for text in texts] == ["none", *KINDS]
+    assert [len(parse(text).parts) for text in texts] == [0] + [1] * len(KINDS)

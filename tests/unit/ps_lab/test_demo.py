@@ -1,59 +1,55 @@
-"""The numbers of the demo's table."""
+"""What the demo needs before it runs, and what it must have reached at its end."""
 
-import io
+from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from ps_lab.demo import Row, comparison, find_script, to_row
+from ps_lab import demo
 from ps_lab.errors import DemoFailed
-from ps_wire.spec.staleness import Staleness
+from ps_lab.experiments.experiment import read
+from ps_lab.experiments.plan import runs
+from ps_wire.errors import UsageError
 
-from .made import made_job, made_table, made_table_worker, made_worker
+from .compare.made import EXPERIMENT, World, made_folder, made_run
 
-ENDED = made_job(
-    consistency="asp",
-    num_workers=2,
-    state="ended",
-    workers=(
-        made_worker(0, metrics={"accuracy": 0.98, "seconds": 4.0, "loss": 0.1}),
-        made_worker(1, metrics={"accuracy": 0.96, "seconds": 6.0}),
-    ),
-    tables=(
-        made_table(
-            max_version=500,
-            tau_counts={1: 98, 9: 2},
-            workers=(made_table_worker(0, gate_wait_s=1.0), made_table_worker(1, gate_wait_s=2.0)),
-        ),
-    ),
-)
+FEW = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]")
 
 
-def test_a_row_has_the_lowest_accuracy_and_means_over_workers() -> None:
-    assert to_row(ENDED, 9.5) == Row(
-        consistency="asp",
-        accuracy=0.96,
-        seconds=9.5,
-        training_s=5.0,
-        updates=500,
-        tau=Staleness(pushes=100, mean=1.16, p99=9, max=9),
-        blocked_s=1.5,
-    )
+def test_it_shows_three_models_with_stragglers_and_three_seeds() -> None:
+    experiment, _ = read(demo.find_experiment())
+    assert experiment.models == ("bsp", "ssp:3", "asp")
+    assert [profile.quiet for profile in experiment.profiles] == [False]
+    assert len(runs(experiment)) == 9
+    assert str(experiment.stop.target) == "accuracy >= 0.97"
+    assert experiment.evaluation is not None
 
 
-def test_a_run_that_reports_no_accuracy_is_no_row() -> None:
-    with pytest.raises(DemoFailed, match="no worker reported"):
-        to_row(made_job(workers=(made_worker(0, metrics={"loss": 0.1}),)), 1.0)
+def test_its_folder_is_new_and_has_the_time_in_its_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = demo.make_folder(demo.find_experiment(), None)
+    assert folder.path.name.startswith("demo-2")
+    assert (tmp_path / folder.path / "experiment.json").is_file()
 
 
-def test_the_table_has_what_the_demo_promises() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(comparison([to_row(ENDED, 9.5)]))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    for expected in ("asp", "0.9600", "9.5", "5.0", "500", "100", "1.16", "1.50", "updates/s", "blocked"):
-        assert expected in text
+def test_a_folder_with_runs_or_other_files_is_not_taken(tmp_path: Path) -> None:
+    experiment = demo.find_experiment()
+    folder = demo.make_folder(experiment, tmp_path / "out")
+    made_run(folder.runs[0])
+    with pytest.raises(DemoFailed, match="runs of an earlier demo: take another folder"):
+        demo.make_folder(experiment, tmp_path / "out")
+    with pytest.raises(UsageError, match="has other files"):
+        demo.make_folder(experiment, tmp_path)
 
 
-def test_the_demo_finds_its_script_in_the_source_tree() -> None:
-    assert find_script().name == "digits.py"
+def test_every_model_has_to_reach_the_target_in_the_mean(tmp_path: Path) -> None:
+    demo.check(made_folder(tmp_path / "good", FEW))
+
+    def far(run, world: World) -> None:
+        world.best_lr = 0.1 if run.model == "asp" else 0.001
+
+    low = made_folder(tmp_path / "low", FEW, far)
+    with pytest.raises(DemoFailed, match=r"must reach accuracy >= 0\.9: asp \(quiet\) came to 0\.\d+, asp"):
+        demo.check(low)
+    missing = made_folder(tmp_path / "missing", FEW, only=lambda run: run.model != "bsp")
+    with pytest.raises(DemoFailed, match=r"bsp \(quiet\) came to nan"):
+        demo.check(missing)

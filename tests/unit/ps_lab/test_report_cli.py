@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.compare.experiment import read
-from ps_lab.compare.plan import runs
+from ps_lab.experiments.experiment import read
+from ps_lab.experiments.plan import runs
 from tests.until import LIMIT_S
 
 from .compare.made import EXPERIMENT, made_folder

@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[4]
 RUN = textwrap.dedent(f"""
     import os, socket, sys
     sys.path[0] = {str(ROOT)!r}
-    from ps_lab.cluster import fork_server
+    from ps_lab.cluster import die_with_parent, fork_server
     def prepare(): exec(os.environ.get("CODE", ""), dict(os=os, sys=sys))
-    fork_server.die_with(int(sys.argv[2]))
+    die_with_parent.die_with(int(sys.argv[2]))
     fork_server.serve(socket.socket(fileno=int(sys.argv[1])), 1, prepare)
 """)
 
@@ -129,6 +129,19 @@ def test_its_signals_are_as_after_an_exec(fork: Fork):
         sys.exit()
     """
     assert said(fork(textwrap.dedent(code))) == "True\nset()\n"
+
+
+def test_it_runs_a_script_of_this_python_as_python_does(server: ForkServer, tmp_path: Path):
+    """Its arguments, its folder first on the path, its name, its exit code."""
+    (tmp_path / "beside.py").write_text("MINE = 7")
+    script = tmp_path / "look.py"
+    script.write_text("import sys, beside\nprint(__name__, sys.argv, beside.MINE)\nsys.exit(5)\n")
+    command = [sys.executable, str(script), "--quick"]
+    assert ForkServer.serves(command)
+    assert not ForkServer.serves([sys.executable, "-c", "pass"])
+    forked = server.start(command, os.environ)
+    assert said(forked) == f"__main__ {[str(script), '--quick']} 7\n"
+    assert forked.wait() == 5
 
 
 def test_it_reads_what_it_is_told(fork: Fork):

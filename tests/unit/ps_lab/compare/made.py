@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ps_lab.compare.experiment import BASELINES, parse
 from ps_lab.compare.facts import Facts
 from ps_lab.compare.folder import Folder, RunFolder
 from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
-from ps_lab.compare.plan import Run
-from ps_lab.compare.profiles import Constant, Exponential, Transient
+from ps_lab.experiments.experiment import BASELINES, parse
+from ps_lab.experiments.plan import Run
 from ps_wire.spec import consistency
 from ps_wire.spec.consistency import SSP
+from ps_wire.spec.stragglers import Constant, Exponential, Transient
 from ps_worker.recording.columns import RecordHeader, StepRecord, encode, encode_header, file_name
 
 START_UNIX_S = 1_795_000_000.0
@@ -46,12 +46,9 @@ metric = "accuracy"
 at_least = 0.9
 [[profiles]]
 name = "quiet"
-kind = "none"
 [[profiles]]
 name = "transient"
-kind = "transient"
-probability = 0.1
-factor = 5
+straggler = "transient:p=0.1,f=5"
 """
 
 
@@ -68,6 +65,7 @@ class World:
         faults: that happened, as (kind, worker, seconds).
         fails: why the run did.
         killed: a worker whose records end in the middle.
+        others: the part of all cores that other programs took.
     """
 
     steps: int = 60
@@ -80,6 +78,7 @@ class World:
     fails: str = ""
     killed: int | None = None
     records: bool = True
+    others: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
 
 
@@ -197,16 +196,16 @@ def simulated(run: Run, world: World) -> list[list[StepRecord]]:
 
 def _slowed(run: Run, world: World, worker: int, draw: random.Random) -> float:
     time_s = world.compute_s * draw.uniform(0.9, 1.1)
-    what = run.profile.disturbance
-    chance = draw.random()
-    mine = not getattr(what, "workers", ()) or worker in what.workers
-    if isinstance(what, Constant) and mine:
-        return time_s * what.factor
-    if isinstance(what, Transient) and mine and chance < what.probability:
-        return time_s * what.factor
-    if isinstance(what, Exponential) and mine:
-        return time_s * (1 - what.mean_factor * math.log(max(chance, 1e-9)))
-    return time_s
+    factor = 1.0
+    for part in run.profile.straggler.parts:
+        chance = draw.random()
+        if part.workers and worker not in part.workers:
+            continue
+        if isinstance(part, Constant) or (isinstance(part, Transient) and chance < part.probability):
+            factor *= part.factor
+        elif isinstance(part, Exponential):
+            factor *= 1 - part.mean * math.log(max(chance, 1e-9))
+    return time_s * factor
 
 
 def _loss(run: Run, world: World, updates: float, step: int, noise: random.Random) -> float:
@@ -245,6 +244,7 @@ def _outcome(run: Run, world: World, steps: list[list[StepRecord]]) -> Outcome:
         evaluations=tuple(looks) if world.evaluates else (),
         counts=tuple(counts),
         cpu_s={"workers": 0.7 * end_s * run.workers, "servers": 0.3 * end_s},
+        other_cpu_s=world.others * (end_s + 3) * FACTS.cores,
         faults=tuple(
             Fault(kind=kind, worker=worker, unix_s=START_UNIX_S + at) for kind, worker, at in world.faults
         ),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.compare.experiment import parse
 from ps_lab.compare.facts import gather
 from ps_lab.compare.folder import Folder, write_text
 from ps_lab.compare.outcome import (
@@ -18,6 +17,7 @@ from ps_lab.compare.outcome import (
     decode,
     encode,
 )
+from ps_lab.experiments.experiment import parse
 from ps_wire.errors import UsageError
 
 TEXT = 'name = "one"\nscript = "train.py"\nmodels = ["bsp", "asp"]\nseeds = [0, 1]\n'
@@ -29,6 +29,7 @@ OUTCOME = Outcome(
     evaluations=(EvaluationPoint(unix_s=110.0, held_s=0.1, values={"accuracy": 0.9, "loss": math.inf}),),
     counts=(WorkerCounts(worker=0, received=4, applied=3, dropped=1, abstained=0),),
     cpu_s={"worker 0": 3.0},
+    other_cpu_s=1.5,
     faults=(Fault(kind="crash", worker=1, unix_s=111.0),),
 )
 
@@ -155,3 +156,10 @@ def test_the_facts_name_machine_versions_and_script(tmp_path: Path):
     assert len(facts.script_sha256) == 64
     here = gather(Path(__file__))
     assert here.commit == "" or len(here.commit) == 40
+
+
+def test_who_may_read_other_files_here_may_read_those_of_a_comparison(tmp_path: Path):
+    folder = made(tmp_path)
+    other = tmp_path / "other"
+    other.write_text("")
+    assert (folder.path / "experiment.json").stat().st_mode == other.stat().st_mode

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_lab.compare.experiment import Target
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.metrics import PARTS, RunFigures, spread
 from ps_lab.compare.results import RunData, read_recording, read_runs
+from ps_lab.experiments.experiment import Target
 from ps_wire.errors import UsageError
 from ps_worker.recording.columns import RecordHeader, StepRecord, encode_header
 

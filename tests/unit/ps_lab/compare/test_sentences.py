@@ -1,5 +1,6 @@
 """What a comparison says: each question is answered, found or not, and with few seeds without a test."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from ps_lab.compare.comparison import Comparison
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.limits import sentences
-from ps_lab.compare.sentences import QUALITY, SPEED, TARGET, findings
+from ps_lab.compare.sentences import QUALITY, SPEED, TARGET, findings, in_short
 
 from .made import EXPERIMENT, FACTS, World, made_folder, no_change
 
@@ -51,7 +52,7 @@ def test_with_few_seeds_there_is_an_effect_and_no_test(tmp_path: Path):
     found = findings(comparison)
     assert all(one.p is None and not one.found for one in found)
     text = " ".join(map(str, found))
-    assert "3 seeds: too few for a test" in text
+    assert "3 seeds, which agree on the direction and are too few for a test" in text
     assert "over seeds)" in text
     for word in ("signific", "difference found", "p =", "p <", "["):
         assert word not in text
@@ -137,8 +138,6 @@ def test_what_a_budget_left_out_is_said(tmp_path: Path):
 
 
 def test_limits_of_the_machine_and_of_what_was_measured(tmp_path: Path):
-    from dataclasses import replace  # noqa: PLC0415
-
     def change(run, world: World) -> None:
         world.evaluates = world.loss = False
 
@@ -160,8 +159,6 @@ def test_limits_of_the_machine_and_of_what_was_measured(tmp_path: Path):
 
 
 def test_runs_of_different_code_are_said_to_be(tmp_path: Path):
-    from dataclasses import replace  # noqa: PLC0415
-
     from .made import made_run  # noqa: PLC0415
 
     folder = made_folder(tmp_path / "out", FEW, only=lambda run: run.seed == 0)
@@ -196,3 +193,78 @@ def test_all_tests_of_a_report_are_corrected_together(tmp_path: Path):
     assert more[smallest].p == pytest.approx(
         alone[smallest].effect.p * sum(one.p is not None for one in more)
     )
+
+
+def short(comparison: Comparison) -> str:
+    return " ".join(in_short(comparison, findings(comparison)))
+
+
+def test_one_sentence_says_who_was_first_and_how_sure_that_is(tmp_path: Path):
+    comparison = compared(tmp_path)
+    quiet, transient = in_short(comparison, findings(comparison))
+    assert quiet.startswith("quiet, 4 workers: accuracy >= 0.9 was reached by ")
+    assert transient.endswith("How sure: tests with 5 seeds tell ssp:3, asp from bsp.")
+    times = {
+        entry.model: sum(entry.best.target_s.values())
+        for entry in comparison.entries.values()
+        if entry.profile == "transient"
+    }
+    first = min(times, key=lambda model: times[model])
+    assert transient.startswith(f"transient, 4 workers: accuracy >= 0.9 was reached by {first} after ")
+
+
+def test_with_few_seeds_it_says_whether_they_agree_and_claims_nothing(tmp_path: Path):
+    text = short(compared(tmp_path, FEW))
+    assert "How sure: 3 seeds are too few for a test; all agree on the direction of " in text
+    one = short(compared(tmp_path / "one", FEW.replace("[0, 1, 2]", "[0]")))
+    assert "How sure: one seed is too few for a test." in one
+
+
+def test_who_missed_the_target_is_not_among_those_that_reached_it(tmp_path: Path):
+    def change(run, world: World) -> None:
+        world.best_lr = 0.1 if run.model == "asp" and run.seed == 1 else 0.001
+
+    text = short(compared(tmp_path, EXPERIMENT, change))
+    assert "; was not reached in all seeds by asp (4 of 5)." in text
+    assert "asp after" not in text
+
+
+def test_without_a_target_the_fastest_is_named(tmp_path: Path):
+    text = short(
+        compared(tmp_path, EXPERIMENT.replace('metric = "accuracy"\nat_least = 0.9', "samples = 100"))
+    )
+    assert "quiet, 4 workers: samples per second, the fastest first: " in text
+
+
+def test_programs_that_took_the_cores_are_said(tmp_path: Path):
+    def busy(run, world: World) -> None:
+        world.others = 0.4 if run.model == "asp" else 0.0
+
+    said = " ".join(sentences(compared(tmp_path, FEW, busy)))
+    assert (
+        "Other programs took 13% of the cores' time while runs went on, and up to 40% in one of them" in said
+    )
+    assert "Other programs" not in " ".join(sentences(compared(tmp_path / "quiet", FEW)))
+
+
+def test_a_simulation_says_that_it_is_one_and_is_compared_with_what_was_measured(tmp_path: Path):
+    facts = replace(FACTS, versions=FACTS.versions | {"simulated": "in virtual time; costs as given"})
+    simulated = compared(tmp_path, FEW, facts=facts)
+    measured = compared(tmp_path / "measured", FEW)
+    assert any(one.startswith("The runs are simulated, in virtual time") for one in sentences(simulated))
+    assert not any("simulated" in one for one in sentences(measured))
+    across = [one for one in findings(simulated, measured) if one.reference.endswith(" measured")]
+    assert {one.subject for one in across} == {"bsp simulated", "ssp:3 simulated", "asp simulated"}
+
+
+def test_seeds_that_differ_in_direction_are_said_to(tmp_path: Path):
+    def change(run, world: World) -> None:
+        world.compute_s = 0.04 if run.model == "asp" and run.seed == 1 else 0.02
+
+    speed = next(
+        one
+        for one in findings(compared(tmp_path, FEW, change))
+        if one.subject == "asp" and one.question == SPEED and "transient" in one.where
+    )
+    assert speed.effect.low < 1 < speed.effect.high
+    assert "3 seeds, which do not agree on the direction and are too few for a test" in str(speed)

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ps_lab.compare import profiles as disturbances
-from ps_lab.compare.profiles import Profile
-from ps_lab.compare.section import Section, nearest
+from ps_lab.experiments import profiles
+from ps_lab.experiments.profiles import Profile
+from ps_lab.experiments.section import Section, nearest
 from ps_wire.errors import UsageError
 from ps_wire.frames import carrier as carriers
 from ps_wire.spec import consistency, wire_dtype
@@ -133,11 +133,13 @@ class Stop:
         time_s: after its first step.
         samples: of all workers together.
         target: that is reached.
+        goes_on: the run goes on where the target is reached, so that it has a quality at the end, too.
     """
 
     time_s: float | None = None
     samples: int | None = None
     target: Target | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +275,12 @@ def parse(text: str) -> Experiment:
         given["learning_rates"] = _learning_rates(section.raw("learning_rates"), parties)
     if "optimizer" in section:
         given["optimizer"] = _optimizer(section.raw("optimizer"), parties)
-    return Experiment(setup=setup, **given)
+    found = Experiment(setup=setup, **given)
+    try:
+        found.profiles[0].stragglers(max(found.seeds))
+    except UsageError as error:
+        raise UsageError(f"seeds: {error.message}", key="seeds") from None
+    return found
 
 
 def _models(section: Section) -> tuple[str, ...]:
@@ -298,7 +305,7 @@ def _baselines(section: Section) -> tuple[str, ...]:
 
 def _profiles(section: Section, fewest: int) -> tuple[Profile, ...]:
     found = tuple(
-        disturbances.parse(table, where=f"profiles[{index}]", num_workers=fewest)
+        profiles.parse(table, where=f"profiles[{index}]", num_workers=fewest)
         for index, table in enumerate(section.tables("profiles"))
     )
     _distinct(section, "profiles", tuple(profile.name for profile in found))
@@ -379,7 +386,8 @@ def _optimizer(values: object, parties: tuple[str, ...]) -> ModelArguments:
 
 
 def _stop(values: object) -> Stop:
-    section = Section(values, where="stop", known=("time_s", "samples", "metric", "at_least", "at_most"))
+    names = ("time_s", "samples", "metric", "at_least", "at_most", "goes_on")
+    section = Section(values, where="stop", known=names)
     given: dict[str, Any] = {}
     if "time_s" in section:
         given["time_s"] = section.number("time_s", above=0.0)
@@ -394,8 +402,10 @@ def _stop(values: object) -> Stop:
             value=section.number(bounds[0]),
             larger_is_better=bounds[0] == "at_least",
         )
-    elif bounds:
-        raise UsageError(f"stop.{bounds[0]} needs stop.metric", key=f"stop.{bounds[0]}")
+        given["goes_on"] = "goes_on" in section and section.flag("goes_on")
+    elif bounds or "goes_on" in section:
+        key = f"stop.{[*bounds, 'goes_on'][0]}"
+        raise UsageError(f"{key} needs stop.metric", key=key)
     return Stop(**given)
 
 

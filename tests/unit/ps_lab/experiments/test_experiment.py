@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.compare.experiment import Experiment, Host, Target, parse, read
-from ps_lab.compare.profiles import KINDS, Crash, Transient
+from ps_lab.experiments.experiment import Experiment, Host, Target, parse, read
 from ps_wire.errors import UsageError
 
 WHOLE = """
@@ -46,6 +45,7 @@ time_s = 60
 samples = 100000
 metric = "accuracy"
 at_least = 0.97
+goes_on = true
 
 [evaluation]
 script = "evaluate.py"
@@ -54,21 +54,17 @@ arguments = ["--quick"]
 
 [[profiles]]
 name = "quiet"
-kind = "none"
 
 [[profiles]]
 name = "stumbles"
-kind = "transient"
-probability = 0.1
-factor = 4
+straggler = "transient:p=0.1,f=4"
 
 [[profiles]]
 name = "dies"
-kind = "crash"
-worker = 1
-step = 10
+straggler = "crash:step=10,restart=0,worker=1"
 """
 LEAST = 'name = "least"\nscript = "train.py"\nmodels = ["bsp"]\n'
+PROFILE = LEAST + '[[profiles]]\nname = "a"\n'
 
 
 def test_everything_is_read():
@@ -84,11 +80,15 @@ def test_everything_is_read():
     assert found.optimizer.of("bsp") == ("--momentum", "0.9")
     assert found.optimizer.of("asp") == ()
     assert found.stop.target == Target(metric="accuracy", value=0.97, larger_is_better=True)
+    assert found.stop.goes_on
     assert found.evaluation is not None
     assert found.evaluation.every_s == 5.0
-    assert [profile.kind for profile in found.profiles] == ["none", "transient", "crash"]
-    assert found.profiles[1].disturbance == Transient(probability=0.1, factor=4.0)
-    assert found.profiles[2].disturbance == Crash(worker=1, step=10, restart=True)
+    assert [str(profile.straggler) for profile in found.profiles] == [
+        "none",
+        "transient:p=0.1,f=4",
+        "crash:step=10,restart=0,worker=1",
+    ]
+    assert str(found.profiles[1].stragglers(3)) == "transient:p=0.1,f=4;seed=3"
     assert found.repeats == 2
     assert not found.record
     assert found.budget_s == 3600
@@ -122,34 +122,14 @@ def test_a_target_is_met_from_its_side_alone_and_never_by_nan():
         (LEAST + "[stop]\nzzz = 3", "stop.zzz", "valid are: time_s"),
         (LEAST + "[learning_rates]\nmodels.asp = [1.0]", "learning_rates.models.asp", "did you mean .bsp"),
         (LEAST + "[optimizer]\nmodels.bspp = []", "optimizer.models.bspp", "did you mean 'bsp'"),
-        (
-            LEAST + '[[profiles]]\nname = "a"\nkind = "transiant"',
-            "profiles[0].kind",
-            "did you mean 'transient'",
-        ),
-        (
-            LEAST + '[[profiles]]\nname = "a"\nkind = "transient"\nprobability = 0.1\nfactr = 2',
-            "profiles[0].factr",
-            "did you mean 'factor'",
-        ),
-        (LEAST + '[[profiles]]\nname = "a"\nkind = "constant"', "profiles[0].factor", "is missing"),
-        (LEAST + '[[profiles]]\nname = "a"', "profiles[0].kind", "is missing"),
-        (
-            LEAST + '[[profiles]]\nname = "a"\nkind = "constant"\nfactor = 1',
-            "profiles[0].factor",
-            "a number > 1",
-        ),
-        (
-            LEAST + '[[profiles]]\nname = "a"\nkind = "transient"\nfactor = 2\nprobability = 1.5',
-            "profiles[0].probability",
-            "<= 1",
-        ),
-        (
-            LEAST + '[[profiles]]\nname = "a"\nkind = "constant"\nfactor = 2\nworkers = [4]',
-            "profiles[0].workers",
-            "below 4",
-        ),
-        (LEAST + '[[profiles]]\nname = "a"\nkind = "none"\n' * 2, "profiles", "stands there twice"),
+        (PROFILE + 'straggler = "transiant:p=1,f=2"', "profiles[0].straggler", "did you mean transient"),
+        (PROFILE + 'straggler = "constant:f=4,worker=4"', "profiles[0].straggler", "below 4"),
+        (PROFILE + 'straggler = "constant:f=4;seed=1"', "profiles[0].straggler", "take seed= away"),
+        (PROFILE + 'stragler = "none"', "profiles[0].stragler", "did you mean 'straggler'"),
+        (PROFILE + 'kind = "constant"', "profiles[0].kind", "unknown key"),
+        (LEAST + '[[profiles]]\nstraggler = "none"', "profiles[0].name", "is missing"),
+        (LEAST + '[[profiles]]\nname = "a"\n' * 2, "profiles", "stands there twice"),
+        (LEAST + "seeds = [10000000000]", "seeds", "from 0 to"),
         (LEAST.replace('["bsp"]', '["bsp", "bsp"]'), "models", "'bsp' stands there twice"),
         (LEAST.replace('["bsp"]', '["ssp:3", "ssp:03"]'), "models", "'ssp:3' stands there twice"),
         (LEAST.replace('["bsp"]', '["ssp"]'), "models", "unknown consistency"),
@@ -170,6 +150,7 @@ def test_a_target_is_met_from_its_side_alone_and_never_by_nan():
         (LEAST + "budget_s = inf", "budget_s", "number"),
         (LEAST + "[stop]\nmetric = 'loss'", "stop.metric", "at_least and stop.at_most"),
         (LEAST + "[stop]\nat_most = 0.1", "stop.at_most", "needs stop.metric"),
+        (LEAST + "[stop]\ngoes_on = true", "stop.goes_on", "needs stop.metric"),
         (LEAST + "[learning_rates]\ngrid = [0.1]\ncommon = 0.2", "learning_rates.common", "also of bsp"),
         (LEAST + "[learning_rates]\ngrid = [0.0]", "learning_rates.grid", "> 0"),
         (LEAST + "[[hosts]]\nworkers = [9]\nmegabits_per_s = 1", "hosts[0].workers", "below 4"),
@@ -190,22 +171,15 @@ def test_what_is_no_toml_is_said():
         parse("models = [")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_disturbance_is_read_and_shown(kind):
-    values = {
-        "constant": "factor = 4\nworkers = [1]",
-        "transient": "factor = 4\nprobability = 0.5",
-        "exponential": "mean_factor = 0.5",
-        "bursty": "factor = 3\nmean_slow_steps = 5\nmean_quick_steps = 20",
-        "pause": "worker = 0\nstep = 5\npause_s = 2",
-        "crash": "worker = 0\nstep = 5\nrestart = false",
-        "slow_link": "megabits_per_s = 10\ndelay_ms = 20\nworkers = [3]",
-        "label_skew": "alpha = 0.3",
-    }[kind]
-    found = parse(f'{LEAST}[[profiles]]\nname = "it"\nkind = "{kind}"\n{values}').profiles[0]
-    assert found.kind == kind
-    assert str(found).startswith(kind)
-    assert found.to_json()["kind"] == kind
+def test_a_profile_says_what_it_does():
+    text = 'straggler = "pause:step=5,s=2;constant:f=3,worker=1+2"\narguments = ["--label-skew", "0.3"]'
+    found = parse(PROFILE + text).profiles[0]
+    assert str(found) == (
+        "the process stands still for 2 s before step 5 (worker 0); compute takes 3 times as long in every "
+        "step (workers 1, 2); the script also gets --label-skew 0.3"
+    )
+    assert not found.quiet
+    assert found.to_json()["straggler"] == "pause:step=5,s=2;constant:f=3,worker=1+2"
 
 
 def test_the_fingerprint_is_of_what_is_compared():

@@ -2,8 +2,8 @@
 
 from itertools import groupby
 
-from ps_lab.compare.experiment import parse
-from ps_lab.compare.plan import runs
+from ps_lab.experiments.experiment import parse
+from ps_lab.experiments.plan import runs
 
 TEXT = """
 name = "plan"
@@ -22,12 +22,10 @@ models.asp = [0.05, 0.1, 0.2]
 models.asp = ["--momentum", "0"]
 [[profiles]]
 name = "quiet"
-kind = "none"
 [[profiles]]
 name = "slow one"
-kind = "constant"
-factor = 4
-workers = [1]
+straggler = "constant:f=4,worker=1"
+arguments = ["--label-skew", "0.5"]
 """
 
 
@@ -77,3 +75,8 @@ def test_a_script_that_takes_no_seed_gets_none():
     assert run.arguments == ()
     assert run.lr is None
     assert str(run) == "bsp, none, 4 workers, seed 0"
+
+
+def test_a_profile_adds_arguments_to_those_of_every_run():
+    for run in runs(parse(TEXT)):
+        assert (run.arguments[-6:-4] == ("--label-skew", "0.5")) == (run.profile.name == "slow one")

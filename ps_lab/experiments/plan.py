@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ps_lab.compare.experiment import Evaluation, Experiment, Host, Stop
-from ps_lab.compare.profiles import Profile
+from ps_lab.experiments.experiment import Evaluation, Experiment, Host, Stop
+from ps_lab.experiments.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def _run(
     seed: int,
     repeat: int,
 ) -> Run:
-    arguments = [*experiment.arguments, *experiment.optimizer.of(party)]
+    arguments = [*experiment.arguments, *experiment.optimizer.of(party), *profile.arguments]
     if lr is not None:
         arguments += [experiment.learning_rates.argument, repr(lr)]
     if experiment.seed_argument:
