@@ -15,6 +15,7 @@ from ps_lab.errors import LibraryMissing, exit_code_of
 from ps_lab.jobs import cli as job_cli
 from ps_lab.simulate import cli as simulate_cli
 from ps_lab.snapshots import cli as snapshot_cli
+from ps_lab.top import cli as top_cli
 from ps_wire.access import token as tokens
 from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
 from ps_wire.errors import UsageError
@@ -40,6 +41,7 @@ app.add_typer(bench.app)
 app.add_typer(snapshot_cli.app)
 app.add_typer(job_cli.app)
 app.command()(simulate_cli.simulate)
+app.command()(top_cli.top)
 
 
 TokenFile: TypeAlias = Annotated[

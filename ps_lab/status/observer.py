@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_lab.status.status import Job, Shard, Status, Table, TableWorker, Worker, merge_tables
+from ps_lab.status.status import Job, Shard, Snapshot, Status, Table, TableWorker, Worker, merge_tables
 from ps_wire.access.access import OPEN, Access
 from ps_wire.access.channel import dial
 from ps_wire.access.status import error_of
@@ -26,33 +28,92 @@ HEALTH_LIMIT_S = 0.5
 
 
 def ask(servers: tuple[str, ...], access: Access = OPEN, *, timeout_s: float = ANSWER_LIMIT_S) -> Status:
-    """All that these servers say of themselves and their jobs.
+    """All that these servers say of themselves and their jobs; see `Observer.look`.
 
     Args:
         servers: all addresses, in shard order.
         access: certificates and token, where the servers want any.
-        timeout_s: for each answer.
-
-    Raises:
-        TlsRefused, TokenRefused: a server does not let us in.
-        ServerUnreachable: an address does not answer, or what answers is no server of this project.
-        ShardMismatch: the list has the wrong length or order.
+        timeout_s: for all answers.
     """
-    replies = [_tables(address, position, access, timeout_s) for position, address in enumerate(servers)]
-    with _call(servers[0], access) as channel:
-        cluster: coordinator.StatusReply = CoordinatorStub(channel).Status(
-            coordinator.StatusRequest(), timeout=timeout_s, metadata=access.metadata
+    with Observer(servers, access, timeout_s=timeout_s) as observer:
+        return observer.look()
+
+
+class Observer:
+    """A context manager that asks servers again and again: channels stay open, and all are asked at once."""
+
+    def __init__(
+        self, servers: tuple[str, ...], access: Access = OPEN, *, timeout_s: float = ANSWER_LIMIT_S
+    ) -> None:
+        """Asks nobody yet; arguments as for `ask`."""
+        self._servers = servers
+        self._access = access
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def look(self) -> Status:
+        """All that the servers say now.
+
+        Raises:
+            TlsRefused, TokenRefused: a server does not let us in.
+            ServerUnreachable: an address does not answer, or what answers is no server of this project.
+            ShardMismatch: the list has the wrong length or order.
+        """
+        try:
+            return self._look()
+        except BaseException:
+            self._close()  # the next look shows the certificates of then, and waits for no back-off
+            raise
+
+    def _look(self) -> Status:
+        request, coordinator_request = shard.TablesRequest(), coordinator.StatusRequest()
+        said = {"timeout": self._timeout_s, "metadata": self._access.metadata}
+        asked = [ShardStub(self._channel(it)).Tables.future(request, **said) for it in self._servers]
+        first = self._servers[0]
+        cluster_asked = CoordinatorStub(self._channel(first)).Status.future(coordinator_request, **said)
+        try:
+            replies = [
+                self._answer(address, future) for address, future in zip(self._servers, asked, strict=True)
+            ]
+            for position, reply in enumerate(replies):
+                _check_place(reply, position, self._servers[position])
+            cluster: coordinator.StatusReply = self._answer(first, cluster_asked)
+        finally:
+            for future in (*asked, cluster_asked):
+                future.cancel()
+        if cluster.num_shards != len(self._servers):
+            raise ShardMismatch(
+                f"{first} is one of {cluster.num_shards} servers; the list has {len(self._servers)}",
+                expected=cluster.num_shards,
+                got=len(self._servers),
+            )
+        shards = zip(replies, self._servers, strict=True)
+        return Status(
+            shards=tuple(_shard(reply, address) for reply, address in shards),
+            jobs=tuple(_job(job, replies) for job in cluster.jobs),
         )
-    if cluster.num_shards != len(servers):
-        raise ShardMismatch(
-            f"{servers[0]} is one of {cluster.num_shards} servers; the list has {len(servers)}",
-            expected=cluster.num_shards,
-            got=len(servers),
-        )
-    return Status(
-        shards=tuple(_shard(reply, address) for reply, address in zip(replies, servers, strict=True)),
-        jobs=tuple(_job(job, replies) for job in cluster.jobs),
-    )
+
+    def _channel(self, address: str) -> grpc.Channel:
+        if address not in self._channels:
+            self._channels[address] = dial(address, self._access)
+        return self._channels[address]
+
+    def _answer(self, address: str, future: Any) -> Any:
+        with _named(address, self._access):
+            return future.result()
 
 
 def is_serving(address: str, access: Access = OPEN, *, timeout_s: float = HEALTH_LIMIT_S) -> bool:
@@ -81,7 +142,7 @@ def check_serving(address: str, access: Access = OPEN, *, name: str = "", timeou
         ServerNotReady: it says that it does not serve.
         TlsRefused: it does not let us in.
     """
-    with _call(address, access) as channel:
+    with _named(address, access), dial(address, access) as channel:
         request = health_pb2.HealthCheckRequest(service=name)
         reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
@@ -89,11 +150,7 @@ def check_serving(address: str, access: Access = OPEN, *, name: str = "", timeou
         raise ServerNotReady(f"server {address} says {state}: it starts, stops, or waits for shard 0")
 
 
-def _tables(address: str, position: int, access: Access, timeout_s: float) -> shard.TablesReply:
-    with _call(address, access) as channel:
-        reply: shard.TablesReply = ShardStub(channel).Tables(
-            shard.TablesRequest(), timeout=timeout_s, metadata=access.metadata
-        )
+def _check_place(reply: shard.TablesReply, position: int, address: str) -> None:
     if reply.shard != position:
         raise ShardMismatch(
             f"{address} is shard {reply.shard}, and stands in place {position} of the list",
@@ -101,23 +158,22 @@ def _tables(address: str, position: int, access: Access, timeout_s: float) -> sh
             got=reply.shard,
             address=address,
         )
-    return reply
 
 
 @contextmanager
-def _call(address: str, access: Access) -> Iterator[grpc.Channel]:
-    with dial(address, access) as channel:
-        try:
-            yield channel
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                raise ServerUnreachable(
-                    f"what answers on {address} is no such server: {error.details()}", address=address
-                ) from None
-            named = error_of(error, address)
-            if isinstance(named, ServerUnreachable):
-                raise diagnose(address, access.tls) or named from None
-            raise named from None
+def _named(address: str, access: Access) -> Iterator[None]:
+    """A call that failed raises the error that a person understands."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            raise ServerUnreachable(
+                f"what answers on {address} is no such server: {error.details()}", address=address
+            ) from None
+        named = error_of(error, address)
+        if isinstance(named, ServerUnreachable):
+            raise diagnose(address, access.tls) or named from None
+        raise named from None
 
 
 def _shard(reply: shard.TablesReply, address: str) -> Shard:
@@ -127,6 +183,12 @@ def _shard(reply: shard.TablesReply, address: str) -> Shard:
         memory_bytes=reply.memory_bytes,
         memory_limit_bytes=reply.memory_limit_bytes,
         refused_frames=reply.refused_frames,
+        connections=reply.connections,
+        queued_bytes=reply.queued_bytes,
+        bytes_in=sum(table.bytes_in for table in reply.tables),
+        bytes_out=sum(table.bytes_out for table in reply.tables),
+        min_version=min((table.min_version for table in reply.tables if table.partitions), default=0),
+        max_version=max((table.max_version for table in reply.tables), default=0),
     )
 
 
@@ -149,6 +211,16 @@ def _job(job: coordinator.JobStatus, replies: list[shard.TablesReply]) -> Job:
         epochs=tuple(map(epoch_use_from_proto, job.epochs)),
         workers=tuple(_worker(worker) for worker in sorted(job.workers, key=lambda worker: worker.worker)),
         tables=tuple(merge_tables(parts[number]) for number in sorted(parts)),
+        snapshot=_snapshot(job.snapshot) if job.HasField("snapshot") else None,
+    )
+
+
+def _snapshot(said: coordinator.SnapshotStatus) -> Snapshot:
+    return Snapshot(
+        age_s=said.age_s,
+        step=said.step if said.HasField("step") else None,
+        duration_s=said.duration_s,
+        nbytes=said.bytes,
     )
 
 

@@ -17,13 +17,50 @@ from ps_wire.spec.staleness import Staleness, merge_counts, summarize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One server: its number, its memory, and the frames that it refused."""
+    """One server.
+
+    Attributes:
+        shard: its number.
+        address: of its control port.
+        memory_bytes: that tables take, as it counts against the limit.
+        memory_limit_bytes: 0: there is none.
+        refused_frames: and connections and calls, since the process began.
+        connections: data connections of workers and readers.
+        queued_bytes: that wait until workers read them.
+        bytes_in: pushed by workers, to all its tables.
+        bytes_out: pulled by workers.
+        min_version: of its partitions, of all jobs that are shown.
+        max_version: of its partitions.
+    """
 
     shard: int
     address: str
     memory_bytes: int
     memory_limit_bytes: int
     refused_frames: int
+    connections: int = 0
+    queued_bytes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    min_version: int = 0
+    max_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The last complete snapshot of a job that the coordinator has seen.
+
+    Attributes:
+        age_s: since it was complete; before the first one, since the coordinator first saw the job.
+        step: of it; None: there was none.
+        duration_s: that it took.
+        nbytes: its size.
+    """
+
+    age_s: float
+    step: int | None
+    duration_s: float
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +196,7 @@ class Job:
         epochs: that began last, of loaders whose batches are trained on.
         workers: by number.
         tables: by number.
+        snapshot: the last one; None: the servers take none.
     """
 
     name: str
@@ -173,6 +211,7 @@ class Job:
     epochs: tuple[EpochUse, ...]
     workers: tuple[Worker, ...]
     tables: tuple[Table, ...]
+    snapshot: Snapshot | None = None
 
     @property
     def tau(self) -> Staleness:

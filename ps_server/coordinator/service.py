@@ -25,6 +25,7 @@ from ps_server.coordinator.member_streams import MemberStreams, worker_status
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
 from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
+from ps_server.coordinator.snapshots.taken import SnapshotFigures
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
@@ -340,10 +341,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             jobs.append(pb.JobStatus(job=spec_pb2.Job(name=name), state=state))
         return pb.StatusReply(num_shards=self._fleet.num_shards, shards=self._fleet.addresses, jobs=jobs)
 
-    @staticmethod
-    def _job_status(runner: JobRunner) -> pb.JobStatus:
+    def _job_status(self, runner: JobRunner) -> pb.JobStatus:
         now_s = time.monotonic()
         job = runner.job
+        snapshot = self._scheduler.figures(job.name)
         clocks = {worker: progress.step for worker, progress in runner.progress.items()}
         return pb.JobStatus(
             job=job.spec,
@@ -352,8 +353,18 @@ class CoordinatorService(rpc.CoordinatorServicer):
             epoch=job.phase.membership_epoch,
             events=runner.events.counts,
             happened=runner.events.last,
+            snapshot=None if snapshot is None else _snapshot_to_proto(snapshot),
             epochs=[epoch_use_to_proto(use) for use in job.epochs.uses(clocks, MAX_EPOCHS_SHOWN)],
             workers=[
                 worker_status(runner, member, now_s) for _, member in sorted(job.roster.members.items())
             ],
         )
+
+
+def _snapshot_to_proto(snapshot: SnapshotFigures) -> pb.SnapshotStatus:
+    return pb.SnapshotStatus(
+        age_s=snapshot.age_s,
+        step=snapshot.step,
+        duration_s=snapshot.duration_s,
+        bytes=snapshot.nbytes,
+    )

@@ -109,11 +109,14 @@ class ShardService(rpc.ShardServicer):
     def figures(self) -> pb.TablesReply:
         """What status says of this shard now."""
         jobs = self._shard.jobs()
+        traffic = self._shard.traffic.figures().values()
         return pb.TablesReply(
             shard=self._shard.index,
             memory_bytes=sum(job.memory_bytes for job in jobs if gatekeeper.sees(job.name)),
             memory_limit_bytes=self._shard.memory_limit_bytes or 0,
             refused_frames=self._shard.refused_frames,
+            connections=sum(it.connections for it in traffic),
+            queued_bytes=sum(it.queued_bytes for it in traffic),
             tables=[
                 _table_figures(job, table)
                 for job in jobs

@@ -1111,7 +1111,7 @@ class StatusReply(_message.Message):
     def __init__(self, num_shards: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events", "epochs", "happened")
+    __slots__ = ("job", "state", "workers", "num_tables", "epoch", "events", "epochs", "happened", "snapshot")
     class EventsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1127,6 +1127,7 @@ class JobStatus(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     HAPPENED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     job: _spec_pb2.Job
     state: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
@@ -1135,7 +1136,20 @@ class JobStatus(_message.Message):
     events: _containers.ScalarMap[str, int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochUse]
     happened: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ..., epochs: _Optional[_Iterable[_Union[EpochUse, _Mapping]]] = ..., happened: _Optional[_Iterable[str]] = ...) -> None: ...
+    snapshot: SnapshotStatus
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., state: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_tables: _Optional[int] = ..., epoch: _Optional[int] = ..., events: _Optional[_Mapping[str, int]] = ..., epochs: _Optional[_Iterable[_Union[EpochUse, _Mapping]]] = ..., happened: _Optional[_Iterable[str]] = ..., snapshot: _Optional[_Union[SnapshotStatus, _Mapping]] = ...) -> None: ...
+
+class SnapshotStatus(_message.Message):
+    __slots__ = ("age_s", "step", "duration_s", "bytes")
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    age_s: float
+    step: int
+    duration_s: float
+    bytes: int
+    def __init__(self, age_s: _Optional[float] = ..., step: _Optional[int] = ..., duration_s: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class EpochUse(_message.Message):
     __slots__ = ("loader", "epoch", "samples", "used", "handed_on", "over")

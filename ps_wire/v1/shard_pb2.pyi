@@ -103,20 +103,24 @@ class TablesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TablesReply(_message.Message):
-    __slots__ = ("shard", "memory_bytes", "memory_limit_bytes", "refused_frames", "tables", "events")
+    __slots__ = ("shard", "memory_bytes", "memory_limit_bytes", "refused_frames", "tables", "events", "connections", "queued_bytes")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     shard: int
     memory_bytes: int
     memory_limit_bytes: int
     refused_frames: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     events: _containers.RepeatedCompositeFieldContainer[JobEvents]
-    def __init__(self, shard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., refused_frames: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[JobEvents, _Mapping]]] = ...) -> None: ...
+    connections: int
+    queued_bytes: int
+    def __init__(self, shard: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., refused_frames: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[JobEvents, _Mapping]]] = ..., connections: _Optional[int] = ..., queued_bytes: _Optional[int] = ...) -> None: ...
 
 class JobEvents(_message.Message):
     __slots__ = ("job", "counts")

@@ -6,6 +6,7 @@ ENDPOINT = "tests/unit/ps_wire/metrics/test_endpoint.py"
 HISTOGRAM = "tests/unit/ps_wire/metrics/test_histogram.py"
 TOTALS = "tests/unit/ps_server/shard/partition/test_totals.py"
 TRAFFIC = "tests/unit/ps_server/shard/test_traffic.py"
+TOP = "tests/unit/ps_lab/top"
 SERVER = "tests/component/connections/test_server_metrics.py"
 
 MUTANTS = (
@@ -99,5 +100,47 @@ MUTANTS = (
         text="        places = itertools.islice(itertools.count(), MOST_WORKERS)\n",
         fault="        places = itertools.count()\n",
         tests=(f"{SERVER}::test_only_so_many_workers_have_series_of_their_own",),
+    ),
+    Mutant(
+        name="top: it asks as often as it can",
+        file="ps_lab/top/live.py",
+        text="    return min(max(PAUSES_PER_LOOK * look_s, LEAST_PAUSE_S), MOST_PAUSE_S)\n",
+        fault="    return LEAST_PAUSE_S\n",
+        tests=(f"{TOP}/test_live.py::test_the_pause_is_a_hundred_looks_long_within_bounds",),
+    ),
+    Mutant(
+        name="top: servers that are away for a while end it",
+        file="ps_lab/top/live.py",
+        text="        except Unavailable as error:\n",
+        fault="        except ZeroDivisionError as error:\n",
+        tests=(f"{TOP}/test_live.py::test_servers_that_are_away_are_waited_for_and_the_last_figures_stay",),
+    ),
+    Mutant(
+        name="top: staleness is that since the job began",
+        file="ps_lab/top/view.py",
+        text="        new.subtract(self._taus.get(job.name, {}))\n",
+        fault="",
+        tests=(f"{TOP}/test_view.py::test_staleness_is_that_of_the_pushes_since_the_look_before",),
+    ),
+    Mutant(
+        name="top: of many workers the fastest are shown",
+        file="ps_lab/top/screen.py",
+        text="sorted(lanes, key=lambda lane: lane.clock)[:MOST_LANES]",
+        fault="sorted(lanes, key=lambda lane: -lane.clock)[:MOST_LANES]",
+        tests=(f"{TOP}/test_screen.py::test_of_many_workers_those_furthest_behind_are_shown",),
+    ),
+    Mutant(
+        name="top: a channel that failed is kept",
+        file="ps_lab/status/observer.py",
+        text="            self._close()  # the next look",
+        fault="            pass  # the next look",
+        tests=("tests/integration/test_top.py::test_a_look_that_failed_begins_with_new_channels",),
+    ),
+    Mutant(
+        name="status: a shard in the wrong place is taken",
+        file="ps_lab/status/observer.py",
+        text="    if reply.shard != position:\n",
+        fault="    if False:\n",
+        tests=("tests/integration/test_top.py::test_servers_in_the_wrong_order_are_named",),
     ),
 )

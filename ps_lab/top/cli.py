@@ -1,0 +1,52 @@
+"""`ps-lab top`: what a person types to watch a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
+from ps_wire.spec.address import parse_servers
+
+
+def top(
+    servers: Annotated[
+        str,
+        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
+    ] = "127.0.0.1:50051",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service.", show_default=False),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(envvar="PS_JOB", help="Shows this one alone; the token may be this job's."),
+    ] = None,
+) -> None:
+    """Watch jobs on a terminal: workers as lanes, who waits for whom, servers, staleness, events.
+
+    It looks once a second, and less often where a look takes longer than 10 ms.
+
+    Exit codes: 64 stdout is no terminal, 69 a server does not answer the first time, 78 the list has the
+    wrong length or order, or a server wants other certificates or another token; 130 Ctrl-C.
+    """
+    from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.status.observer import Observer  # noqa: PLC0415
+    from ps_lab.status.status import Status  # noqa: PLC0415
+    from ps_lab.top.live import show, views  # noqa: PLC0415
+
+    access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
+    addresses = parse_servers(servers)
+    with Observer(addresses, access) as observer:
+
+        def look() -> Status:
+            answer = observer.look()
+            return answer if job is None else answer.only(job)
+
+        show(make_console(), views(look, ", ".join(addresses)))
