@@ -19,8 +19,8 @@ from ps_worker.exchange.in_flight import prevailing
 class Exchanges:
     """The exchanges by the number of their table. Iterating gives those that are there now, by number."""
 
-    def __init__(self, at_failure: Callable[[], None]) -> None:
-        """Has none; `at_failure` is called, on any thread, before exchanges hear of a failure."""
+    def __init__(self, at_failure: Callable[[PsError], None]) -> None:
+        """Has none; `at_failure` is called with a failure, on any thread, before exchanges hear of it."""
         self._at_failure = at_failure
         self._lock = threading.Lock()
         self._exchanges: dict[int, Exchange] = {}
@@ -83,7 +83,7 @@ class Exchanges:
 
     def fail(self, error: PsError) -> None:
         """See `Peer.fail`: every wait, now and later, ends with this error or one that prevails."""
-        self._at_failure()
+        self._at_failure(error)
         with self._lock:
             self._failure = prevailing(self._failure, error)
         for exchange in self:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ps_wire.errors import PsError
+from ps_wire.errors import ConnectionLost, PsError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.exchange.exchanges import Exchanges
 from ps_worker.job.link_listener import LinkListener
@@ -56,7 +56,7 @@ class Presence:
         self.service = open_service(settings, listener.say)
         self._addresses = ShardAddresses(self.service)
         self.carriers = CarrierChoice(self.service, settings.carrier, listener.say, shares=settings.shares)
-        self.exchanges = Exchanges(at_failure=self.carriers.give_up)
+        self.exchanges = Exchanges(at_failure=self._at_failure)
         self._live: Incarnation | None = None
 
     # -- entering and leaving --------------------------------------------------------------------------
@@ -116,6 +116,12 @@ class Presence:
         progress = self._listener.progress()
         progress.passed_over = sendable(self.carriers.passed_over())
         return progress
+
+    def _at_failure(self, error: PsError) -> None:
+        """Data do not travel any more, on any thread: who waits for a carrier, or for a start, is told."""
+        self.carriers.give_up()
+        if isinstance(error, ConnectionLost) and self._live is not None:
+            self._live.membership.lose(error)
 
     # -- what it is now --------------------------------------------------------------------------------
 

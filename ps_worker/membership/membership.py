@@ -86,6 +86,7 @@ class Membership:
         self._waiting_for = ""
         self._waiting = False
         self._error: PsError | None = None
+        self._lost: ConnectionLost | None = None  # a shard: no table starts without it
         self._leaving = False
         self.live_wanted = self.position_wanted = False
         self._promise: SnapshotPromise | None = promise
@@ -157,7 +158,12 @@ class Membership:
 
     @waits("a table to be made")
     def wait_made(self, table: int) -> bool:
-        """Waits until the shards have a table; returns whether this worker's weights start it."""
+        """Waits until the shards have a table; returns whether this worker's weights start it.
+
+        Raises:
+            StartLimitExceeded: naming who was missing.
+            ConnectionLost: a shard is gone for longer than the retry limit.
+        """
         self._wait_for(lambda: table in self._made, self._settings.start_limit_s)
         return self._made[table]
 
@@ -173,6 +179,7 @@ class Membership:
 
         Raises:
             StartLimitExceeded: naming who was missing.
+            ConnectionLost: a shard is gone for longer than the retry limit.
         """
         asked = self._made.get(table, False)
         self._wait_for(
@@ -348,15 +355,26 @@ class Membership:
         if self.joined.incarnation and not self._leaving:
             self._on_failure(error)
 
+    def lose(self, error: ConnectionLost) -> None:
+        """A shard is gone for longer than the retry limit: no wait for a table's start goes on."""
+        with self._changed:
+            self._lost = self._lost or error
+            self._changed.notify_all()
+
     def _wait(self, kind: str, limit_s: float | None) -> Any:
         self._wait_for(lambda: kind in self._replies, limit_s)
         return self._replies[kind]
 
     def _wait_for(self, ready: Callable[[], bool], limit_s: float | None) -> None:
+        """Waits; `limit_s`: of a start, which a lost shard ends, too."""
+
+        def failed() -> PsError | None:
+            return self._error or (None if limit_s is None else self._lost)
+
         with self._changed:
             self._waiting = True
             try:
-                done = self._changed.wait_for(lambda: ready() or self._error is not None, limit_s)
+                done = self._changed.wait_for(lambda: ready() or failed() is not None, limit_s)
             finally:
                 self._waiting = False
             if ready():
@@ -367,5 +385,6 @@ class Membership:
                     f"waiting for {self._waiting_for or 'the coordinator'}",
                     waiting_for=self._waiting_for,
                 )
-            assert self._error is not None
-            raise self._error
+            error = failed()
+            assert error is not None
+            raise error

@@ -10,6 +10,15 @@ HAND_OFFS = "tests/unit/ps_server/shard/test_hand_off.py"
 
 MUTANTS = (
     Mutant(
+        name="starts: a table's start waits on where a shard is gone for good",
+        file="ps_worker/membership/membership.py",
+        text="            return self._error or (None if limit_s is None else self._lost)\n",
+        fault="            return self._error\n",
+        tests=(
+            "tests/component/wrap/test_wrap_tables.py::test_a_start_ends_when_a_shard_is_gone_for_good_and_names_it",
+        ),
+    ),
+    Mutant(
         name="a hand-off is used up when it is read",
         file="ps_server/shard/hand_off.py",
         text="    return Found(path=path, written=written, inherited=inherited)\n",

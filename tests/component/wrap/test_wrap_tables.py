@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ import ps_worker.exchange.in_flight
 from tests.component.models import Mlp, Normed
 from tests.component.reference import assert_same, batch, seeded
 from tests.component.scripts import STEPS, sgd, train
-from tests.component.service import Cluster, fresh_name, run_workers, together
-from tests.inside import arrival_of
+from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers, together
+from tests.inside import arrival_of, link_of
 
 
 def gan(rank: int, pair: torch.nn.ModuleDict, first: Any, second: Any) -> None:
@@ -178,6 +179,28 @@ def test_a_start_that_does_not_come_names_who_is_missing(cluster: Cluster):
 
     with pytest.raises(ps.StartLimitExceeded, match="worker 0 to join, worker 2 to join"):
         together([one])
+
+
+def test_a_start_ends_when_a_shard_is_gone_for_good_and_names_it(durable: Cluster):
+    """Not after the minutes that other workers may take to come; nor is it put down to them."""
+    settings = {"num_workers": 2, "retry_limit": 0.5, "lease": 60}
+    with ps.connect(servers=durable.servers, job=fresh_name(), worker=0, **settings) as worker:
+        model = seeded(Mlp)
+        membership = link_of(worker).presence.membership
+        told, killed = threading.Event(), threading.Event()
+
+        def kill() -> None:
+            assert told.wait(LIMIT_S)
+            durable.kill(1)
+            killed.set()
+
+        membership._log = lambda text: told.set() if "worker 1 to join" in text else None
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with pytest.raises(ps.ConnectionLost, match=r"shard 1 at .* is gone since"):
+            worker.wrap(sgd(model), model)
+        thread.join(LIMIT_S)
+        assert killed.is_set()
 
 
 def test_optimizers_that_are_wrapped_in_another_order_are_refused(cluster: Cluster):
