@@ -1,4 +1,4 @@
-"""An epoch of a loader that was dealt to workers, and their shares as far as known. Values, for `EpochBook`."""
+"""An epoch of a loader that was dealt to workers, and its shares as far as known. Values, for `EpochBook`."""
 
 from __future__ import annotations
 
