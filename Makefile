@@ -8,7 +8,7 @@ IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxpr
 CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \
 	coordinator.jobs.roster coordinator.jobs.tables coordinator.jobs.job) --cov=ps_wire.spec.plan
 
-.PHONY: install demo test check chaos fuzz stress free-threaded mutants unchanged soak bench bench-peers protos api clean
+.PHONY: install demo test check chaos fuzz stress free-threaded mutants unchanged soak bench bench-peers image protos api clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -74,6 +74,10 @@ bench: $(VENV)/installed-test
 
 # Peers that do not fit into our environment; MXNet's last release needs Python 3.11 or older.
 bench-peers: .venv-mxnet/installed .venv-tensorflow/installed
+
+# The container image, and a job in it; BUILD="--build-arg TORCH_INDEX_URL=..." and RUN="--ulimit ..." are passed on.
+image: $(VENV)/installed-test
+	$(PY) -m tests.deploy.image --build '$(BUILD)' --run '$(RUN)'
 
 protos: $(VENV)/installed-test
 	$(PY) protos/generate.py

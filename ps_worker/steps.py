@@ -19,7 +19,6 @@ import torch
 
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.process.allocator import give_back_freed_blocks
-from ps_wire.spec.consistency import BSP
 from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -433,9 +432,8 @@ class Steps:
             return
         (at, ends), self._taken = self._taken, None
         mine = self.clocks()
-        model = self._settings.consistency
         if not ends:  # of one that trains: what it has taken; in lockstep, where this one enters
-            ends = mine if isinstance(model, BSP) and not model.backup else dict(at.clocks)
+            ends = mine if self._settings.consistency.lockstep else dict(at.clocks)
         behind = {table: max(ends.get(table, 0) - step, 0) for table, step in at.steps.items()}
         for owner in self._all:
             owner.fall_behind(behind.get(next(iter(owner.clocks)), 0) if at.loaders else 0)
@@ -484,7 +482,7 @@ class Steps:
                     self.data.take_step(self.step + 1)
                     if self.recorder is not None:
                         self.recorder.sending(self.step, self._totals())
-                    owner.sit_out(again=self._settings.consistency == BSP() and self._epoch_over)
+                    owner.sit_out(again=self._settings.consistency.lockstep and self._epoch_over)
         finally:
             self._epoch_over = False
         return True
@@ -494,7 +492,7 @@ class Steps:
     def _recorder(self, settings: Settings) -> Recorder | None:
         if settings.record is None:
             return None
-        certain = settings.nonfinite is not NonFinite.SKIP or not isinstance(settings.consistency, BSP)
+        certain = settings.nonfinite is not NonFinite.SKIP or not settings.consistency.aggregates
         return Recorder(settings.record, warn=self.say, certain=certain)
 
     def _stragglers(self, settings: Settings) -> Straggling | None:

@@ -19,7 +19,6 @@ from ps_wire.access.access import OPEN, read
 from ps_wire.errors import UsageError
 from ps_wire.metrics.endpoint import MetricsEndpoint
 from ps_wire.process.allocator import keep_large_blocks
-from ps_wire.spec.consistency import BSP
 from ps_wire.spec.table import BucketOptions
 from ps_worker.data import torch_loader
 from ps_worker.data.loader import Loader
@@ -158,7 +157,7 @@ class Worker:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"wrap takes the model, a torch.nn.Module, got {type(model).__name__}")
         spec_of(optimizer)  # refuses a foreign one before anything is touched
-        mean = isinstance(self._settings.consistency, BSP)
+        mean = self._settings.consistency.aggregates
 
         def start_table(groups: list[dict[str, Any]]) -> StartedTable:
             parameters = model_table.parameters_of(model, groups)

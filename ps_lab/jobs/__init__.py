@@ -1,4 +1,4 @@
 """Jobs as a person handles them: drop.
 
-It asks the public calls only.
+It asks the public calls only. It must not know who is a member, nor how servers forget a job.
 """

@@ -450,7 +450,7 @@ def check_partitions(spec: TableSpec, plan: Plan, shard: int) -> None:
 
 
 def _check_clips(spec: TableSpec, model: consistency.Consistency) -> None:
-    if spec.clip_grad_norm is not None and not isinstance(model, consistency.BSP):
+    if spec.clip_grad_norm is not None and not model.aggregates:
         raise ConfigurationRefused(
             f"table {spec.number}: clip_grad_norm scales the mean gradient of a step, which {model} does not "
             "form: clip on each worker, or use bsp"

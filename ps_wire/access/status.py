@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from ps_wire.errors import STATUS, PsError, ServerUnreachable, facts_to_json, from_wire
+from ps_wire.errors import STATUS, PsError, ServerUnreachable, TlsRefused, facts_to_json, from_wire
 
 ERROR_KEY = "ps-error"
 FACTS_KEY = "ps-facts"
@@ -36,4 +36,10 @@ def error_of(error: grpc.RpcError, address: str) -> PsError:
         return from_wire(metadata[ERROR_KEY], details, metadata.get(FACTS_KEY, ""))
     if code in UNREACHABLE:
         return ServerUnreachable(f"server {address} cannot be reached: {details}", address=address)
+    if code is grpc.StatusCode.UNAUTHENTICATED:  # gRPC's own: it has looked for the name in the certificate
+        return TlsRefused(
+            f"server {address}: {details}: its certificate has to have the name by which it is reached here; "
+            "of a name of two words the whole, for gRPC takes no *.WORD",
+            address=address,
+        )
     return PsError(f"server {address}: {code.name}: {details}", address=address)

@@ -1,7 +1,8 @@
 """The batches of one worker, epoch after epoch, over a `DataLoader` of torch that reads this worker's share.
 
 It counts epochs and batches, so that it can say where it is and go on there. What goes to whom is its
-dealer's affair, and `share`'s (datasets with a length) and `stream_share`'s (without): it must not know.
+dealer's affair, and that of `index_share` (datasets with a length) and `stream_share` (without): it must not
+know.
 
 Invariants: a batch is counted when it is handed out, not when it was read ahead. Nothing here waits for
 another worker. An iteration hands out this worker's share of its epoch, then what others have left over.

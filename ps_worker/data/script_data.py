@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.errors import RolledBack, UsageError
 from ps_wire.process.ranks import ALONE, Ranks
-from ps_wire.spec.consistency import BSP, Consistency
+from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
@@ -66,7 +66,7 @@ class ScriptData:
         self.samples = 0
         self.batches = 0
         self.used = False
-        self._even = isinstance(consistency, BSP)
+        self._even = consistency.aggregates
         self._listener = listener
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None

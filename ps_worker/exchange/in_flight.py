@@ -142,7 +142,8 @@ class InFlight:
 
     def pushed_step(self, partition: int) -> int | None:
         """The step of the last push or abstention of a partition, -1 of a start; None: there was none."""
-        return self._pushes.steps.get(partition)
+        with self._changed:
+            return self._pushes.steps.get(partition)
 
     def answered(self, frame: wire.Frame) -> None:
         """An ACK or FREE has come."""

@@ -14,7 +14,6 @@ import torch
 from ps_wire.errors import ConfigurationRefused, UsageError
 from ps_wire.frames.carrier import Carrier
 from ps_wire.sockets.shared_memory import AVAILABLE, Layout
-from ps_wire.spec.consistency import BSP, SSP
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
 from ps_worker.exchange.exchange import Exchange
@@ -190,7 +189,7 @@ class TableStart:
             strict=strict,
             wire_dtype=self._settings.wire_dtype,
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
-            bounded=isinstance(self._settings.consistency, SSP),
+            bounded=self._settings.consistency.bounded,
             begins=partial(self._begins, spec.number),
             traffic=self._traffic,
             ranks=None if self._group is None else partial(self._group.reducer, spec.number),
@@ -208,7 +207,7 @@ class TableStart:
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
         if self._group is not None:  # weights go on to other ranks; those above 0 have no shard
             return Sharing.COPIED if self._shares and self._group.ranks.leads else Sharing.PRIVATE
-        plain = pulls and self._settings.consistency == BSP() and not self._presence.joined.ended
+        plain = pulls and self._settings.consistency.lockstep and not self._presence.joined.ended
         if not self._shares:
             lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
             return Sharing.LENT if lends else Sharing.PRIVATE

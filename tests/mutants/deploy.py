@@ -70,6 +70,27 @@ MUTANTS = (
         tests=("tests/unit/ps_server/test_cli.py",),
     ),
     Mutant(
+        name="a certificate without the server's name is an unknown error",
+        file="ps_wire/access/status.py",
+        text="    if code is grpc.StatusCode.UNAUTHENTICATED:",
+        fault="    if False:",
+        tests=("tests/unit/ps_wire/test_errors.py",),
+    ),
+    Mutant(
+        name="a worker that was refused is started again and again",
+        file="deploy/kubernetes/base/worker-job.yaml",
+        text="values: [64, 65, 78]",
+        fault="values: [64, 65]",
+        tests=("tests/deploy/test_rules.py::test_every_overlay_keeps_every_rule",),
+    ),
+    Mutant(
+        name="a shard's number of servers is not that of the list",
+        file="deploy/kubernetes/base/server-statefulset.yaml",
+        text="value: $(POD_INDEX)/2",
+        fault="value: $(POD_INDEX)/3",
+        tests=("tests/deploy/test_rules.py::test_every_overlay_keeps_every_rule",),
+    ),
+    Mutant(
         name="a server that is not ready is healthy",
         file="ps_lab/status/observer.py",
         text="    if reply.status != health_pb2.HealthCheckResponse.SERVING:\n",

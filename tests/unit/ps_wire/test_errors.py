@@ -151,5 +151,14 @@ def test_a_server_that_is_gone_or_about_to_stop_cannot_be_reached(code: str) -> 
     assert type(error_of(Failed(grpc.StatusCode.INTERNAL), "shard:1")) is PsError
 
 
+def test_a_certificate_without_the_name_of_its_server_is_a_refusal_that_says_what_to_write_into_it():
+    """GRPC looks itself, and does not take all that Python takes: *.ps-server."""
+    error = error_of(Failed(grpc.StatusCode.UNAUTHENTICATED), "ps-server-0.ps-server:1")
+    assert isinstance(error, errors.TlsRefused)
+    assert error.exit_code == 78
+    assert "server ps-server-0.ps-server:1: so it is" in error.message
+    assert "gRPC takes no *.WORD" in error.message
+
+
 def test_a_bug_crosses_the_wire_with_its_class_and_its_message():
     assert errors.InternalError.of(KeyError("a key")).message == "KeyError: 'a key'"

@@ -1,0 +1,146 @@
+"""The batch script, run with commands in the place of Slurm's: servers, workers, requeues."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ps_lab.cluster.cluster import command_path, free_ports
+from tests.integration.processes import ENVIRONMENT, Process
+from tests.until import until
+
+from .manifests import DEPLOY, ROOT
+from .scenarios import steps_of
+from .trainer import OVER
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = DEPLOY / "slurm" / "train.sbatch"
+TRAINER = str(Path(__file__).with_name("trainer.py"))
+# In the place of a command: it says with which variables it was started, and ends as the test wants.
+STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $PS_SHARD$PS_WORKER $PS_SERVERS $PS_COORDINATOR $PS_ADVERTISE $PS_NUM_WORKERS $*"
+case "$0" in *ps-worker) exit "${CODE:-0}";; esac
+trap 'exit 0' TERM; while :; do sleep 0.1; done
+"""
+
+
+class Slurm:
+    """An allocation on this machine; its hosts are names."""
+
+    def __init__(self, folder: Path, hosts: str, num_tasks: int) -> None:
+        self.folder = folder
+        self.requeued = folder / "requeued"
+        self.tools = folder / "tools"
+        self.tools.mkdir()
+        for name in ("srun", "scontrol"):
+            fake = Path(__file__).with_name("srun.py")
+            self.put(name, f'#!/bin/sh\nexec {sys.executable} {fake} {name} "$@"\n')
+        self._environment = ENVIRONMENT | {
+            "PATH": f"{self.tools}:{Path(command_path('ps-server')).parent}:{ENVIRONMENT['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PS_RUNS": str(folder / "runs"),
+            "PS_HOST": "127.0.0.1",
+            "PS_PORT": str(free_ports(1)[0]),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NAME": "trial",
+            "SLURM_JOB_NODELIST": hosts,
+            "SLURM_NTASKS": str(num_tasks),
+            "SLURM_CPUS_PER_TASK": "1",
+            "REQUEUED": str(self.requeued),
+        }
+        self._running: list[Process] = []
+
+    def put(self, name: str, text: str) -> None:
+        """A command on the PATH of the batch script."""
+        (self.tools / name).write_text(text)
+        (self.tools / name).chmod(0o755)
+
+    def submit(self, *words: str, **environment: str) -> Process:
+        """Runs the script."""
+        started = subprocess.Popen(
+            ["bash", str(SCRIPT), *words],
+            env=self._environment | environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert started.stdout is not None
+        self._running.append(Process("sbatch", started.pid, started.stdout, started.wait))
+        return self._running[-1]
+
+    def close(self) -> None:
+        """Ends what still runs: the script ends its tasks."""
+        for process in self._running:
+            process.signal(signal.SIGTERM)
+            process.wait_end()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Slurm]:
+    """One server and one worker, of the real commands."""
+    made = Slurm(tmp_path, "127.0.0.1", 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> Iterator[Slurm]:
+    """Two nodes with four tasks, and what stands in for the commands."""
+    made = Slurm(tmp_path, "node-a,node-b", 4)
+    for name in ("ps-server", "ps-worker"):
+        made.put(name, STAND_IN)
+    yield made
+    made.close()
+
+
+def test_a_job_that_is_stopped_is_requeued_and_goes_on_where_it_was(small: Slurm):
+    first = small.submit(TRAINER, str(small.folder))
+    until(lambda: steps_of(first.lines) or first.is_over, "it trains")
+    first.signal(signal.SIGTERM)
+    assert first.wait_end() == 75, first.text
+    assert small.requeued.read_text() == "requeue 7\n"
+    before = max(steps_of(first.lines))
+    again = small.submit(TRAINER, str(small.folder), SLURM_RESTART_COUNT="1")
+    until(lambda: steps_of(again.lines) or again.is_over, "it goes on")
+    (small.folder / OVER).touch()
+    assert again.wait_end() == 0, again.text
+    assert min(steps_of(again.lines)) > before, "it went on where it was, and did not begin anew"
+    assert "finished at version" in again.text
+    assert small.requeued.read_text() == "requeue 7\n"
+    assert (small.folder / "runs" / "trial-7" / "token").stat().st_mode & 0o077 == 0
+
+
+def test_each_task_gets_its_place_from_slurms_variables(stand_ins: Slurm):
+    ended = stand_ins.submit("train.py", "--lr", "1", PS_PORT="5000")
+    assert ended.wait_end() == 0, ended.text
+    where = "node-a:5000,node-b:5000"
+    expected = [f"ps-server {n}/2 {where} node-a:5000 node-{'ab'[n]} 4 " for n in range(2)]
+    expected += [f"ps-worker {n} {where}   4 train.py --lr 1" for n in range(4)]
+    assert sorted(line for line in ended.lines if line.startswith("ps-")) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"),
+    [(75, 0, True), (69, 3, True), (75, 20, False), (78, 0, False), (1, 0, False)],
+)
+def test_what_goes_on_where_it_was_is_requeued_so_many_times(
+    stand_ins: Slurm, code: int, restarts: int, again: bool
+):
+    """75 a signal, 69 a lost server; what was refused or has failed is not tried again."""
+    ended = stand_ins.submit("x.py", CODE=str(code), SLURM_RESTART_COUNT=str(restarts))
+    assert ended.wait_end() == code, ended.text
+    assert stand_ins.requeued.exists() == again
+
+
+def test_without_a_script_or_slurm_it_says_so(stand_ins: Slurm):
+    assert stand_ins.submit().wait_end() == 64
+    without = stand_ins.submit("x.py", SLURM_JOB_ID="")
+    assert without.wait_end() != 0
+    assert "this is a batch script" in without.text
