@@ -545,7 +545,7 @@ class Worker:
             self._refuse_in_group("overlap=True", "leave overlap out, or give overlap=False")
         if as_views:
             self._refuse_in_group("gradient_as_bucket_view=True", "leave it out")
-        if clip_grad_norm is not None and not isinstance(self._settings.consistency, BSP):
+        if clip_grad_norm is not None and not self._settings.consistency.aggregates:
             self._refuse_in_group(
                 f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"
             )
