@@ -14,12 +14,12 @@ pytestmark = pytest.mark.integration
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def launched(consistency: str, script: str, *arguments: str) -> str:
+def launched(consistency: str, script: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
     """The output of an example on one server and two workers."""
     done = subprocess.run(
         [
             *(command_path("ps-lab"), "launch", "--num-servers", "1", "--num-workers", "2"),
-            *("--consistency", consistency, str(EXAMPLES / script)),
+            *("--consistency", consistency, *options, str(EXAMPLES / script)),
             *arguments,
         ],
         capture_output=True,
@@ -37,6 +37,14 @@ def test_the_digits_are_learned_in_two_epochs() -> None:
     accuracy = re.search(r"worker 0 \| test accuracy ([\d.]+)", output)
     assert accuracy is not None, output
     assert float(accuracy[1]) > 0.6
+
+
+def test_groups_of_ranks_learn_the_digits_and_one_process_of_all_says_so() -> None:
+    pytest.importorskip("sklearn")
+    output = launched("ssp:3", "digits_groups.py", "--epochs", "2", options=("--group-size", "2"))
+    accuracies = re.findall(r"\| test accuracy ([\d.]+)", output)
+    assert len(accuracies) == 1, output
+    assert float(accuracies[0]) > 0.6
 
 
 def test_the_language_model_gets_better() -> None:

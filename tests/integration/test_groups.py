@@ -184,6 +184,43 @@ def test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches(
             assert second
 
 
+LEARNS = """
+import sys, torch, ps_worker as ps
+from torch.utils.data import TensorDataset
+folder, batch_size = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(0)
+inputs = torch.randn(64, 6)
+with ps.connect() as worker:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    loader = worker.loader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=batch_size, seed=1)
+    for _ in worker.epochs(3):
+        for given, wanted in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(given), wanted).backward()
+            optimizer.step()
+    worker.finish()
+    if worker.is_first:
+        torch.save([it.detach() for it in model.parameters()], f"{folder}/{worker.group_size}.pt")
+"""
+
+
+def test_a_group_is_close_to_one_worker_with_as_many_times_the_batch(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    script = tmp_path / "learns.py"
+    script.write_text(LEARNS)
+    alone = spawn(
+        *("ps-worker", "--servers", cluster.option, "--job", fresh_job()), *(str(script), str(tmp_path), "8")
+    )
+
+    ranks = start_groups(spawn, cluster, str(script), str(tmp_path), "4", groups=1)[0]
+
+    assert [it.wait_end() for it in (alone, *ranks)] == [0] * 3
+    for mine, theirs in zip(torch.load(tmp_path / "2.pt"), torch.load(tmp_path / "1.pt"), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
 REFUSED = """
 import torch, ps_worker as ps
 from ps_wire.errors import UsageError

@@ -6,6 +6,7 @@ UNIT = "tests/unit/ps_worker/group"
 REDUCE, CHANNEL, WATCH = f"{UNIT}/test_gradient_reduce.py", f"{UNIT}/test_channel.py", f"{UNIT}/test_watch.py"
 RANKS = f"{UNIT}/test_ranks.py"
 MEETINGS = "tests/unit/ps_server/coordinator/test_meetings.py"
+SHARES = "tests/unit/ps_worker/data/test_index_share.py"
 GROUPS, FAULTS = "tests/integration/test_groups.py", "tests/faults/test_groups.py"
 
 MUTANTS = (
@@ -151,14 +152,14 @@ MUTANTS = (
         file="ps_worker/data/index_share.py",
         text="            first, last = (size * part // self._parts for part in (self._part, self._part + 1))\n",
         fault="            first, last = 0, size\n",
-        tests=(f"{GROUPS}::test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches",),
+        tests=(f"{SHARES}::test_every_rank_of_a_group_gets_a_part_of_every_batch",),
     ),
     Mutant(
         name="groups: a last batch may be smaller than the group",
         file="ps_worker/data/index_share.py",
         text="            if 0 < rest < self.least:  # a rank would have none of the last batch\n",
         fault="            if False:\n",
-        tests=(f"{GROUPS}::test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches",),
+        tests=(f"{SHARES}::test_every_rank_of_a_group_gets_a_part_of_every_batch",),
     ),
     Mutant(
         name="groups: models of ranks are not compared",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from torch.utils.data import DataLoader
 
-from ps_worker.data.index_share import Share
+from ps_worker.data.index_share import Share, ShareSampler
 from tests.component.loaders import shares
 
 
@@ -69,3 +69,18 @@ def test_one_worker_has_the_batches_of_torch_in_every_model(drop_last: bool):
     for even in (True, False):
         share = Share(num_samples=1437, num_workers=1, batch_size=64, even=even, drop_last=drop_last)
         assert share.sizes(0) == [len(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("samples", range(3, 60))
+@pytest.mark.parametrize("even", [True, False])
+def test_every_rank_of_a_group_gets_a_part_of_every_batch(samples: int, even: bool) -> None:
+    share = Share(num_samples=samples, num_workers=1, batch_size=6, even=even, drop_last=False, least=3)
+    parts = []
+    for rank in range(3):
+        sampler = ShareSampler(share, 0, shuffle=False, seed=0, part=(rank, 3))
+        parts.append(list(sampler))
+
+    assert sorted(index for part in parts for batch in part for index in batch) == list(range(samples))
+    assert all(batch for part in parts for batch in part)
+    for batches in zip(*parts, strict=True):
+        assert max(map(len, batches)) - min(map(len, batches)) <= 1
