@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from ps_lab.cluster.certificate_authority import make_certificates
 from ps_lab.cluster.cluster import command_path
+from tests.faults.links import Disk
 from tests.integration.processes import LIMIT_S, Process, Zygote
 from tests.until import until
 
@@ -263,6 +264,24 @@ def counts(cluster: Cluster) -> None:
     assert "2/2" in process.lines[-1]
 
 
+def volumes(cluster: Cluster) -> None:
+    """A shard's volume cannot be written to, or is full."""
+    objects = overlay("local")
+    shard = next(pod for pod in pods(objects) if pod.name == "ps-server-1")
+    volume = cluster.folder / "volumes" / shard.name / "state"
+    volume.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(volume)], check=True)
+    refused = cluster.start(shard, cluster.node())
+    assert refused.wait_end() == 78, refused.text
+    assert "--state-dir /var/lib/ps/state: Read-only file system" in refused.lines[-1]
+    subprocess.run(["umount", str(volume)], check=True)
+    with Disk(volume / "state") as disk:
+        disk.fill()
+        warned = cluster.start(shard, cluster.node())
+        warned.wait_line("WARNING.*--state-dir /var/lib/ps/state: No space left on device.*make room there")
+        warned.kill()
+
+
 SCENARIOS: dict[str, Callable[[Cluster], object]] = {
     "moved": moved,
     "rescheduled": rescheduled,
@@ -274,6 +293,7 @@ SCENARIOS: dict[str, Callable[[Cluster], object]] = {
     "one-pod": one_pod,
     "bad token": bad_token,
     "counts": counts,
+    "volumes": volumes,
 }
 
 
