@@ -264,6 +264,30 @@ def counts(cluster: Cluster) -> None:
     assert "2/2" in process.lines[-1]
 
 
+def other_count(cluster: Cluster) -> None:
+    """Volumes of two shards, each with its part of the snapshots, under one server: nobody begins anew."""
+    service = Service(cluster, overlay("local"))
+    service.processes["ps-server-0"].wait_line(SNAPSHOT)
+    for process in service.processes.values():
+        process.kill()
+    objects = overlay("local")
+    one(objects, "StatefulSet", "ps-server")["spec"]["replicas"] = 1
+    (shard,) = [
+        it
+        for it in containers(one(objects, "StatefulSet", "ps-server"))[0]["env"]
+        if it["name"] == "PS_SHARD"
+    ]
+    shard["value"] = "$(POD_INDEX)/1"
+    one(objects, "ConfigMap", "ps-job")["data"]["PS_SERVERS"] = "ps-server-0.ps-server:50051"
+    again = Service(cluster, objects)
+    for name in again.names["worker"]:
+        worker = again.processes[name]
+        assert worker.wait_end() == 65, worker.text
+        assert "is of 2 servers, here are 1" in worker.lines[-1]
+        assert "Start 2 servers" in worker.lines[-1]
+    assert after(again.job, 65) == "FailIndex"
+
+
 def volumes(cluster: Cluster) -> None:
     """A shard's volume cannot be written to, or is full."""
     objects = overlay("local")
@@ -294,6 +318,7 @@ SCENARIOS: dict[str, Callable[[Cluster], object]] = {
     "bad token": bad_token,
     "counts": counts,
     "volumes": volumes,
+    "other count": other_count,
 }
 
 
