@@ -22,6 +22,7 @@ from ps_server.coordinator.jobs.collectives import Part
 from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
+from ps_server.coordinator.meetings import Guest, Meetings
 from ps_server.coordinator.member_streams import MemberStreams, worker_status
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
@@ -31,6 +32,7 @@ from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
+from ps_wire.frames.frame import check_protocol
 from ps_wire.frames.messages import epoch_use_to_proto, mark_from_proto, piece_to_proto, state_parts
 from ps_wire.process import watched
 from ps_wire.spec.address import check_job_name
@@ -77,6 +79,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._live = live
         self._drops = drops
         self._on_fenced = on_fenced
+        self._meetings = Meetings()
 
     # -- streams ---------------------------------------------------------------------------------------
 
@@ -309,6 +312,29 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return pb.CollectReply(number=number, missing=job.missing_in_call(number), steps=steps)
         made.check(number, part)
         return pb.CollectReply(number=number, done=True, values=made.values, blob=made.blob)
+
+    async def Meet(self, request: pb.MeetRequest, context: grpc.aio.ServicerContext) -> pb.MeetReply:
+        """A rank of a group looks for the others; waits for them for a while."""
+        gatekeeper.check_job(request.job)
+        check_protocol(request.protocol)
+        guest = Guest(
+            rank=request.rank,
+            size=request.size,
+            host=request.host,
+            machine=request.machine,
+            process=request.process,
+            address=request.address,
+        )
+        meeting = await self._meetings.meet(check_job_name(request.job), request.worker, guest)
+        if not meeting.complete.is_set():
+            return pb.MeetReply(missing=meeting.missing())
+        guests = meeting.guests
+        return pb.MeetReply(
+            complete=True,
+            address=guests[0].address,
+            hosts=[guest.host for guest in guests],
+            machines=[guest.machine for guest in guests],
+        )
 
     async def Snapshot(
         self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext

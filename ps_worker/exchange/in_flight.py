@@ -225,6 +225,13 @@ class InFlight:
         for callback in acked:
             callback(None)
 
+    def put(self, versions: Sequence[int]) -> None:
+        """The weights are here, of these versions by partition: another rank of the group had them."""
+        with self._changed:
+            self._raise_failed()
+            self.versions[:] = versions
+            self._show(max(versions, default=0))
+
     def came_open(self, frame: wire.Frame) -> None:
         """The gate of a partition has opened; no weights came, and none were asked for."""
         with self._changed:

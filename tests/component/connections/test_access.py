@@ -183,6 +183,7 @@ OF_A_JOB: dict[str, Callable[[Calls, str], Any]] = {
     "Collect": lambda calls, job: calls(
         CoordinatorStub, "Collect", pb.CollectRequest(job=job, incarnation=1)
     ),
+    "Meet": lambda calls, job: calls(CoordinatorStub, "Meet", pb.MeetRequest(job=job, size=2)),
     "Use": lambda calls, job: calls(CoordinatorStub, "Use", pb.UseRequest(job=job, incarnation=1)),
     "Snapshot": lambda calls, job: calls(CoordinatorStub, "Snapshot", pb.SnapshotRequest(job=job)),
     "NameSnapshot": lambda calls, job: calls(CoordinatorStub, "NameSnapshot", pb.SnapshotRequest(job=job)),
