@@ -90,6 +90,14 @@ def launch(
             show_default=wire_dtypes.WireDtype.FP32,
         ),
     ] = None,
+    group_size: Annotated[
+        int,
+        typer.Option(
+            envvar="PS_GROUP_SIZE",
+            min=1,
+            help="Processes (ranks) that are one worker together.",
+        ),
+    ] = 1,
     on_failure: Annotated[
         OnFailure,
         typer.Option(
@@ -122,6 +130,7 @@ def launch(
         nonfinite=nonfinite,
         carrier=carrier,
         wire_dtype=wire_dtype,
+        group_size=group_size,
     )
     named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir}
     environment = os.environ | {name: str(path.absolute()) for name, path in named.items() if path}

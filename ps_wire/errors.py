@@ -44,6 +44,7 @@
     │   └── JobDropped                 a person has dropped the job
     ├── Evicted (75)                   a worker that was silent for longer than its lease
     │   └── RolledBack                 a job that went back to a snapshot
+    ├── GroupBroken (75)               a group of ranks of which one has gone, or does something else
     ├── GradientChanged (1)            a gradient was touched after it had left
     ├── WeightsChanged (1)             a script wrote into weights that the servers hold
     ├── NonFiniteGradient (1)          a gradient held NaN or infinity, and the job takes none
@@ -276,6 +277,12 @@ class RolledBack(Evicted):
         return int(self.facts.get("step") or 0)
 
 
+class GroupBroken(PsError):
+    """A rank of this group has gone, or does something else than the others: all of its ranks end."""
+
+    exit_code = 75
+
+
 class GradientChanged(PsError):
     """A gradient, or what its step needs, changed after the push had left."""
 
@@ -342,7 +349,7 @@ CODES: dict[str, tuple[type[PsError], ...]] = {
     "ALREADY_EXISTS": (WorkerNumberTaken,),
     "RESOURCE_EXHAUSTED": (MemoryLimitExceeded,),
     "UNAUTHENTICATED": (TlsRefused, TokenRefused),
-    "ABORTED": (PushOutOfOrder, StaleIncarnation, SnapshotFailed, Evicted, RolledBack),
+    "ABORTED": (PushOutOfOrder, StaleIncarnation, SnapshotFailed, Evicted, RolledBack, GroupBroken),
     "PERMISSION_DENIED": (StrangerRefused,),
     "DATA_LOSS": (SnapshotUnusable, SnapshotCorrupt),
     "NOT_FOUND": (SnapshotMissing, JobUnknown, JobDropped),

@@ -38,6 +38,7 @@ from ps_wire.spec.staleness import Staleness
 from ps_wire.spec.table import BucketOptions
 from ps_worker.connect import connect
 from ps_worker.data.loader import Loader
+from ps_worker.job.stats import Stats
 from ps_worker.model.hyperparameters import (
     ASGD,
     SGD,
@@ -54,7 +55,6 @@ from ps_worker.model.hyperparameters import (
 )
 from ps_worker.optimizer.wrapped import WrappedOptimizer
 from ps_worker.reader import Cut, Reader
-from ps_worker.stats import Stats
 from ps_worker.table import Pulled, Table
 from ps_worker.worker import Worker
 

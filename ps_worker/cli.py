@@ -19,13 +19,15 @@ from ps_wire.frames import carrier as carriers
 from ps_wire.process import trace
 from ps_wire.process.command import run as run_command
 from ps_wire.process.cores import available_cores
+from ps_wire.process.ranks import OWN
 from ps_wire.spec import consistency as models
 from ps_wire.spec import nonfinite as choices
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import check_job_name, parse_servers
-from ps_worker.process import script_errors, stopping
-from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, parse_size
+from ps_worker.process import rank_processes, script_errors, stopping
+from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, REDUCES, parse_size
 
+GROUP_RANK, LOCAL_RANK = OWN
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -58,13 +60,14 @@ def run(
         str, typer.Option(envvar="PS_CONSISTENCY", help=f"One of {models.VALID}.")
     ] = "bsp",
     num_workers: Annotated[
-        str,
+        str | None,
         typer.Option(
             envvar="PS_NUM_WORKERS",
             metavar="N|MIN:MAX",
             help="Workers that the job waits for; 2:8 starts with two, and up to eight come and go.",
+            show_default="1",
         ),
-    ] = "1",
+    ] = None,
     worker: Annotated[
         int | None, typer.Option(envvar="PS_WORKER", min=0, help="This one's number. Default: given.")
     ] = None,
@@ -117,6 +120,21 @@ def run(
         Path | None,
         typer.Option(envvar="PS_TLS_DIR", help="Folder with ca.crt, tls.crt and tls.key: TLS both ways."),
     ] = None,
+    nproc: Annotated[
+        int,
+        typer.Option(envvar="PS_NPROC", min=1, help="Processes to start here: ranks of groups, or workers."),
+    ] = 1,
+    group_size: Annotated[
+        int,
+        typer.Option(envvar="PS_GROUP_SIZE", min=1, help="Processes (ranks) that are one worker together."),
+    ] = 1,
+    group_reduce: Annotated[
+        str,
+        typer.Option(
+            envvar="PS_GROUP_REDUCE",
+            help=f"How ranks of a group reduce their gradients, one of {', '.join(REDUCES)}.",
+        ),
+    ] = REDUCES[0],
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
     if servers != ALONE:
@@ -126,14 +144,17 @@ def run(
     choices.parse(nonfinite)
     carriers.parse(carrier)
     wire_dtypes.parse(wire_dtype)
-    _, most = parse_size(num_workers, "--num-workers")
+    num_workers = _count(num_workers, nproc, group_size)
+    _, most = parse_size(num_workers or "1", "--num-workers")
     if not module and not script.is_file():
         raise UsageError(f"{script} is not a file")
     os.environ |= {
         "PS_SERVERS": servers,
         "PS_JOB": job,
         "PS_CONSISTENCY": consistency,
-        "PS_NUM_WORKERS": num_workers,
+        "PS_GROUP_SIZE": str(group_size),
+        **({} if num_workers is None else {"PS_NUM_WORKERS": num_workers}),
+        "PS_GROUP_REDUCE": group_reduce,
         "PS_LEASE": str(lease),
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,
@@ -145,9 +166,10 @@ def run(
     for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir)):
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder
+    worker = _number(worker, nproc, group_size)
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
-    _share_cores(servers, most)
+    _share_cores(servers, most * group_size, nproc)
     if drain_limit < 0:
         raise UsageError(f"--drain-limit must be >= 0 seconds, got {drain_limit:g}")
     stopping.install(drain_limit)
@@ -193,18 +215,46 @@ def _check_module(name: str) -> None:
         raise UsageError(f"no module {name} here, in {Path.cwd()}, nor among those that are installed")
 
 
-def _share_cores(servers: str, num_workers: int) -> None:
+def _count(num_workers: str | None, nproc: int, group_size: int) -> str | None:
+    """Workers that the job waits for; None: the launcher of a group's ranks says it."""
+    if nproc > 1 and nproc % group_size:
+        raise UsageError(f"--nproc {nproc} is no multiple of --group-size {group_size}")
+    if num_workers is None and (nproc > 1 or group_size == 1):
+        return str(nproc // group_size)
+    return num_workers
+
+
+def _number(worker: int | None, nproc: int, group_size: int) -> int | None:
+    """This worker's number; where several processes are to run, it runs them, and ends."""
+    if nproc == 1:
+        return worker
+    if LOCAL_RANK not in os.environ:
+        sys.exit(_run_ranks(nproc, group_size))
+    return (worker or 0) + int(os.environ[LOCAL_RANK]) // group_size
+
+
+def _run_ranks(nproc: int, group_size: int) -> int:
+    """This command again in so many processes; its exit code."""
+    command = [sys.executable, "-c", "from ps_worker.cli import main; main()", *sys.argv[1:]]
+    ranks = [{GROUP_RANK: str(it % group_size), LOCAL_RANK: str(it)} for it in range(nproc)]
+    return rank_processes.run(command, ranks)
+
+
+def _share_cores(servers: str, processes: int, here: int = 1) -> None:
     """Has torch use as many threads as this worker has cores. OMP_NUM_THREADS, if set, stays as it is.
 
     Where the servers are on this host, so are the other workers: each takes its part of the cores. Two
     workers with two threads each on two cores took 178 ms for a step that takes 6 ms with one thread each,
     for OpenMP's threads spin while they wait. In a container torch takes a thread for each core of the host.
+    Elsewhere the processes that this command has started (`here`) share the cores.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
     threads = available_cores()
     if servers != ALONE and {it.rpartition(":")[0] for it in parse_servers(servers)} <= LOOPBACK:
-        threads = max(1, threads // num_workers)
+        threads = max(1, threads // processes)
+    elif here > 1:
+        threads = max(1, threads // here)
     elif threads >= torch.get_num_threads():
         return
     os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal, overload
 
+from torch.distributed import ProcessGroup
+
 from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
+from ps_worker.group.group import Group
+from ps_worker.group.rendezvous import Rendezvous
+from ps_worker.process import console, stopping
 from ps_worker.process.after_fork import check_not_forked
 from ps_worker.reader import Reader
+from ps_worker.transport.open_service import open_service
 from ps_worker.worker import Worker
+
+logger = logging.getLogger("ps_worker")
 
 _made: weakref.WeakSet[Worker] = weakref.WeakSet()  # by this process; those who live may be in the way
 
@@ -52,6 +62,9 @@ def connect(
     tls_dir: str | PathLike[str] | None = None,
     record: str | PathLike[str] | None = None,
     on_rollback: Callable[[int], None] | None = None,
+    group_size: int | None = None,
+    group_reduce: str | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Worker: ...
 
 
@@ -75,6 +88,9 @@ def connect(
     tls_dir: str | PathLike[str] | None = None,
     record: str | PathLike[str] | None = None,
     on_rollback: Callable[[int], None] | None = None,
+    group_size: int | None = None,
+    group_reduce: str | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
@@ -111,6 +127,10 @@ def connect(
             job went back to a snapshot. Loops over `worker.loader`, in `worker.epochs` or not, go back by
             themselves; where there is no `on_rollback`, the next step of others, such as those with batches
             of their own, raises `RolledBack`. `finish()` raises it anyway.
+        group_size: processes (ranks) that are this worker together; see `docs/groups.md`. Which one this
+            process is says its launcher: `ps-worker --nproc`, torchrun or srun. Default: 1.
+        group_reduce: how they reduce their gradients: `gloo`. Default: gloo.
+        process_group: a process group that the script has made: its ranks are the worker.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
@@ -127,6 +147,7 @@ def connect(
             "a child process imports the script again and would join the job: put what the script does under "
             'if __name__ == "__main__":'
         )
+    size, rank = _size_of(process_group, group_size)
     chosen = settings.read(
         role=role,
         servers=servers,
@@ -145,15 +166,73 @@ def connect(
         token_file=token_file,
         tls_dir=tls_dir,
         record=record,
+        group_reduce=group_reduce,
+        group_size=size,
+        group_rank=rank,
     )
     if chosen.role == "reader":
         return Reader(chosen)
+    group = None
+    if chosen.ranks.together:
+        group = _form(chosen, process_group)
+        if not chosen.ranks.leads:  # what the leader records and draws is the worker's
+            chosen = replace(chosen, record=None, stragglers=settings.NO_STRAGGLERS, metrics_port=None)
     try:
-        made = Worker(chosen, on_rollback)
-    except (JobFull, WorkerNumberTaken) as error:
-        raise _with_own(error, chosen) from None
+        made = Worker(chosen, on_rollback, group)
+    except BaseException as error:
+        if group is not None:
+            group.leave()
+        if isinstance(error, (JobFull, WorkerNumberTaken)):
+            raise _with_own(error, chosen) from None
+        raise
     _made.add(made)
     return made
+
+
+def _size_of(process_group: ProcessGroup | None, group_size: int | None) -> tuple[int | None, int | None]:
+    """Size and rank in the group, as far as the script knows them."""
+    if process_group is None:
+        return group_size, None
+    size = process_group.size()
+    if group_size not in (None, size):
+        raise UsageError(
+            f"group_size is {group_size}, and process_group has {size} ranks: leave group_size out"
+        )
+    return size, process_group.rank() if size > 1 else None
+
+
+def _form(chosen: settings.Settings, process_group: ProcessGroup | None) -> Group:
+    """The group of this process, once all ranks have met."""
+
+    def say(text: str) -> None:
+        console.show(logger)
+        logger.info("worker %s %s", chosen.worker, text)
+
+    service = open_service(chosen, say)
+    try:
+        assert chosen.worker is not None
+        met = Rendezvous(
+            service.coordinator,
+            chosen.ranks,
+            job=chosen.job,
+            worker=chosen.worker,
+            limit_s=chosen.start_limit_s,
+            say=say,
+        ).meet()
+    finally:
+        service.close()
+    group = Group(
+        chosen.ranks,
+        met,
+        lease_s=chosen.lease_s,
+        reduce=chosen.group_reduce,
+        asked=stopping.asked,
+        torch_group=process_group,
+    )
+    if chosen.ranks.leads:
+        size, how = chosen.ranks.size, chosen.group_reduce
+        say(f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by rank 0")
+    return group
 
 
 def _with_own(error: JobFull | WorkerNumberTaken, chosen: settings.Settings) -> PsError:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ps_wire.errors import UsageError
 from ps_wire.frames import carrier
+from ps_wire.process import ranks
 from ps_wire.spec import consistency, nonfinite, stragglers, wire_dtype
 from ps_wire.spec.address import check_job_name, is_loopback, parse_servers
 from ps_wire.spec.stragglers import StragglerProfile
@@ -26,6 +27,7 @@ RETRY_LIMIT_S = 30.0
 WAIT_S = 0.0
 METRICS_HOST = "127.0.0.1"
 NO_STRAGGLERS = StragglerProfile()
+REDUCES = ("gloo",)  # ways in which ranks of a group reduce their gradients
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
 
@@ -53,6 +55,8 @@ class Settings:
         wait_s: how long a reader waits for its job to start.
         record: folder for the record of this worker's steps; None: nothing is recorded.
         stragglers: when this worker is slow on purpose.
+        ranks: the place of this process in its group.
+        group_reduce: how ranks of a group reduce their gradients.
         metrics_port: where it shows metrics; 0 lets the system choose, None: nowhere.
         metrics_host: to bind for them.
     """
@@ -76,6 +80,8 @@ class Settings:
     wait_s: float = WAIT_S
     record: Path | None = None
     stragglers: StragglerProfile = NO_STRAGGLERS
+    ranks: ranks.Ranks = ranks.ALONE
+    group_reduce: str = REDUCES[0]
     metrics_port: int | None = None
     metrics_host: str = METRICS_HOST
 
@@ -97,8 +103,11 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
     def value(name: str, default: str) -> str:
         return values.get(name) or source.get(f"PS_{name.upper()}") or default
 
-    least, most = parse_size(value("num_workers", "1"))
     worker = values.get("worker") or source.get("PS_WORKER")
+    number = _whole("worker", worker, least=0) if worker else None
+    place = _place(source, value, values, number)
+    count = "1" if place.num_workers is None else str(place.num_workers)
+    least, most = parse_size(value("num_workers", count))
     servers = value("servers", ALONE)
     made = Settings(
         servers=() if servers.strip() == ALONE else _named("servers", parse_servers, servers),
@@ -106,7 +115,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         consistency=_named("consistency", consistency.parse, value("consistency", "bsp")),
         num_workers=most,
         min_workers=least,
-        worker=_whole("worker", worker, least=0) if worker else None,
+        worker=place.worker,
         nonfinite=_named("nonfinite", nonfinite.parse, value("nonfinite", "error")),
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
@@ -120,6 +129,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         wire_dtype=_named("wire_dtype", wire_dtype.parse, value("wire_dtype", WireDtype.FP32)),
         record=_path(value("record", "")),
         stragglers=_named("straggler", stragglers.parse, value("straggler", "none")),
+        ranks=place.ranks,
+        group_reduce=value("group_reduce", REDUCES[0]),
         metrics_port=_port("metrics_port", value("metrics_port", "")),
         metrics_host=value("metrics_host", METRICS_HOST),
     )
@@ -130,12 +141,50 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
             f"wire_dtype (PS_WIRE_DTYPE) is {made.wire_dtype}, and over carrier shm (PS_CARRIER) nothing "
             "travels that it could make smaller: use carrier uds, or wire_dtype fp32"
         )
+    if made.ranks.together:
+        _check_group(made)
     _check_metrics_host(made, insecure=bool(source.get("PS_INSECURE")))
     if not made.servers:
         _check_alone(made)
         if not (values.get("servers") or source.get("PS_SERVERS")):
             _check_one_process(source.get("WORLD_SIZE", ""))
     return made
+
+
+def _place(
+    source: Mapping[str, str],
+    value: Callable[[str, str], str],
+    given: Mapping[str, str],
+    worker: int | None,
+) -> ranks.Place:
+    """Which rank of which worker this process is; readers are in no group."""
+    size = _whole("group_size", value("group_size", "1"), least=1)
+    if size == 1 or value("role", ROLES[0]) != ROLES[0]:
+        return ranks.Place(ranks=ranks.ALONE, worker=worker)
+    rank = _whole("group_rank", given["group_rank"], least=0) if "group_rank" in given else None
+    return ranks.find(source, size, worker, rank)
+
+
+def _check_group(made: Settings) -> None:
+    """Refuses what is not built for groups of ranks."""
+    size = made.ranks.size
+    if made.group_reduce not in REDUCES:
+        raise UsageError(
+            f"group_reduce (PS_GROUP_REDUCE) is one of {', '.join(REDUCES)}, got {made.group_reduce!r}"
+        )
+    if not made.servers:
+        raise UsageError(
+            f"group_size (PS_GROUP_SIZE) is {size}, and servers is not set: a group needs servers; pass "
+            "--servers to ps-worker, set PS_SERVERS, or leave group_size out"
+        )
+    if made.worker is None or made.worker >= made.num_workers:
+        raise UsageError(
+            f"group_size (PS_GROUP_SIZE) is {size}, and worker (PS_WORKER) is {made.worker}: the ranks of a "
+            f"group meet under its number, from 0 to {made.num_workers - 1}; give --worker, or check "
+            "--num-workers, which counts groups"
+        )
+    if getattr(made.consistency, "backup", 0):
+        raise UsageError(f"{made.consistency} with group_size (PS_GROUP_SIZE) {size}: groups have no backup")
 
 
 def _check_metrics_host(made: Settings, *, insecure: bool) -> None:

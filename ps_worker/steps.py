@@ -19,12 +19,12 @@ import torch
 
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.process.allocator import give_back_freed_blocks
-from ps_wire.spec.consistency import BSP
 from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.position import Positions
 from ps_worker.data.script_data import ScriptData
+from ps_worker.group.group import Group
 from ps_worker.job.job_link import JobLink
 from ps_worker.membership.together import Together
 from ps_worker.model.registered import GroupsInForce
@@ -63,13 +63,17 @@ class Steps:
         leaving: it has begun to leave.
     """
 
-    def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, settings: Settings, on_rollback: Callable[[int], None] | None, group: Group | None = None
+    ) -> None:
         """Has not joined.
 
         Args:
             settings: of the worker.
             on_rollback: see `connect`.
+            group: of which this process is one rank; None: it is the whole worker.
         """
+        self._group = group
         self.inside = OneThread()
         self.optimizers: list[WrappedOptimizer] = []
         self.tables: list[Table] = []
@@ -86,12 +90,12 @@ class Steps:
         self._at_epoch = False
         self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
         self._untrained_said = False
-        self.data = ScriptData(settings.consistency, self)
+        self.data = ScriptData(settings.consistency, self, settings.ranks)
         self.recorder = self._recorder(settings)
         self._samples = None if self.recorder is None else self.data.step_samples()
         self._straggling = self._stragglers(settings)
         self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
-        self.link = JobLink(settings, self, self.recorder)
+        self.link = JobLink(settings, self, self.recorder, group)
         self.together = Together(
             self.link.collect,
             alone=self.has_no_others,
@@ -185,6 +189,8 @@ class Steps:
         """See `StepHost`."""
         console.show(logger)
         name = f"worker {self.link.rank}" if self._joined else "worker"
+        if self._group is not None:
+            name = f"{name} rank {self._group.ranks.rank}"
         logger.info("%s: %s", name, one_line(text))
 
     def say_wait(self, text: str) -> None:
@@ -198,8 +204,17 @@ class Steps:
             return stopping.Place.DONE
         if self._finishing or self.leaving or not (self.optimizers or self.tables):
             return stopping.Place.BETWEEN
+        if self._group is not None:
+            return stopping.Place.GROUP
         sends = any(optimizer.sends for optimizer in self.optimizers)
         return stopping.Place.STEP if sends or self.data.has_batches() else stopping.Place.BETWEEN
+
+    @property
+    def group_ends(self) -> bool | None:
+        """See `Placed`; what comes behind the steps is no business of the group's."""
+        if self._group is None or self._finishing or self.leaving:
+            return None
+        return self._group.ending.agreed
 
     def synchronize(self) -> None:
         """See `Worker.synchronize`."""
@@ -417,9 +432,8 @@ class Steps:
             return
         (at, ends), self._taken = self._taken, None
         mine = self.clocks()
-        model = self._settings.consistency
         if not ends:  # of one that trains: what it has taken; in lockstep, where this one enters
-            ends = mine if isinstance(model, BSP) and not model.backup else dict(at.clocks)
+            ends = mine if self._settings.consistency.lockstep else dict(at.clocks)
         behind = {table: max(ends.get(table, 0) - step, 0) for table, step in at.steps.items()}
         for owner in self._all:
             owner.fall_behind(behind.get(next(iter(owner.clocks)), 0) if at.loaders else 0)
@@ -468,7 +482,7 @@ class Steps:
                     self.data.take_step(self.step + 1)
                     if self.recorder is not None:
                         self.recorder.sending(self.step, self._totals())
-                    owner.sit_out(again=self._settings.consistency == BSP() and self._epoch_over)
+                    owner.sit_out(again=self._settings.consistency.lockstep and self._epoch_over)
         finally:
             self._epoch_over = False
         return True
@@ -478,7 +492,7 @@ class Steps:
     def _recorder(self, settings: Settings) -> Recorder | None:
         if settings.record is None:
             return None
-        certain = settings.nonfinite is not NonFinite.SKIP or not isinstance(settings.consistency, BSP)
+        certain = settings.nonfinite is not NonFinite.SKIP or not settings.consistency.aggregates
         return Recorder(settings.record, warn=self.say, certain=certain)
 
     def _stragglers(self, settings: Settings) -> Straggling | None:

@@ -19,10 +19,11 @@ from ps_wire.access.access import OPEN, read
 from ps_wire.errors import UsageError
 from ps_wire.metrics.endpoint import MetricsEndpoint
 from ps_wire.process.allocator import keep_large_blocks
-from ps_wire.spec.consistency import BSP
 from ps_wire.spec.table import BucketOptions
 from ps_worker.data import torch_loader
 from ps_worker.data.loader import Loader
+from ps_worker.group.group import Group
+from ps_worker.job.stats import Stats, gather
 from ps_worker.membership.together import LIMIT_S, Op, Value
 from ps_worker.model import model_table
 from ps_worker.model.extras import ModelExtras
@@ -33,12 +34,13 @@ from ps_worker.process import stopping
 from ps_worker.process.exit_reason import reason_of
 from ps_worker.recording.metric import name_of, number_of
 from ps_worker.settings import Settings
-from ps_worker.stats import Stats, gather
 from ps_worker.steps import Steps
 from ps_worker.table import Table
 from ps_worker.worker_metrics import WorkerMetrics
 
 logger = logging.getLogger("ps_worker")
+
+ON_GROUP = "use torch.distributed on worker.group, which reaches the ranks of this group"
 
 
 class Worker:
@@ -49,10 +51,20 @@ class Worker:
     Attributes:
         rank: this worker's number in the job, from 0.
         num_workers: that the job was made for.
+        group_rank: of this process in its group of ranks, from 0; rank 0 leads.
+        group_size: ranks of the group; 1: the worker is this process alone.
+        local_rank: of this process among those of its host, for its device.
+        group: a process group of `torch.distributed` with these ranks; None: there is one rank, or the script
+            has made process groups of another size before.
     """
 
-    def __init__(self, settings: Settings, on_rollback: Callable[[int], None] | None = None) -> None:
-        """Checks the servers and joins; `on_rollback`: see `connect`.
+    def __init__(
+        self,
+        settings: Settings,
+        on_rollback: Callable[[int], None] | None = None,
+        group: Group | None = None,
+    ) -> None:
+        """Checks the servers and joins; `on_rollback`: see `connect`; `group`: whose rank this process is.
 
         Raises:
             ServerUnreachable: a server does not answer; its address is named.
@@ -64,15 +76,23 @@ class Worker:
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
-        self._steps = Steps(settings, on_rollback)
+        self._steps = Steps(settings, on_rollback, group)
         self._data, self._link = self._steps.data, self._steps.link
         self._metrics = self._open_metrics()
         self._steps.join()
         self._metrics.begin()
         self.rank = self._link.rank
         self.num_workers = settings.num_workers
+        self.group_rank, self.group_size = settings.ranks.rank, settings.ranks.size
+        self.local_rank = settings.ranks.local_rank
+        self.group = None if group is None else group.torch_group
         atexit.register(self.leave)
         stopping.workers.add(self._steps)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0 of worker 0, who writes files for all."""
+        return self.rank == 0 and self.group_rank == 0
 
     @property
     def ended(self) -> bool:
@@ -133,10 +153,11 @@ class Worker:
         if weight not in ("equal", "samples"):
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
         check_norm(clip_grad_norm)
+        overlap = self._check_group_wrap(overlap, clip_grad_norm, as_views=gradient_as_bucket_view)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"wrap takes the model, a torch.nn.Module, got {type(model).__name__}")
         spec_of(optimizer)  # refuses a foreign one before anything is touched
-        mean = isinstance(self._settings.consistency, BSP)
+        mean = self._settings.consistency.aggregates
 
         def start_table(groups: list[dict[str, Any]]) -> StartedTable:
             parameters = model_table.parameters_of(model, groups)
@@ -196,6 +217,7 @@ class Worker:
             What `wrap` raises.
         """
         check_norm(clip_grad_norm)
+        self._refuse_in_group("worker.table()", "use worker.wrap(), or torch.distributed on worker.group")
         number = self._next_table(tensors)
         spec = model_table.table_of(
             number,
@@ -261,6 +283,8 @@ class Worker:
         """
         if self._steps.leaving:
             raise UsageError(self._steps.closed() or "")
+        if self.group_rank:
+            self._refuse_in_group("stats() of a rank above 0", "ask where worker.group_rank == 0")
         return gather(
             self._link.figures(),
             self._link.exchanges,
@@ -427,6 +451,7 @@ class Worker:
         """
         with self._steps.inside:
             self._steps.begin_call()
+            self._refuse_in_group("all_reduce()", ON_GROUP)
             return self._steps.together.reduce(values, op, limit_s)
 
     def broadcast(self, value: Any, src: int = 0, *, limit_s: float = LIMIT_S) -> Any:
@@ -447,12 +472,14 @@ class Worker:
             raise UsageError(f"broadcast: src must be a worker from 0 to {self._settings.num_workers - 1}")
         with self._steps.inside:
             self._steps.begin_call()
+            self._refuse_in_group("broadcast()", ON_GROUP)
             return self._steps.together.broadcast(value, source=src, own=src == self.rank, limit_s=limit_s)
 
     def barrier(self, *, limit_s: float = LIMIT_S) -> None:
         """Returns when all workers have called it; see `all_reduce` for order, waiting and errors."""
         with self._steps.inside:
             self._steps.begin_call()
+            self._refuse_in_group("barrier()", ON_GROUP)
             self._steps.together.barrier(limit_s)
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -501,6 +528,28 @@ class Worker:
         self.leave(reason_of(error))
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _refuse_in_group(self, what: str, instead: str) -> None:
+        if self.group_size > 1:
+            raise UsageError(
+                f"{what} is not built for groups of ranks (group_size {self.group_size}): {instead}"
+            )
+
+    def _check_group_wrap(
+        self, overlap: Literal["auto"] | bool, clip_grad_norm: float | None, *, as_views: bool
+    ) -> Literal["auto"] | bool:
+        """Refuses what `wrap` cannot do in a group; gives `overlap` as it is there."""
+        if self.group_size == 1:
+            return overlap
+        if overlap is True:
+            self._refuse_in_group("overlap=True", "leave overlap out, or give overlap=False")
+        if as_views:
+            self._refuse_in_group("gradient_as_bucket_view=True", "leave it out")
+        if clip_grad_norm is not None and not self._settings.consistency.aggregates:
+            self._refuse_in_group(
+                f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"
+            )
+        return False
 
     def _open_metrics(self) -> MetricsEndpoint:
         """Listens before the worker joins: who has no port is told before others wait for it."""

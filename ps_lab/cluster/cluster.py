@@ -65,6 +65,7 @@ class Job:
         wire_dtype: in which these travel, as typed; None leaves it to `PS_WIRE_DTYPE`.
         servers: addresses under which its workers reach the servers; None: the cluster's.
         environment: of its workers, added to the cluster's.
+        group_size: processes that are one worker together.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Job:
     wire_dtype: str | None = None
     servers: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    group_size: int = 1
 
 
 class Cluster:
@@ -186,7 +188,7 @@ class Cluster:
 
     def _of(self, job: Job) -> dict[str, str]:
         return {
-            "OMP_NUM_THREADS": str(threads_per_process(job.num_workers)),
+            "OMP_NUM_THREADS": str(threads_per_process(job.num_workers * job.group_size)),
             "PS_DRAIN_LIMIT": str(DRAIN_LIMIT_S),
             **self._environment,
             **job.environment,
@@ -205,6 +207,7 @@ class Cluster:
             *("--nonfinite", job.nonfinite),
             *(("--carrier", job.carrier) if job.carrier is not None else ()),
             *(("--wire-dtype", job.wire_dtype) if job.wire_dtype is not None else ()),
+            *(_of_group(job.group_size) if job.group_size > 1 else ()),
             str(job.script),
             *job.arguments,
         ]
@@ -309,6 +312,10 @@ class Cluster:
         if child.exit_code != 0 or child in self._servers:
             raise process_failed(child.name, child.exit_code)
         return child
+
+
+def _of_group(size: int) -> tuple[str, ...]:
+    return "--nproc", str(size), "--group-size", str(size)
 
 
 def interrupted(event: Signalled) -> Interrupted:

@@ -36,6 +36,7 @@ def check_job(
     nonfinite: str = "error",
     carrier: str | None = None,
     wire_dtype: str | None = None,
+    group_size: int = 1,
 ) -> Job:
     """What a person typed, as a job.
 
@@ -58,6 +59,7 @@ def check_job(
         nonfinite=choices.parse(nonfinite),
         carrier=carrier,
         wire_dtype=wire_dtype,
+        group_size=group_size,
     )
 
 

@@ -55,6 +55,7 @@ PART_COLOURS = {
     "other": "#CCCCCC",
 }
 BINS = 60
+NEAR = 5  # times what lies beyond the target is shown of what lies before it
 LANES_STEPS = 12  # in the window of the lanes
 WAIT_PART = 0.15  # of a step: a wait at the gate that is longer is traced to who ended it
 
@@ -194,14 +195,32 @@ def _qualities(comparison: Comparison) -> Iterator[Picture]:
         panel.set_xlabel("seconds")
         panel.set_xlim(left=0)
     panels[0].set_ylabel(comparison.metric)
+    cut = _near_target(panels, comparison)
     _legend(figure, *panels)
     yield Picture(
         name="quality",
         title=f"{comparison.metric} on held-out data",
         caption=f"{_setting(comparison)}, each model at its best learning rate, one line per run; a mark is "
-        "an evaluation.",
+        f"an evaluation.{' What is far from the target is cut off.' if cut else ''}",
         figure=figure,
     )
+
+
+def _near_target(panels: Sequence[Any], comparison: Comparison) -> bool:
+    """Shows what lies around the target, where most values are far from it; whether that cuts off some."""
+    target = comparison.experiment.stop.target
+    if target is None:
+        return False
+    low = min(panel.dataLim.intervaly[0] for panel in panels)
+    high = max(panel.dataLim.intervaly[1] for panel in panels)
+    beyond = high - target.value if target.larger_is_better else target.value - low
+    if beyond <= 0 or NEAR * beyond >= high - low:
+        return False
+    if target.larger_is_better:
+        panels[0].set_ylim(target.value - NEAR * beyond, high + beyond / 3)
+    else:
+        panels[0].set_ylim(low - beyond / 3, target.value + NEAR * beyond)
+    return True
 
 
 def _targets(comparison: Comparison) -> Iterator[Picture]:
@@ -264,7 +283,7 @@ def _staleness(comparison: Comparison) -> Iterator[Picture]:
     ]
     if not models:
         return
-    figure, panels = _panels(len(models))
+    figure, panels = _panels(len(models), sharey=True)
     profiles = [profile.name for profile in comparison.experiment.profiles]
     for panel, model in zip(panels, models, strict=True):
         largest = 0

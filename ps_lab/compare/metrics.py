@@ -138,8 +138,16 @@ class RunFigures:
 
     @cached_property
     def samples(self) -> int:
-        """Trained on, of all workers."""
-        return int(self.column("samples").sum())
+        """Trained on, of all workers: without the part of each whose pushes were not applied."""
+        shares = {}
+        for count in () if self.data.outcome is None else self.data.outcome.counts:
+            shares[count.worker] = count.applied / count.received if count.received else 1.0
+        return round(
+            sum(
+                float(one.numbers("samples").sum()) * shares.get(one.header.worker, 1.0)
+                for one in self.recorded
+            )
+        )
 
     @property
     def samples_per_s(self) -> float | None:
@@ -266,12 +274,20 @@ class RunFigures:
         return tuple(sorted({one.header.worker for one in self.recorded}))
 
     def contribution(self, worker: int) -> float:
-        """The part of all applied pushes that were this worker's."""
+        """The part of all applied pushes that were this worker's: as servers counted, else as recorded."""
         counts = dict.fromkeys(self.workers, 0)
-        for one in self.recorded:
+        for count in () if self.data.outcome is None else self.data.outcome.counts:
+            counts[count.worker] = count.applied
+        for one in () if any(counts.values()) else self.recorded:
             counts[one.header.worker] += int(_applied(one).sum())
         whole = sum(counts.values())
         return counts.get(worker, 0) / whole if whole else 0.0
+
+    @property
+    def dropped(self) -> int:
+        """Pushes that came too late, on each partition, as the servers counted them; else as recorded."""
+        counts = () if self.data.outcome is None else self.data.outcome.counts
+        return sum(count.dropped for count in counts) if counts else self.total("dropped")
 
     def total(self, name: str) -> int:
         """Sum of a column over all workers and steps."""
@@ -326,10 +342,13 @@ def spread(values: Numbers) -> Spread | None:
 
 
 def _applied(recording: Recording) -> Numbers:
-    """1 for each step of which something was applied, else 0."""
-    if recording.header.consistency in BASELINES:
-        return np.asarray(recording.numbers("abstained") == 0, dtype=np.float64)
-    return np.asarray(np.isfinite(recording.numbers("tau")), dtype=np.float64)
+    """1 for each step of which something was applied, else 0.
+
+    Without a tau: of one that was neither dropped nor abstained. Under `bsp:backup=B` it is not known when a
+    push is acknowledged whether it will be in its step, and the baselines have no tau.
+    """
+    refused = (recording.numbers("dropped") > 0) | (recording.numbers("abstained") > 0)
+    return np.asarray(np.isfinite(recording.numbers("tau")) | ~refused, dtype=np.float64)
 
 
 def _logged(recording: Recording, metric: str) -> Numbers:

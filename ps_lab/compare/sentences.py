@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ps_lab.compare.comparison import Arm, Comparison
 from ps_lab.compare.statistics import Effect, difference, holm, ratio
+from ps_lab.experiments.experiment import Target
 
 LEVEL = 0.05
 TARGET, SPEED, QUALITY = "time to target", "samples per second", "quality"
@@ -91,15 +92,19 @@ def in_short(comparison: Comparison, found: Sequence[Finding]) -> tuple[str, ...
     for profile in experiment.profiles:
         for workers in experiment.setup.workers:
             arms = [comparison.entries[model, profile.name, workers].best for model in experiment.parties]
-            where, ranked = _where(arms[0]), _ranked(arms, comparison)
+            where = _where(arms[0])
+            measured = any(arm.target_s or arm.quality for arm in arms)
+            question = TARGET if experiment.stop.target is not None and measured else SPEED
+            ranked = _ranked(arms, experiment.stop.target if question == TARGET else None)
             if ranked:
-                here = [one for one in found if one.where == where and one.reference == experiment.reference]
-                said.append(f"{where}: {ranked}. {_how_sure(here, len(experiment.seeds))}.")
+                here = [one for one in found if one.where == where and one.question == question]
+                mine = [one for one in here if one.reference == experiment.reference]
+                said.append(f"{where}: {ranked}. {_how_sure(mine, len(experiment.seeds))}.")
     return tuple(said)
 
 
-def _ranked(arms: Sequence[Arm], comparison: Comparison) -> str:
-    target = comparison.experiment.stop.target
+def _ranked(arms: Sequence[Arm], target: Target | None) -> str:
+    """By the time to a target, else by speed."""
     if target is None:
         speeds = [(_geometric(arm.samples_per_s), arm.model) for arm in arms if arm.samples_per_s]
         speeds.sort(reverse=True)
@@ -120,9 +125,8 @@ def _ranked(arms: Sequence[Arm], comparison: Comparison) -> str:
 
 
 def _how_sure(found: Sequence[Finding], seeds: int) -> str:
-    """Of the question that the ranking is about."""
-    question = TARGET if any(one.question == TARGET for one in found) else SPEED
-    mine = [one for one in found if one.question == question and one.effect is not None]
+    """From the findings of the question that the ranking is about."""
+    mine = [one for one in found if one.effect is not None]
     if not mine:
         return "Nothing can be compared"
     reference = mine[0].reference
@@ -259,7 +263,7 @@ def _measured(finding: Finding, effect: Effect) -> str:
         times = f"{effect.value:.2f} x the samples per second of {reference} {_range(effect, '.2f')}"
         return f"{subject} trained on {times}"
     by = f"{effect.value:+.3g} {_range(effect, '+.3g')}"
-    return f"{subject} ended with a {finding.metric} of {by} compared with {reference}"
+    return f"at the end {finding.metric} of {subject} differs from that of {reference} by {by}"
 
 
 def _range(effect: Effect, form: str) -> str:

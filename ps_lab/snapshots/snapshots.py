@@ -1,6 +1,6 @@
 """Snapshots as a person handles them: list them, check them, make a model file of one.
 
-Nothing here asks servers; `snapshot_calls` does.
+Nothing here asks servers; `calls` does.
 """
 
 from __future__ import annotations

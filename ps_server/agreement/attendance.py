@@ -1,6 +1,6 @@
 """Backup workers: who has pushed the open step of a table, as a shard sees it, and what is decided of it.
 
-Pure values, of `quorum`, which makes them on a shard, and `chooser`, which decides.
+Pure values, of `tally`, which makes them on a shard, and `chooser`, which decides.
 """
 
 from __future__ import annotations

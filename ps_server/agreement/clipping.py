@@ -1,7 +1,7 @@
 """Clipping by the global norm: steps of one table that wait, on one shard, for the scale they close with.
 
 A step is complete on all cells of a shard; their sums of squares are added in partition order, and over
-shards in shard order (`decisions`), so the scale has the same bits in every run. It must not know cells,
+shards in shard order (`Ballots`), so the scale has the same bits in every run. It must not know cells,
 orders or threads beyond its lock, which nothing else is taken under.
 """
 

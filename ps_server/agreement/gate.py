@@ -51,10 +51,10 @@ def gate_of(consistency: Consistency) -> Gate:
     """The gate of a consistency model."""
     match consistency:
         case BSP(backup):
-            return Gate(aggregates=True, staleness=0, backup=backup)
+            return Gate(aggregates=consistency.aggregates, staleness=0, backup=backup)
         case SSP(staleness):
-            return Gate(aggregates=False, staleness=staleness)
+            return Gate(aggregates=consistency.aggregates, staleness=staleness)
         case ASP(max_delay):
-            return Gate(aggregates=False, staleness=None, max_delay=max_delay)
+            return Gate(aggregates=consistency.aggregates, staleness=None, max_delay=max_delay)
         case _:
             assert_never(consistency)

@@ -56,6 +56,13 @@ def choice_from_proto(message: pb.Choose | pb.CatchUp) -> Choice:
     return CatchUp(late=late, step=message.step)
 
 
+def report_to_request(report: Report) -> pb.FollowRequest:
+    """A report, as a follower says it."""
+    if isinstance(report, Norm):
+        return pb.FollowRequest(norm=norm_to_proto(report))
+    return pb.FollowRequest(attendance=attendance_to_proto(report))
+
+
 def attendance_to_proto(attended: TableAttendance) -> pb.Attendance:
     """A report as a message."""
     report = attended.report

@@ -19,8 +19,10 @@ from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs import member as members
 from ps_server.coordinator.jobs.collectives import Part
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
+from ps_server.coordinator.meetings import Guest, Meetings
 from ps_server.coordinator.member_streams import MemberStreams, worker_status
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
@@ -30,6 +32,7 @@ from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
+from ps_wire.frames.frame import check_protocol
 from ps_wire.frames.messages import epoch_use_to_proto, mark_from_proto, piece_to_proto, state_parts
 from ps_wire.process import watched
 from ps_wire.spec.address import check_job_name
@@ -76,6 +79,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._live = live
         self._drops = drops
         self._on_fenced = on_fenced
+        self._meetings = Meetings()
 
     # -- streams ---------------------------------------------------------------------------------------
 
@@ -193,6 +197,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)
 
+    def _known(self, job: str) -> JobRunner:
+        """The job that a person means."""
+        gatekeeper.check_job(job)
+        runner = self._runners.get(job)
+        if runner is None:
+            raise JobUnknown(f"there is no job {job[:64]!r} to stop: ps-lab status lists them", job=job[:64])
+        if runner.job.state is JobState.ENDED:
+            raise ConfigurationRefused(f"job {job} has ended already: ps-lab job drop frees what it holds")
+        return runner
+
     def _member(self, job: str, worker: int, incarnation: int) -> tuple[JobRunner, members.Member]:
         gatekeeper.check_job(job)
         if (gone := self._drops.over(job, incarnation)) is not None:
@@ -251,9 +265,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """The job ends, for all workers after the same epoch."""
-        runner, member = self._member(request.job, request.worker, request.incarnation)
         reason = one_line(request.reason, MAX_REASON)
-        runner.do(runner.job.stop(member, reason))
+        if request.incarnation:
+            runner, member = self._member(request.job, request.worker, request.incarnation)
+            runner.do(runner.job.stop(member, reason))
+        else:
+            runner = self._known(request.job)
+            runner.do(runner.job.stop(None, reason))
         return pb.EpochReply(last=runner.job.loops.last, why=runner.job.loops.stopped)
 
     async def Collect(self, request: pb.CollectRequest, context: grpc.aio.ServicerContext) -> pb.CollectReply:
@@ -294,6 +312,29 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return pb.CollectReply(number=number, missing=job.missing_in_call(number), steps=steps)
         made.check(number, part)
         return pb.CollectReply(number=number, done=True, values=made.values, blob=made.blob)
+
+    async def Meet(self, request: pb.MeetRequest, context: grpc.aio.ServicerContext) -> pb.MeetReply:
+        """A rank of a group looks for the others; waits for them for a while."""
+        gatekeeper.check_job(request.job)
+        check_protocol(request.protocol)
+        guest = Guest(
+            rank=request.rank,
+            size=request.size,
+            host=request.host,
+            machine=request.machine,
+            process=request.process,
+            address=request.address,
+        )
+        meeting = await self._meetings.meet(check_job_name(request.job), request.worker, guest)
+        if not meeting.complete.is_set():
+            return pb.MeetReply(missing=meeting.missing())
+        guests = meeting.guests
+        return pb.MeetReply(
+            complete=True,
+            address=guests[0].address,
+            hosts=[guest.host for guest in guests],
+            machines=[guest.machine for guest in guests],
+        )
 
     async def Snapshot(
         self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext

@@ -1,6 +1,7 @@
 """The server process: one gRPC server with all services, its readiness, its end.
 
-Everything on the event loop only moves messages; tensors are worked on in the threads of `data_stream`.
+Everything on the event loop only moves messages; tensors are worked on in the threads of connections and of
+`ClosingPool`.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ class ShardZero:
 
     def report_to(self, sink: Callable[[Report], None]) -> None:
         """See `OwnShard`."""
-        self._shard.on_norm = self._shard.on_attendance = sink
+        self._shard.reports.connect(sink)
 
     def pending(self) -> list[Report]:
         """See `OwnShard`."""
-        return [*self._shard.undecided(), *self._shard.unchosen()]
+        return self._shard.pending()
 
     def opening_of(self, job: str, table: int) -> int:
         """See `OwnShard`."""

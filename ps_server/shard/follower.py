@@ -14,9 +14,7 @@ from functools import partial
 
 import grpc.aio
 
-from ps_server.agreement.attendance import TableAttendance
-from ps_server.agreement.clipping import Norm
-from ps_server.agreement.messages import UNANSWERED, attendance_to_proto, job_of, norm_to_proto
+from ps_server.agreement.messages import UNANSWERED, Report, job_of, report_to_request
 from ps_server.lanes import Lanes
 from ps_server.log import logger
 from ps_server.shard.hand_off import Inherited
@@ -171,24 +169,18 @@ class Follower:
     def _report_to(self, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
         loop = asyncio.get_running_loop()
 
-        def report(norm: Norm) -> None:
-            loop.call_soon_threadsafe(answers.put_nowait, pb.FollowRequest(norm=norm_to_proto(norm)))
+        def tell(report: Report) -> None:
+            loop.call_soon_threadsafe(answers.put_nowait, report_to_request(report))
 
-        def attend(report: TableAttendance) -> None:
-            message = pb.FollowRequest(attendance=attendance_to_proto(report))
-            loop.call_soon_threadsafe(answers.put_nowait, message)
-
-        self._shard.on_norm, self._shard.on_attendance = report, attend
+        self._shard.reports.connect(tell)
 
     async def _receive(self, order: pb.Order, answers: asyncio.Queue[pb.FollowRequest | None]) -> None:
         match order.WhichOneof("kind"):
             case "granted":  # the first one
                 await self._settled()  # else what is void is carried out after it was dropped
                 self._begin(order.granted)
-                for norm in self._shard.undecided():  # or what became of them was lost with the stream before
-                    self._shard.on_norm(norm)
-                for attendance in self._shard.unchosen():
-                    self._shard.on_attendance(attendance)
+                for report in self._shard.pending():  # or what became of it was lost with the stream before
+                    self._shard.reports.send(report)
                 self._on_ready(True)
             case "prove":
                 answers.put_nowait(pb.FollowRequest(done=pb.OrderDone(number=order.number)))

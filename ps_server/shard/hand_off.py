@@ -8,7 +8,7 @@ Until then the process that reads it may fail, or be killed, and the next one fi
 void, for what the process holds changes.
 
 It is for the same shard of the same number of shards, and counts as long as the coordinator has not gone on
-without it: the successor comes with its predecessor's boot and generation (`standings`). It holds tables as
+without it: the successor comes with its predecessor's boot and generation (`registry`). It holds tables as
 they stand, with what is staged, members and clocks; pushes that were not acknowledged are sent again.
 
 Tables and jobs dump and load themselves; here their states are named and put into one file. It must not know

@@ -16,8 +16,9 @@ from typing import NoReturn, TypeAlias
 
 import torch
 
-from ps_server.agreement.attendance import Choice, TableAttendance
-from ps_server.agreement.clipping import Norm
+from ps_server.agreement.attendance import Choice
+from ps_server.agreement.messages import Report
+from ps_server.agreement.report_outlet import ReportOutlet
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.rpc.complaints import Complaints
@@ -65,8 +66,7 @@ class Shard:
         generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
         open_part: opens this shard's part of a snapshot: (job, its name, tables) -> a block that yields what
             reads one of these tables: (plan, table) -> state; raises where that cannot be done.
-        on_norm: takes a norm to the coordinator; called on any thread, must not block.
-        on_attendance: takes a report of backup workers there, in the order of calls; likewise.
+        reports: of norms and of backup workers, to the coordinator.
     """
 
     def __init__(
@@ -96,8 +96,7 @@ class Shard:
         self.traffic = Traffic()
         self.complaints = Complaints()
         self.generation = 0
-        self.on_norm: Callable[[Norm], None] = _lose
-        self.on_attendance: Callable[[TableAttendance], None] = _lose
+        self.reports = ReportOutlet()
         self.snapshots = ShardSnapshots(index, num_shards, self.table)
         self.open_part: OpenPart = _no_snapshots
         self._secret = secrets.token_bytes(32)
@@ -144,8 +143,7 @@ class Shard:
                 nonfinite=entry.nonfinite,
                 opening=opening,
                 make_optimizer=self._make_optimizer,
-                report=self._report,
-                attend=self._attend,
+                report=self.reports.send,
                 submit=self._submit,
             )
             for worker, (incarnation, clocks) in members.items():
@@ -215,23 +213,13 @@ class Shard:
             table = entry.tables.get(number) if entry is not None else None
         return table if table is not None and table.opening == opening else None
 
-    def unchosen(self) -> list[TableAttendance]:
-        """Reports of backup workers from which something may follow, of all jobs."""
-        return [report for table in self._tables() if (report := table.closer.attendance()) is not None]
-
-    def undecided(self) -> list[Norm]:
-        """Norms whose steps wait for their scale, of all jobs."""
-        return [norm for table in self._tables() if (norm := table.closer.undecided()) is not None]
+    def pending(self) -> list[Report]:
+        """Reports from which something may follow, of all jobs, for who begins to coordinate."""
+        return [report for table in self._tables() for report in table.closer.pending()]
 
     def _tables(self) -> list[ShardTable]:
         with self._jobs.lock:
             return [table for entry in self._jobs.by_name.values() for table in entry.tables.values()]
-
-    def _report(self, norm: Norm) -> None:
-        self.on_norm(norm)  # whoever it is by now
-
-    def _attend(self, report: TableAttendance) -> None:
-        self.on_attendance(report)
 
     # -- connections -----------------------------------------------------------------------------------
 
@@ -450,7 +438,7 @@ def check_partitions(spec: TableSpec, plan: Plan, shard: int) -> None:
 
 
 def _check_clips(spec: TableSpec, model: consistency.Consistency) -> None:
-    if spec.clip_grad_norm is not None and not isinstance(model, consistency.BSP):
+    if spec.clip_grad_norm is not None and not model.aggregates:
         raise ConfigurationRefused(
             f"table {spec.number}: clip_grad_norm scales the mean gradient of a step, which {model} does not "
             "form: clip on each worker, or use bsp"
@@ -459,7 +447,3 @@ def _check_clips(spec: TableSpec, model: consistency.Consistency) -> None:
 
 def _no_snapshots(job: str, snapshot: str, _tables: Sequence[TableSpec]) -> NoReturn:
     raise ConfigurationRefused(f"job {job}: this shard has no --snapshot-dir to read {snapshot} from")
-
-
-def _lose(_report: Norm | TableAttendance) -> None:
-    """Nobody coordinates yet: who begins to asks for what is undecided."""

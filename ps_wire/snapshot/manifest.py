@@ -11,7 +11,7 @@ Whoever may bring a snapshot may write what it likes into it: `parse` makes chec
 once, and names the field that is none. All sizes are bounded by constants or by what else is there: shards by
 their files, workers by the job's number of them.
 
-Values only. It must not know where snapshots lie (`snapshot_store`) or how tensors do (`snapshot_tensors`).
+Values only. It must not know where snapshots lie (`store`) or how tensors do (`tensors`).
 """
 
 from __future__ import annotations

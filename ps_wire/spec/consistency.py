@@ -1,12 +1,17 @@
 """Consistency models as a person types them: parsed once, printed back the same.
 
-`docs/consistency.md` defines them. This file knows how they are written, not how a gate works.
+`docs/consistency.md` defines them. This file knows how they are written, not how a gate works. Whoever asks
+what a model is like asks its value, so that a new one answers everywhere:
+
+    aggregates  a step is one optimizer step, on the mean of workers' gradients
+    lockstep    every worker has a part in each step, and steps are the job's
+    bounded     a worker's reads are stale, and bounded against the slowest
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from ps_wire.errors import ConsistencyInvalid
 
@@ -28,6 +33,13 @@ class BSP:
     """
 
     backup: int = 0
+    aggregates: ClassVar[bool] = True
+    bounded: ClassVar[bool] = False
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether a step waits for all."""
+        return not self.backup
 
     def __post_init__(self) -> None:
         if self.backup < 0:
@@ -46,6 +58,9 @@ class SSP:
     """
 
     staleness: int
+    aggregates: ClassVar[bool] = False
+    bounded: ClassVar[bool] = True
+    lockstep: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.staleness < 0:
@@ -66,6 +81,9 @@ class ASP:
     """
 
     max_delay: int | None = None
+    aggregates: ClassVar[bool] = False
+    bounded: ClassVar[bool] = False
+    lockstep: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.max_delay is not None and self.max_delay < 0:

@@ -1096,6 +1096,42 @@ class CollectReply(_message.Message):
     steps: _containers.ScalarMap[int, int]
     def __init__(self, number: _Optional[int] = ..., done: bool = ..., values: _Optional[_Iterable[float]] = ..., blob: _Optional[bytes] = ..., missing: _Optional[str] = ..., steps: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
+class MeetRequest(_message.Message):
+    __slots__ = ("protocol", "job", "worker", "rank", "size", "host", "machine", "process", "address")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job: str
+    worker: int
+    rank: int
+    size: int
+    host: str
+    machine: str
+    process: str
+    address: str
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., worker: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., host: _Optional[str] = ..., machine: _Optional[str] = ..., process: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class MeetReply(_message.Message):
+    __slots__ = ("complete", "address", "hosts", "machines", "missing")
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    MACHINES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    complete: bool
+    address: str
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    machines: _containers.RepeatedScalarFieldContainer[str]
+    missing: str
+    def __init__(self, complete: bool = ..., address: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., machines: _Optional[_Iterable[str]] = ..., missing: _Optional[str] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -65,6 +65,10 @@ class CoordinatorCalls(Protocol):
         self, request: coordinator_pb2.CollectRequest, /, *, timeout: float | None = None, wait_for_ready: bool = True
     ) -> coordinator_pb2.CollectReply: ...
 
+    def Meet(
+        self, request: coordinator_pb2.MeetRequest, /, *, timeout: float | None = None, wait_for_ready: bool = True
+    ) -> coordinator_pb2.MeetReply: ...
+
     def Status(
         self, request: coordinator_pb2.StatusRequest, /, *, timeout: float | None = None, wait_for_ready: bool = True
     ) -> coordinator_pb2.StatusReply: ...

@@ -84,6 +84,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectRequest.SerializeToString,
                 response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectReply.FromString,
                 _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/ps_wire.v1.Coordinator/Meet',
+                request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.MeetRequest.SerializeToString,
+                response_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.MeetReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/ps_wire.v1.Coordinator/Status',
                 request_serializer=ps__wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
@@ -170,7 +175,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """A worker wants the job to end, for all after the same epoch.
+        """A worker, or a person, wants the job to end, for all after the same epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +183,13 @@ class CoordinatorServicer(object):
 
     def Collect(self, request, context):
         """A call that all workers of a job make together: values of all reduced, one broadcast, or nothing but the wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Meet(self, request, context):
+        """The ranks of a group find each other, before the first of them joins as the worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,6 +281,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Collect,
                     request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectRequest.FromString,
                     response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.CollectReply.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=ps__wire_dot_v1_dot_coordinator__pb2.MeetRequest.FromString,
+                    response_serializer=ps__wire_dot_v1_dot_coordinator__pb2.MeetReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -566,6 +583,33 @@ class Coordinator(object):
             '/ps_wire.v1.Coordinator/Collect',
             ps__wire_dot_v1_dot_coordinator__pb2.CollectRequest.SerializeToString,
             ps__wire_dot_v1_dot_coordinator__pb2.CollectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_wire.v1.Coordinator/Meet',
+            ps__wire_dot_v1_dot_coordinator__pb2.MeetRequest.SerializeToString,
+            ps__wire_dot_v1_dot_coordinator__pb2.MeetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,6 +28,7 @@ class Share:
         batch_size: B, the most that a batch holds (BSP may need one more; see `sizes`).
         even: equally many batches for every worker (BSP).
         drop_last: full batches only.
+        least: samples that a batch holds at least: a group deals each batch to so many ranks.
     """
 
     num_samples: int
@@ -35,6 +36,7 @@ class Share:
     batch_size: int
     even: bool
     drop_last: bool
+    least: int = 1
 
     def bounds(self, worker: int) -> tuple[int, int]:
         """The worker's part of the permutation: first place, and the one behind the last."""
@@ -51,12 +53,17 @@ class Share:
             return [self.batch_size] * (least // self.batch_size)
         if not self.even or self.num_workers == 1:  # alone it has torch's batches
             full, rest = divmod(share, self.batch_size)
+            if 0 < rest < self.least:  # a rank would have none of the last batch
+                return _spread(share, max(min(full + 1, share // self.least), 1))
             return [self.batch_size] * full + [rest] * bool(rest)
         least, largest = self.num_samples // self.num_workers, -(-self.num_samples // self.num_workers)
         # A batch may be one over B where B does not divide: the alternative is an empty batch elsewhere.
-        batches = min(-(-largest // self.batch_size), least)
-        size, more = divmod(share, batches)
-        return [size + 1] * more + [size] * (batches - more)
+        return _spread(share, min(-(-largest // self.batch_size), least // self.least))
+
+
+def _spread(samples: int, batches: int) -> list[int]:
+    size, more = divmod(samples, batches)
+    return [size + 1] * more + [size] * (batches - more)
 
 
 class ShareSampler(Sampler[list[int]]):
@@ -74,8 +81,10 @@ class ShareSampler(Sampler[list[int]]):
         shuffle: bool,
         seed: int,
         on_read: Callable[[], None] | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
-        """Takes `on_read`, called before a batch is given."""
+        """Takes `on_read`, called before a batch is given; and which part of each, of how many."""
+        self._part, self._parts = part
         self._on_read = on_read or (lambda: None)
         self._share = share
         self._deal(worker, share.num_workers)
@@ -103,7 +112,8 @@ class ShareSampler(Sampler[list[int]]):
         at = self._start + sum(self.sizes[: self._skipped])
         for size in self.sizes[self._skipped :]:
             self._on_read()
-            yield list(order[at : at + size])
+            first, last = (size * part // self._parts for part in (self._part, self._part + 1))
+            yield list(order[at + first : at + last])
             at += size
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
 """The batches of one worker, epoch after epoch, over a `DataLoader` of torch that reads this worker's share.
 
 It counts epochs and batches, so that it can say where it is and go on there. What goes to whom is its
-dealer's affair, and `share`'s (datasets with a length) and `stream_share`'s (without): it must not know.
+dealer's affair, and that of `index_share` (datasets with a length) and `stream_share` (without): it must not
+know.
 
 Invariants: a batch is counted when it is handed out, not when it was read ahead. Nothing here waits for
 another worker. An iteration hands out this worker's share of its epoch, then what others have left over.
@@ -17,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ps_wire.errors import UsageError
+from ps_wire.process.ranks import ALONE, Ranks
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.index_share import Share, ShareSampler
 from ps_worker.data.position import Position
@@ -100,6 +102,7 @@ class Loader:
         even: bool,
         ended: bool,
         options: Mapping[str, Any],
+        ranks: Ranks = ALONE,
         dealer: Dealer,
         listener: LoaderListener,
     ) -> None:
@@ -117,6 +120,8 @@ class Loader:
             even: all get equally many batches.
             ended: the job has: nothing is handed out.
             dealer: says what of an epoch is this worker's.
+            ranks: the place of this process in its group: it hands out its part of each batch of the worker,
+                which has as many times the samples.
             listener: the script's data.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -126,8 +131,13 @@ class Loader:
                 raise UsageError(f"worker.loader draws the samples itself, in its order: leave {name} out")
         streamed = isinstance(dataset, IterableDataset)
         num_samples = len(dataset) if isinstance(dataset, Sized) else None
+        if streamed and ranks.together:
+            raise UsageError(
+                "iterable datasets are not built for groups of ranks: take one with a length and index, "
+                "or let each process be a worker of its own (PS_GROUP_SIZE=1)"
+            )
         if num_samples is not None:
-            check_length(num_samples, num_workers)
+            check_length(num_samples, num_workers * ranks.size)
         elif not streamed:
             raise UsageError(
                 "worker.loader takes a dataset with a length and an index (map-style) "
@@ -158,7 +168,7 @@ class Loader:
             "shuffle": not streamed if shuffle is None else shuffle,
             "num_samples": num_samples,
             "num_workers": num_workers,
-            "batch_size": batch_size,
+            "batch_size": batch_size * ranks.size,
             "drop_last": drop_last,
             "even": even,
         }
@@ -183,9 +193,10 @@ class Loader:
             share = Share(
                 num_samples=num_samples,
                 num_workers=num_workers,
-                batch_size=batch_size,
+                batch_size=batch_size * ranks.size,
                 even=even,
                 drop_last=drop_last,
+                least=ranks.size,
             )
             in_process = not options.get("num_workers")  # else batches are read ahead
             self._share = ShareSampler(
@@ -194,6 +205,7 @@ class Loader:
                 shuffle=bool(self._made_with["shuffle"]),
                 seed=seed,
                 on_read=self._reads if in_process else None,
+                part=(ranks.rank, ranks.size),
             )
             self._length = len(self._share.sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from ps_wire.errors import RolledBack, UsageError
-from ps_wire.spec.consistency import BSP, Consistency
+from ps_wire.process.ranks import ALONE, Ranks
+from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
@@ -53,17 +54,19 @@ class ScriptData:
         used: the script has a loader, or a loop over epochs.
     """
 
-    def __init__(self, consistency: Consistency, listener: DataListener) -> None:
+    def __init__(self, consistency: Consistency, listener: DataListener, ranks: Ranks = ALONE) -> None:
         """Has no loaders.
 
         Args:
             consistency: of the job.
             listener: the worker.
+            ranks: the place of this process in its group.
         """
+        self._ranks = ranks
         self.samples = 0
         self.batches = 0
         self.used = False
-        self._even = isinstance(consistency, BSP)
+        self._even = consistency.aggregates
         self._listener = listener
         self._unweighed: list[dict[object, int]] = []  # for each who weighs: samples by loader, latest last
         self._epoch: int | None = None
@@ -105,6 +108,7 @@ class ScriptData:
             dealer.take_up(self._taken[self._num_loaders])
         made = Loader(
             **given,
+            ranks=self._ranks,
             even=self._even,
             dealer=dealer,
             listener=self,
@@ -119,7 +123,10 @@ class ScriptData:
 
     def _sizes(self, given: Mapping[str, Any]) -> dict[str, str]:
         """What all workers have to say alike where they get equally many batches."""
-        return {name: str(given[name]) for name in ("batch_size", "drop_last")} if self._even else {}
+        group = {"group_size": str(self._ranks.size)} if self._ranks.together else {}
+        if not self._even:
+            return group
+        return group | {name: str(given[name]) for name in ("batch_size", "drop_last")}
 
     def take_step(self, step: int) -> None:
         """What loaders have handed out goes into the first `step` steps of this worker."""

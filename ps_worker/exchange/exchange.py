@@ -13,10 +13,13 @@ by the user's thread, and replaced as a whole where connections' threads read it
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from ps_wire.errors import FrameMalformed, PsError
 from ps_wire.frames import frame as wire
@@ -28,6 +31,7 @@ from ps_wire.spec.plan import Partition, Plan
 from ps_wire.spec.table import Hyperparameters
 from ps_wire.spec.wire_dtype import WireDtype
 from ps_worker.exchange.in_flight import Asked, Callback, InFlight, Missing
+from ps_worker.exchange.rank_traffic import RankTraffic, Reduced
 from ps_worker.exchange.sharing import SharingHandshake
 from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.memory.flat import FlatBuckets
@@ -36,6 +40,7 @@ from ps_worker.memory.table_memory import Sharing, TableMemory
 from ps_worker.process.waiting import waits
 from ps_worker.transport.connection import Connection
 
+MakeRanks = Callable[[Sequence[Tensor], Sequence[Sequence[int]]], RankTraffic]
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
 
 
@@ -77,6 +82,7 @@ class Exchange:
         bounded: bool = False,
         begins: Callable[[], None] | None = None,
         traffic: TrafficListener | None = None,
+        ranks: MakeRanks | None = None,
     ) -> None:
         """Has nothing under way.
 
@@ -93,6 +99,8 @@ class Exchange:
             bounded: a push may be only so far ahead of those of others (`ssp`).
             begins: called before the first push of a step leaves, by the thread that pushes.
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
+            ranks: makes the traffic between the ranks of a group, of the flat gradients by bucket and the
+                number of pieces in each partition of each; None: this process is the whole worker.
         """
         self.number = table
         self.plan = plan
@@ -117,6 +125,13 @@ class Exchange:
         self._hyper_number, self._hyper = 0, start
         self._hyper_frames: tuple[wire.Frame, ...] = ()  # the last few
         self._hooks: Hooks | None = None
+        self._ranks = None if ranks is None else ranks(self.gradients.tensors, _pieces(plan, self.partitions))
+        self._unspread: int | None = None  # the clock of weights that are not on all ranks yet
+
+    @property
+    def sums(self) -> bool:
+        """Whether flat gradients are summed in place with those of other ranks."""
+        return self._ranks is not None
 
     @property
     def weights(self) -> FlatBuckets:
@@ -188,6 +203,32 @@ class Exchange:
                 payload travels.
         """
         self.begin(step)
+        if self._ranks is not None:
+            reduced = self._ranks.push(
+                partitions[0].bucket,
+                step=step,
+                weight=weight,
+                hyper=_fingerprint(self._hyper),
+                present=present,
+            )
+            if reduced is not None:
+                self._push_reduced(reduced, step)
+            return
+        self._push(partitions, step=step, weight=weight, present=present)
+
+    def _push_reduced(self, reduced: Reduced, step: int) -> None:
+        bucket = self.plan.buckets[reduced.bucket]
+        partitions = self.partitions[bucket.first_partition : bucket.first_partition + bucket.num_partitions]
+        self._push(partitions, step=step, weight=reduced.weight, present=reduced.present)
+
+    def _push(
+        self,
+        partitions: Sequence[Partition],
+        *,
+        step: int,
+        weight: float,
+        present: Sequence[Sequence[bool]],
+    ) -> None:
         versions = self.in_flight.versions
         frames = []
         for partition, there in zip(partitions, present, strict=True):
@@ -212,6 +253,11 @@ class Exchange:
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
         self.begin(step)
+        if self._ranks is not None:
+            for reduced in self._ranks.abstain(step):
+                self._push_reduced(reduced, step)
+            if not self._ranks.owns:
+                return
         self._send_again()
         for partition in self.partitions:
             if self.in_flight.pushed_step(partition.index) != step:
@@ -235,6 +281,10 @@ class Exchange:
             read: at once, past the gate: the job has ended.
             cut: at the cut of that number, which is `step` (for a reader).
         """
+        if self._ranks is not None:
+            self._unspread = step
+            if not self._ranks.owns:
+                return
         if self._traffic is not None:
             self._traffic.asked()
         self._send_asked(self.in_flight.ask(step, wire.READ * read | wire.CUT * cut))
@@ -347,7 +397,9 @@ class Exchange:
             waited_s = frame.hyper * 1e-6 if frame.flags & wire.TIMED else None
             self._traffic.pulled(frame.step - 1, waited_s)
         nbytes = len(frame.payload) or self._sizes[index]
-        self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)  # then a step's mean was made
+        self.in_flight.came(
+            frame, nbytes=nbytes, closed=self.memory.mapped
+        )  # an answer to a mapped table: its step has closed
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""
@@ -377,7 +429,24 @@ class Exchange:
     ) -> None:
         """See `InFlight.wait_pulled`; `report` gets a text for people."""
         told = None if report is None else partial(self._report, report)
+        if self._ranks is not None and self._unspread is not None:
+            self._spread(self._ranks, self._unspread, told)
+            return
         self.in_flight.wait_pulled(told, wanted)
+
+    def _spread(self, ranks: RankTraffic, step: int, told: Callable[[Missing], None] | None) -> None:
+        """The weights of all ranks' next step: they come to their owner, and from it to all."""
+
+        def arrive() -> Sequence[int]:
+            self.in_flight.wait_pulled(told)
+            return self.versions
+
+        versions = ranks.spread(step, arrive, lambda: self.memory.weights.tensors)
+        if not ranks.owns:
+            self.in_flight.put(versions)
+            for partition in self.partitions:
+                self.memory.on_arrival(partition)
+        self._unspread = None
 
     def _report(self, report: Callable[[str], None], missing: Missing) -> None:
         behind = sorted(it for it, at in missing.clocks.items() if at < missing.step and it != self._worker)
@@ -409,7 +478,7 @@ class Exchange:
     @property
     def all_pulled(self) -> bool:
         """See `InFlight.all_pulled`."""
-        return self.in_flight.all_pulled
+        return self.in_flight.all_pulled and self._unspread is None
 
     @property
     def all_free(self) -> bool:
@@ -446,6 +515,21 @@ class Exchange:
     def step_of(self, clock: int) -> int:
         """See `InFlight.step_of`."""
         return self.in_flight.step_of(clock)
+
+
+def _fingerprint(hyper: Hyperparameters) -> int:
+    return zlib.crc32(hyperparameters_to_proto(hyper).SerializeToString(deterministic=True))
+
+
+def _pieces(plan: Plan, partitions: Sequence[Partition]) -> list[list[int]]:
+    """By bucket, how many pieces of parameters each of its partitions has."""
+    return [
+        [
+            len(plan.placements(partitions[bucket.first_partition + index]))
+            for index in range(bucket.num_partitions)
+        ]
+        for bucket in plan.buckets
+    ]
 
 
 def _indices(partitions: Iterable[Partition] | None) -> frozenset[int] | None:

@@ -142,7 +142,8 @@ class InFlight:
 
     def pushed_step(self, partition: int) -> int | None:
         """The step of the last push or abstention of a partition, -1 of a start; None: there was none."""
-        return self._pushes.steps.get(partition)
+        with self._changed:
+            return self._pushes.steps.get(partition)
 
     def answered(self, frame: wire.Frame) -> None:
         """An ACK or FREE has come."""
@@ -223,6 +224,13 @@ class InFlight:
         self._let_read(pulled)
         for callback in acked:
             callback(None)
+
+    def put(self, versions: Sequence[int]) -> None:
+        """The weights are here, of these versions by partition: another rank of the group had them."""
+        with self._changed:
+            self._raise_failed()
+            self.versions[:] = versions
+            self._show(max(versions, default=0))
 
     def came_open(self, frame: wire.Frame) -> None:
         """The gate of a partition has opened; no weights came, and none were asked for."""

@@ -20,9 +20,13 @@ from ps_worker.data.position import Positions
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.exchange.exchanges import Exchanges
 from ps_worker.exchange.traffic_listener import TrafficListener
+from ps_worker.group.channel import Said
+from ps_worker.group.group import Group
+from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.job.presence import Presence
+from ps_worker.job.rank_presence import RankPresence
 from ps_worker.job.rejoiner import Rejoiner
 from ps_worker.job.resumption import Resumption
 from ps_worker.job.side_state import SideState
@@ -56,7 +60,11 @@ class JobLink:
     """
 
     def __init__(
-        self, settings: Settings, listener: LinkListener, traffic: TrafficListener | None = None
+        self,
+        settings: Settings,
+        listener: LinkListener,
+        traffic: TrafficListener | None = None,
+        group: Group | None = None,
     ) -> None:
         """Has not joined, and asks nothing of the listener.
 
@@ -64,6 +72,7 @@ class JobLink:
             settings: of the worker.
             listener: the worker.
             traffic: is told of the traffic of its tables.
+            group: of which this process is one rank; None: it is the whole worker.
 
         Raises:
             PsError: see `open_service`.
@@ -74,13 +83,18 @@ class JobLink:
         self.side = SideState(listener.say)
         self.rounds = RoundBarrier(listener.clocks)
         self.promise = SnapshotPromise(listener.clocks, lambda: self.side.pack_cut(listener.positions()))
-        self.presence = Presence(settings, listener, self.promise, self.rounds)
+        self._group = group
+        self.presence: JobPresence
+        if group is None or group.ranks.leads:
+            self.presence = Presence(settings, listener, self.promise, self.rounds, group)
+        else:
+            self.presence = RankPresence(group, listener.say)
         self.resumption = Resumption(self.presence, self.side, listener)
         self.uploads = SideUploads(self.presence, self.side, listener)
         self.optimizer_state = OptimizerStateCalls(
             settings,
             lambda: self.presence.membership,
-            calls_of=self.presence.service.shard,
+            calls_of=self.presence.shard,
             say=listener.say,
         )
         self.start = TableStart(
@@ -92,6 +106,7 @@ class JobLink:
             begins=self._begin_push,
             say=listener.say,
             traffic=traffic,
+            group=group,
         )
         self.rejoiner = Rejoiner(
             self.presence, self.start, self.resumption, listener, promise=self.promise, rounds=self.rounds
@@ -223,9 +238,17 @@ class JobLink:
         if self.ended:
             return
         exchange = self.exchanges[table]
-        try:
+
+        def share(_: list[Said]) -> Said:
             exchange.wait_acked()
             self.optimizer_state.share(table, exchange.plan, number, states)
+            return Said()
+
+        try:
+            if self._group is None:
+                share([])
+            else:
+                self._group.channel.relay(f"load_state_dict() of table {table}", share)
         except Evicted as error:  # it comes back to what the others have set
             self.rejoiner.refused(error)
 
@@ -371,10 +394,9 @@ class JobLink:
         Raises:
             ServerUnreachable: a shard does not answer.
         """
-        service = self.presence.service
         tables: list[shard_pb2.TableStatus] = []
-        for shard in range(len(service.addresses)):
-            reply = service.shard(shard).Tables(
+        for shard in range(self.presence.num_shards):
+            reply = self.presence.shard(shard).Tables(
                 shard_pb2.TablesRequest(), timeout=FIGURES_LIMIT_S, wait_for_ready=True
             )
             tables += [table for table in reply.tables if table.job == self._settings.job]

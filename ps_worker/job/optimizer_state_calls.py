@@ -15,7 +15,7 @@ from ps_wire.errors import StartLimitExceeded
 from ps_wire.spec.plan import Plan
 from ps_wire.v1 import shard_pb2 as pb
 from ps_wire.v1.shard_pb2_calls import ShardCalls
-from ps_worker.membership.membership import Membership
+from ps_worker.job.job_seat import Seat
 from ps_worker.model.optimizer_state import Gathering, Scattering
 from ps_worker.process.retry import PAUSE_S, Retry
 from ps_worker.settings import Settings
@@ -29,7 +29,7 @@ class OptimizerStateCalls:
     def __init__(
         self,
         settings: Settings,
-        membership: Callable[[], Membership],
+        membership: Callable[[], Seat],
         *,
         calls_of: Callable[[int], ShardCalls],
         say: Callable[[str], None],

@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ps_wire.errors import ConnectionLost, PsError
+from ps_wire.frames.carrier import Carrier
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1.shard_pb2_calls import ShardCalls
 from ps_worker.exchange.exchanges import Exchanges
+from ps_worker.group.group import Group
+from ps_worker.job.job_seat import Asks, Seat
 from ps_worker.job.link_listener import LinkListener
-from ps_worker.membership.coordinator_calls import CoordinatorCalls
+from ps_worker.job.rank_presence import evicted, joined_by
+from ps_worker.job.relayed_seat import RelayedSeat
 from ps_worker.membership.incarnation import Incarnation
-from ps_worker.membership.membership import Membership
 from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process.exit_reason import sendable
@@ -36,7 +40,12 @@ class Presence:
     """
 
     def __init__(
-        self, settings: Settings, listener: LinkListener, promise: SnapshotPromise, rounds: RoundBarrier
+        self,
+        settings: Settings,
+        listener: LinkListener,
+        promise: SnapshotPromise,
+        rounds: RoundBarrier,
+        group: Group | None = None,
     ) -> None:
         """Connects to nobody yet.
 
@@ -45,6 +54,7 @@ class Presence:
             listener: the worker.
             promise: to snapshots; it outlives incarnations.
             rounds: where the script is, likewise.
+            group: that this process leads; None: it is the whole worker.
 
         Raises:
             PsError: see `open_service`.
@@ -58,25 +68,39 @@ class Presence:
         self.carriers = CarrierChoice(self.service, settings.carrier, listener.say, shares=settings.shares)
         self.exchanges = Exchanges(at_failure=self._at_failure)
         self._live: Incarnation | None = None
+        self._group = group
+        self._seat: RelayedSeat | None = None
 
     # -- entering and leaving --------------------------------------------------------------------------
 
     def open(self) -> None:
         """Checks the servers, joins and connects. Raises what `connect` raises."""
         try:
-            check_servers(self.service, self._settings.connect_limit_s, self._listener.say)
-            self.enter()
+            if self._group is None:
+                self._check_and_enter()
+            else:
+                joined_by(self._group, self._check_and_enter)
+                self._seat = RelayedSeat(self._group.channel, self.joined, self._now.membership)
         except BaseException:
             self.service.close()
             raise
         self.connect()
 
+    def _check_and_enter(self) -> tuple[pb.Joined, int]:
+        check_servers(self.service, self._settings.connect_limit_s, self._listener.say)
+        self.enter()
+        return self.joined, len(self.service.addresses)
+
     def enter(self) -> None:
         """Joins as a new incarnation; the one before, if there was one, is over by now.
 
         Raises:
+            GroupBroken: it leads a group, which does not join again.
             PsError: what the coordinator refuses with; then nothing has changed.
         """
+        group = self._group
+        if group is not None and self._live is not None:
+            raise evicted(group)
         now = Incarnation(
             self._settings,
             self.service,
@@ -85,6 +109,7 @@ class Presence:
             say=self._listener.say,
             promise=self._promise,
             rounds=self._rounds,
+            renews=None if group is None else lambda: group.healthy,
         )
         try:
             now.membership.join(None if self._live is None else self._live.joined)
@@ -104,13 +129,18 @@ class Presence:
 
     def leave(self, reason: str, clocks: Mapping[int, int]) -> None:
         """Leaves in order and closes everything; `clocks`: table -> steps that the worker has taken."""
+        if reason and self._group is not None and self._group.healthy:
+            self._group.broken(f"rank 0 has ended: {reason}")
+        membership = self._now.membership
         for connection in self.connections:
             connection.quiet()
-        self.membership.leave(reason, clocks)
+        membership.leave(reason, clocks)
         for connection in self.connections:
             connection.close()
         self.service.close()
-        self.membership.wait_threads()
+        membership.wait_threads()
+        if self._group is not None:
+            self._group.leave()
 
     def _progress(self) -> pb.Progress:
         progress = self._listener.progress()
@@ -131,19 +161,32 @@ class Presence:
         return self._live
 
     @property
-    def membership(self) -> Membership:
-        """Of the live incarnation."""
-        return self._now.membership
+    def membership(self) -> Seat:
+        """Of the live incarnation; of a group, for all its ranks."""
+        return self._now.membership if self._seat is None else self._seat
 
     @property
-    def calls(self) -> CoordinatorCalls:
-        """What the live incarnation asks the coordinator."""
-        return self._now.membership.calls
+    def calls(self) -> Asks:
+        """What the live incarnation asks the coordinator; of a group, for all its ranks."""
+        return self.membership.calls
 
     @property
     def connections(self) -> Sequence[Connection]:
         """Of the live incarnation, in shard order; they grow until it has connected."""
         return self._now.connections
+
+    @property
+    def num_shards(self) -> int:
+        """Of the service, once it has connected."""
+        return len(self.connections)
+
+    def shard(self, index: int) -> ShardCalls:
+        """Calls to one shard."""
+        return self.service.shard(index)
+
+    def can_map(self) -> bool:
+        """Whether every shard takes data over shared memory."""
+        return self.carriers.all_take(Carrier.SHM, self.num_shards)
 
     @property
     def joined(self) -> pb.Joined:

@@ -13,8 +13,8 @@ from contextlib import suppress
 import torch
 
 from ps_wire.errors import Evicted, PsError, RolledBack
+from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
-from ps_worker.job.presence import Presence
 from ps_worker.job.resumption import Resumption
 from ps_worker.job.table_start import TableStart
 from ps_worker.membership.round_barrier import RoundBarrier
@@ -26,7 +26,7 @@ class Rejoiner:
 
     def __init__(
         self,
-        presence: Presence,
+        presence: JobPresence,
         start: TableStart,
         resumption: Resumption,
         listener: LinkListener,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ps_worker.data.position import Positions
+from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
-from ps_worker.job.presence import Presence
 from ps_worker.job.side_state import SideState
 
 
@@ -57,7 +57,7 @@ class Resumption:
         state: of the process where it goes on; None: nobody was asked.
     """
 
-    def __init__(self, presence: Presence, side: SideState, listener: LinkListener) -> None:
+    def __init__(self, presence: JobPresence, side: SideState, listener: LinkListener) -> None:
         """Has asked nobody."""
         self.state: Mapping[str, torch.Tensor] | None = None
         self._presence = presence

@@ -12,8 +12,8 @@ import torch
 
 from ps_wire.errors import PsError
 from ps_worker.data.position import Positions
+from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
-from ps_worker.job.presence import Presence
 from ps_worker.job.side_state import SideState
 from ps_worker.membership.noting import Noting
 from ps_worker.model import model_table
@@ -26,7 +26,7 @@ class SideUploads:
         noting: when a note is due.
     """
 
-    def __init__(self, presence: Presence, side: SideState, listener: LinkListener) -> None:
+    def __init__(self, presence: JobPresence, side: SideState, listener: LinkListener) -> None:
         """Has uploaded nothing."""
         self._presence = presence
         self._side = side

@@ -14,13 +14,13 @@ import torch
 from ps_wire.errors import ConfigurationRefused, UsageError
 from ps_wire.frames.carrier import Carrier
 from ps_wire.sockets.shared_memory import AVAILABLE, Layout
-from ps_wire.spec.consistency import BSP, SSP
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.exchange.traffic_listener import TrafficListener
+from ps_worker.group.group import Group
+from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
-from ps_worker.job.presence import Presence
 from ps_worker.job.resumption import Resumption
 from ps_worker.job.side_state import SideState, of_table
 from ps_worker.memory.os_memory import can_overlay
@@ -42,7 +42,7 @@ class TableStart:
     def __init__(
         self,
         settings: Settings,
-        presence: Presence,
+        presence: JobPresence,
         side: SideState,
         resumption: Resumption,
         optimizer_state: OptimizerStateCalls,
@@ -50,6 +50,7 @@ class TableStart:
         begins: Callable[[int], None],
         say: Callable[[str], None],
         traffic: TrafficListener | None = None,
+        group: Group | None = None,
     ) -> None:
         """Has no tables.
 
@@ -62,7 +63,9 @@ class TableStart:
             begins: called with a table's number before the first push of a step on it leaves.
             say: tells the person at the terminal something.
             traffic: is told of the traffic of all of them.
+            group: whose ranks start them together; None: this process is the whole worker.
         """
+        self._group = group
         self.begun: list[TableSpec] = []
         self._settings = settings
         self._presence = presence
@@ -123,7 +126,7 @@ class TableStart:
             step = presence.membership.wait_started(spec.number)
             upload = upload or step is None
         self.fetch(exchange, step, read=presence.joined.ended)
-        if extras and not upload:
+        if extras and (not upload or self._group is not None):  # its other ranks take them up
             kept = of_table(live, spec.number) or presence.calls.kept(spec.number)
             model_table.copy_into(kept, extras.tensors())
         self.begun = [*self.begun[: spec.number], spec]
@@ -175,7 +178,7 @@ class TableStart:
 
     def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool) -> Exchange:
         """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
-        plan = Plan(spec, len(self._presence.connections))
+        plan = Plan(spec, self._presence.num_shards)
         make = partial(
             Exchange,
             table=spec.number,
@@ -186,9 +189,10 @@ class TableStart:
             strict=strict,
             wire_dtype=self._settings.wire_dtype,
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
-            bounded=isinstance(self._settings.consistency, SSP),
+            bounded=self._settings.consistency.bounded,
             begins=partial(self._begins, spec.number),
             traffic=self._traffic,
+            ranks=None if self._group is None else partial(self._group.reducer, spec.number),
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls))
@@ -201,13 +205,14 @@ class TableStart:
             return make(sharing=Sharing.PRIVATE)
 
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
-        plain = pulls and self._settings.consistency == BSP() and not self._presence.joined.ended
+        if self._group is not None:  # weights go on to other ranks; those above 0 have no shard
+            return Sharing.COPIED if self._shares and self._group.ranks.leads else Sharing.PRIVATE
+        plain = pulls and self._settings.consistency.lockstep and not self._presence.joined.ended
         if not self._shares:
             lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
             return Sharing.LENT if lends else Sharing.PRIVATE
         worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
-        carriers = self._presence.carriers
-        if worth and plain and can_overlay() and carriers.all_take(Carrier.SHM, plan.num_shards):
+        if worth and plain and can_overlay() and self._presence.can_map():
             return Sharing.MAPPED
         return Sharing.COPIED
 

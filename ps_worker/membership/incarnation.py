@@ -45,6 +45,7 @@ class Incarnation:
         say: Callable[[str], None],
         promise: SnapshotPromise,
         rounds: RoundBarrier,
+        renews: Callable[[], bool] | None = None,
     ) -> None:
         """Does nothing yet.
 
@@ -56,6 +57,7 @@ class Incarnation:
             say: says something to the person at the terminal.
             promise: to snapshots; it outlives this incarnation.
             rounds: where the script is, likewise.
+            renews: see `Membership`.
         """
         self.membership = Membership(
             settings,
@@ -65,6 +67,7 @@ class Incarnation:
             log=say,
             promise=promise,
             rounds=rounds,
+            renews=renews,
         )
         self.connections: list[Connection] = []
         self._settings = settings

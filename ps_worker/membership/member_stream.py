@@ -47,6 +47,7 @@ class MemberStream:
         on_reply: Callable[[pb.MemberReply], None],
         fail: Callable[[PsError], None],
         log: Callable[[str], None],
+        renews: Callable[[], bool] | None = None,
     ) -> None:
         """Joins at once.
 
@@ -58,7 +59,9 @@ class MemberStream:
             on_reply: called with every reply, once, in order; on a thread of the stream.
             fail: called at the end, unless `close` came before.
             log: says something to the person at the terminal.
+            renews: whether heartbeats may renew the lease; None: always.
         """
+        self._renews = renews
         self._service = service
         self._join = join
         self._retry_limit_s = retry_limit_s
@@ -110,7 +113,8 @@ class MemberStream:
 
     def _beat(self) -> None:
         while not self._closed.wait(self._period_s):
-            self._beat_now()
+            if self._renews is None or self._renews():
+                self._beat_now()
 
     def _beat_now(self) -> None:
         with self._changed:

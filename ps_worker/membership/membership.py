@@ -62,6 +62,7 @@ class Membership:
         log: Callable[[str], None],
         promise: SnapshotPromise,
         rounds: RoundBarrier,
+        renews: Callable[[], bool] | None = None,
     ) -> None:
         """Has not joined.
 
@@ -73,7 +74,9 @@ class Membership:
             log: says something to the person at the terminal.
             promise: to snapshots.
             rounds: where the script is, for others who join.
+            renews: whether heartbeats may renew the lease; None: always.
         """
+        self._renews = renews
         self._settings = settings
         self._service = service
         self._progress = progress
@@ -146,6 +149,7 @@ class Membership:
             on_reply=self._receive,
             fail=self._fail,
             log=self._log,
+            renews=self._renews,
         )
         # One that holds the number may be gone, and is waited for as long as its lease may be.
         self.joined = self._wait("joined", max(settings.connect_limit_s, 2 * settings.lease_s))

@@ -3,7 +3,7 @@
 A script may put another tensor in a buffer's place at any time (`self.mean = 0.9 * self.mean + ...`, or
 `model.to(device)`, which makes all of them anew). So what is kept here is names; the tensors are looked up
 whenever they are packed or loaded. A name that is then not as it was at wrap stops no training: the log says
-so, once. When to pack and load is `link`'s affair.
+so, once. When to pack and load is `SideState`'s affair.
 """
 
 from __future__ import annotations

@@ -206,6 +206,8 @@ class BucketGradients:
             self._absent = [index for index, gradient in enumerate(gradients) if gradient is None]
             views = [self._views[index] for index, gradient in enumerate(gradients) if gradient is not None]
         self.ticket.synchronize()
+        if self._exchange.sums:  # what lay there was of all ranks
+            self._zeros.clear()
         with torch.no_grad():
             for index in self._absent:
                 if index not in self._zeros:

@@ -2,6 +2,7 @@
 
     between steps, or in a wait for others   at once, by SystemExit: what is open is left in order
     inside a step                            when `step()` returns; after the limit at once
+    in a group of ranks                      when the step is over in which all have agreed to; likewise
     after `finish()`                         when the script ends, by itself; after the limit with 75
 
 Signals are read by a thread, so that the second one works where the main thread is in a call that does not
@@ -34,6 +35,7 @@ class Place(Enum):
 
     BETWEEN = "between steps"
     STEP = "in a step"
+    GROUP = "in a group"
     DONE = "done"
 
 
@@ -43,6 +45,10 @@ class Placed(Protocol):
     @property
     def place(self) -> Place:
         """Where its script is."""
+
+    @property
+    def group_ends(self) -> bool | None:
+        """Whether its group has agreed to end; None: it is in none."""
 
 
 class Stopping:
@@ -66,7 +72,9 @@ class Stopping:
 
     def step_ended(self) -> None:
         """A step has ended: if the process is to stop, this is where it does."""
-        if self.asked:
+        groups = [ends for ends in (worker.group_ends for worker in workers) if ends is not None]
+        self.asked = self.asked or any(groups)
+        if self.asked and all(groups):
             self._end()
 
     def script_ended(self) -> None:
@@ -155,4 +163,4 @@ def _may_go() -> bool:
 
 def _place() -> Place:
     places = {worker.place for worker in workers}
-    return next((place for place in (Place.STEP, Place.DONE) if place in places), Place.BETWEEN)
+    return next((place for place in (Place.GROUP, Place.STEP, Place.DONE) if place in places), Place.BETWEEN)

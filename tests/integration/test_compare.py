@@ -22,6 +22,7 @@ import sys
 import torch
 import ps_worker as ps
 
+torch.manual_seed(0)
 with ps.connect() as worker:
     model = torch.nn.Linear(4, 1)
     optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -111,6 +112,21 @@ def test_a_budget_that_is_over_says_what_is_missing(compare, tmp_path: Path):
     process.wait_line("2 runs are left for --resume")
     assert process.wait_end() == 0
     assert json.loads((tmp_path / "out" / "experiment.json").read_text())["name"] == "tiny"
+
+
+def test_bsp_has_the_same_loss_curve_again_bit_for_bit(compare, tmp_path: Path):
+    """Also where other workers are slow: it waits for all of them."""
+    slow = '[[profiles]]\nname = "quiet"\n[[profiles]]\nname = "slow"\nstraggler = "transient:p=0.3,f=5"\n'
+    text = EXPERIMENT.replace("record = false\n", "") + slow
+    (tmp_path / "tiny.toml").write_text(text.replace('["bsp", "asp"]', '["bsp"]'))
+    process = compare(steps=20)
+    assert process.wait_end() == 0, process.text
+    curves = [
+        [[step.loss for step in recording.steps] for recording in read_recordings(one.records)]
+        for one in Folder.open(tmp_path / "out").runs
+    ]
+    assert [len(curve) for run in curves for curve in run] == [20] * 4
+    assert curves[0] == curves[1]
 
 
 EVALUATES = """

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         name="errors: an eviction looks like an error of the script",
         file="ps_wire/errors.py",
-        text="    exit_code = 75\n",
-        fault="    exit_code = 1\n",
+        text='went on without it."""\n\n    exit_code = 75\n',
+        fault='went on without it."""\n\n    exit_code = 1\n',
         tests=(f"{WIRE}test_errors.py",),
     ),
     Mutant(
@@ -228,14 +228,14 @@ MUTANTS = (
     ),
     Mutant(
         name="stats: the wait at the gate is added up over shards",
-        file="ps_worker/stats.py",
+        file="ps_worker/job/stats.py",
         text="gate_wait_s=max([entry.gate_wait_s for entry in mine], default=0.0),",
         fault="gate_wait_s=sum([entry.gate_wait_s for entry in mine]),",
         tests=("tests/component/training/test_stats.py",),
     ),
     Mutant(
         name="stats: what others have dropped is this worker's",
-        file="ps_worker/stats.py",
+        file="ps_worker/job/stats.py",
         text="for table in tables for entry in table.workers if entry.worker == worker]",
         fault="for table in tables for entry in table.workers]",
         tests=("tests/component/training/test_stats.py",),

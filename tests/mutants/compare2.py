@@ -112,6 +112,27 @@ MUTANTS = (
         tests=("tests/unit/ps_lab/cluster/test_fork_server.py",),
     ),
     Mutant(
+        name="metrics: under backup workers nothing is an update",
+        file="ps_lab/compare/metrics.py",
+        text=" | ~refused, dtype",
+        fault=", dtype",
+        tests=("tests/unit/ps_lab/compare/test_metrics.py",),
+    ),
+    Mutant(
+        name="metrics: samples of pushes that were dropped were trained on",
+        file="ps_lab/compare/metrics.py",
+        text="count.applied / count.received if count.received else 1.0",
+        fault="1.0",
+        tests=("tests/unit/ps_lab/compare/test_metrics.py",),
+    ),
+    Mutant(
+        name="statistics: an interval does not know how many pairs it is of",
+        file="ps_lab/compare/statistics.py",
+        text="for value in values) / (count - 1) / count)",
+        fault="for value in values) / (count - 1) / count / 100)",
+        tests=("tests/unit/ps_lab/compare/test_the_instrument.py",),
+    ),
+    Mutant(
         name="demo: a model that stays below the target passes",
         file="ps_lab/demo.py",
         text="        if not target.met(mean):\n",

@@ -466,8 +466,8 @@ MUTANTS = (
     Mutant(
         name="follower: what is undecided is not said again",
         file=FOLLOWER,
-        text="                for norm in self._shard.undecided():",
-        fault="                for norm in ():",
+        text="                for report in self._shard.pending():",
+        fault="                for report in ():",
         tests=("tests/unit/ps_server/shard/test_follower.py",),
     ),
     Mutant(

@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant(
         name="gate: the delay of asp is taken for the bound of ssp",
         file=GATE,
-        text="return Gate(aggregates=False, staleness=None, max_delay=max_delay)",
-        fault="return Gate(aggregates=False, staleness=max_delay)",
+        text="return Gate(aggregates=consistency.aggregates, staleness=None, max_delay=max_delay)",
+        fault="return Gate(aggregates=consistency.aggregates, staleness=max_delay)",
         tests=("tests/unit/ps_server/agreement/test_gate.py", ONE),
     ),
     Mutant(

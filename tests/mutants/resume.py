@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant(
         name="resume: who joins under bsp takes no step again",
         file=STATE,
-        text="            ends = mine if isinstance(model, BSP) and not model.backup else dict(at.clocks)\n",
+        text="            ends = mine if self._settings.consistency.lockstep else dict(at.clocks)\n",
         fault="            ends = dict(at.clocks)\n",
         tests=(JOINS, EVICTED),
     ),

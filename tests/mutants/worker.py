@@ -479,8 +479,8 @@ MUTANTS = (
     Mutant(
         name="share: bsp deals unequal numbers of batches",
         file=SHARE,
-        text="        batches = min(-(-largest // self.batch_size), least)\n",
-        fault="        batches = min(-(-share // self.batch_size), least)\n",
+        text="min(-(-largest // self.batch_size), least // self.least)",
+        fault="min(-(-share // self.batch_size), least // self.least)",
         tests=("tests/unit/ps_worker/data/test_index_share.py",),
     ),
     Mutant(

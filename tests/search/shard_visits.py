@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ps_server.agreement.attendance import TableAttendance
-from ps_server.agreement.messages import UNANSWERED, attendance_to_proto
+from ps_server.agreement.messages import UNANSWERED, Report, attendance_to_proto
 from ps_server.shard.follower import Follower
 from ps_server.shard.orders import execute_order
 from ps_server.shard.partition.machine import Pull
@@ -87,7 +87,7 @@ class ShardVisit:
 
     def __post_init__(self) -> None:
         self.follows = self.before.follows
-        self.shard.on_attendance = self._attend
+        self.shard.reports.connect(self._attend)
 
     def take_up(self, held: Held) -> None:
         """What is not handed off."""
@@ -172,10 +172,11 @@ class ShardVisit:
 
     def _on_attend(self, _: Input) -> None:
         """Somebody else listens, who may not know who is there."""
-        for attended in self.shard.unchosen():
+        for attended in self.shard.pending():
             self._attend(attended)
 
-    def _attend(self, attended: TableAttendance) -> None:
+    def _attend(self, attended: Report) -> None:
+        assert isinstance(attended, TableAttendance)
         self.outputs.append(("report", attendance_to_proto(attended).SerializeToString(deterministic=True)))
 
     def _on_save(self, _: Input, limits: tuple[tuple[int, int], ...]) -> None:

@@ -35,6 +35,23 @@ def trees() -> dict[str, ast.Module]:
     }
 
 
+# -- who asks for a class ----------------------------------------------------------------------------------
+
+
+def test_a_consistency_model_is_asked_by_its_properties_and_not_by_its_class():
+    """Else a new model silently falls into the branch of the others: the gate alone has a row for each."""
+    models, gate = {"BSP", "SSP", "ASP"}, "ps_server/agreement/gate.py"
+    found = [
+        f"{path}: {ast.unparse(node)}"
+        for path, tree in trees().items()
+        if path.startswith(("ps_worker/", "ps_server/")) and path != gate
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+        and (node.id if isinstance(node, ast.Name) else node.attr) in models
+    ]
+    assert found == []
+
+
 # -- whose attributes are used ---------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""An epoch of a loader that was dealt to workers, and what is known of their shares. Values, for `shares`."""
+"""An epoch of a loader that was dealt to workers, and its shares as far as known. Values, for `EpochBook`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class DealtEpoch:
     """An epoch of a loader that was dealt to workers, with their shares."""
 
-    owners: dict[int, int]  # worker -> incarnation, or one of `shares`' words for it
+    owners: dict[int, int]  # worker -> incarnation, or one of the words of `epoch_book` for it
     samples: int = 0
     used: int = 0  # in pieces that are closed
     handed_on: int = 0

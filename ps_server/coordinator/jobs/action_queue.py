@@ -1,7 +1,7 @@
 """The coordinator's next actions for one job: messages and orders in turn, one change at a time. Pure.
 
 `next` gives a message, or an order, which all shards carry out before anything else comes out. What became of
-it is said with `answered` or `refused`; what follows from that is `membership.Job`'s, and goes to the end.
+it is said with `answered` or `refused`; what follows from that is `Job`'s, and goes to the end.
 """
 
 from __future__ import annotations

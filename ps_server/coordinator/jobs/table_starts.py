@@ -211,7 +211,7 @@ class TableStarts:
             back = [f"{it.holder} to come back" for it in members if it.state in coming]
             return back + self.tables.missing(self._roster, range(0))
         needed = range(self._num_workers if waits and not self._min_workers else 0)
-        if self._min_workers and waits:  # one who is about to be of those who start is in their gates
+        if self._min_workers and waits:  # who is joining now starts with them: it is in the gates
             joins = [it for it in members if it.state is MemberState.JOINING]
             if any(not it.late for it in joins):
                 return [f"{it.holder} to join" for it in joins]

@@ -216,7 +216,7 @@ class PieceOptimizer:
             self._check_state(index, state)
             if state:
                 made[piece] = {key: self._own(key, state[key]) for key in self.state_names if key in state}
-        self._torch.state = made  # in one go: figures are read without the cell's lock
+        self._torch.state = made  # in one go: an error on the way changes nothing
 
     def _check_state(self, index: int, state: State) -> None:
         entry = known(self.name)

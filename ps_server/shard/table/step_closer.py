@@ -16,6 +16,7 @@ from functools import partial
 from ps_server.agreement.attendance import Attendance, Choice, Choose, TableAttendance
 from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.clipping import Clipping, Norm, coefficient
+from ps_server.agreement.messages import Report
 from ps_server.agreement.tally import StepTally
 from ps_server.log import logger
 from ps_server.shard.partition.cell import Cell
@@ -40,8 +41,7 @@ class StepCloser:
         backup: int,
         clipping: Clipping | None,
         tally: StepTally | None,
-        report: Callable[[Norm], None] | None,
-        attend: Callable[[TableAttendance], None] | None,
+        report: Callable[[Report], None] | None,
         submit: Callable[[Callable[[], None]], None] | None,
     ) -> None:
         """Closes steps of `cells`, by index in backward order.
@@ -54,8 +54,7 @@ class StepCloser:
             backup: so many workers need not be waited for.
             clipping: that the cells tell their norms; None: steps are not clipped.
             tally: that the cells tell who is there; None: there are no backup workers.
-            report: takes this shard's part of a norm; None: it holds all parts, and decides alone.
-            attend: takes who is there; None: likewise.
+            report: takes this shard's part of a norm, and who is there; None: it has all, and decides alone.
             submit: has complete steps closed on other threads; None: on the thread that completes one.
         """
         self._cells = cells
@@ -65,15 +64,18 @@ class StepCloser:
         self._clipping = clipping
         self._tally = tally
         self._report = report
-        self._attend = attend
         self._submit = submit
-        self._chooser = Chooser(backup, (0,)) if tally is not None and attend is None else None
+        self._chooser = Chooser(backup, (0,)) if tally is not None and report is None else None
         self._deciding = threading.RLock()
         self._warned_hyper = False
 
     def changing(self) -> AbstractContextManager[object]:
         """A change of members on all cells, or a look at all of them: nothing is decided meanwhile."""
         return self._deciding
+
+    def pending(self) -> list[Report]:
+        """What was reported and nothing has followed from yet, as far as is known here."""
+        return [report for report in (self.undecided(), self.attendance()) if report is not None]
 
     def undecided(self) -> Norm | None:
         """What was reported and has no scale yet: to be reported again to one who may not have heard it."""
@@ -115,7 +117,7 @@ class StepCloser:
 
     def attendance(self) -> TableAttendance | None:
         """What may be waited for that the coordinator chooses: to be sent again to one who may not know."""
-        report = self._tally.now() if self._tally is not None and self._attend else None
+        report = self._tally.now() if self._tally is not None and self._report else None
         return None if report is None else self._attended(report)
 
     def choose_from_here(self) -> None:
@@ -163,8 +165,8 @@ class StepCloser:
     def _report_attendance(self, tally: StepTally) -> None:
         with self._deciding:  # reports leave in the order in which they came about
             while (report := tally.poll()) is not None:
-                if self._attend is not None:
-                    self._attend(self._attended(report))
+                if self._report is not None:
+                    self._report(self._attended(report))
                 elif self._chooser is not None:
                     for choice, _ in self._chooser.reported(0, report):
                         self._choose(choice)

@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
-from ps_server.agreement.attendance import TableAttendance
-from ps_server.agreement.clipping import Clipping, Norm, holders
+from ps_server.agreement.clipping import Clipping, holders
 from ps_server.agreement.gate import Gate
+from ps_server.agreement.messages import Report
 from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.mean import Scratch
@@ -74,8 +74,7 @@ class ShardTable:
         nonfinite: NonFinite = NonFinite.ERROR,
         opening: int = 0,
         make_optimizer: Callable[..., piece_optimizer.PieceOptimizer] = piece_optimizer.PieceOptimizer,
-        report: Callable[[Norm], None] | None = None,
-        attend: Callable[[TableAttendance], None] | None = None,
+        report: Callable[[Report], None] | None = None,
         submit: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """Allocates the shard's slice of the weights; pages are touched when they are loaded.
@@ -89,9 +88,8 @@ class ShardTable:
             nonfinite: of the job.
             opening: number of the order that opens the table.
             make_optimizer: from a name, hyper-parameters and pieces.
-            report: takes the shard's part of the norm of each clipped step; must not block. Needed where
-                other shards hold parts, too.
-            attend: takes who is there, as `report`: needed likewise, where there are backup workers.
+            report: takes the shard's part of the norm of each clipped step, and with backup workers who is
+                there; must not block. Needed where other shards hold parts, too.
             submit: has complete steps closed on other threads; None: on the thread that completes one.
         """
         self.spec = spec
@@ -139,7 +137,6 @@ class ShardTable:
             clipping=clipping,
             tally=tally,
             report=None if alone else report,
-            attend=None if alone else attend,
             submit=submit,
         )
         self.cut = TableCuts(self._cells.values(), settle=self.closer.settle)

@@ -183,6 +183,7 @@ OF_A_JOB: dict[str, Callable[[Calls, str], Any]] = {
     "Collect": lambda calls, job: calls(
         CoordinatorStub, "Collect", pb.CollectRequest(job=job, incarnation=1)
     ),
+    "Meet": lambda calls, job: calls(CoordinatorStub, "Meet", pb.MeetRequest(job=job, size=2)),
     "Use": lambda calls, job: calls(CoordinatorStub, "Use", pb.UseRequest(job=job, incarnation=1)),
     "Snapshot": lambda calls, job: calls(CoordinatorStub, "Snapshot", pb.SnapshotRequest(job=job)),
     "NameSnapshot": lambda calls, job: calls(CoordinatorStub, "NameSnapshot", pb.SnapshotRequest(job=job)),
@@ -247,6 +248,14 @@ def test_the_token_of_a_job_makes_no_shard(strangers_calls: Calls):
     register = pb.FollowRequest(register=pb.Register(protocol=PROTOCOL, shard=1, num_shards=2))
     with pytest.raises(TokenRefused, match="does not allow to be a shard"):
         strangers_calls(CoordinatorStub, "Follow", iter([register]))
+
+
+def test_the_token_of_a_job_does_not_stop_another_one(guarded: Cluster, strangers_calls: Calls):
+    """As a person would, who is no member; the service's token does."""
+    job = fresh_name()
+    joined(guarded, job=job)
+    with pytest.raises(TokenRefused):
+        strangers_calls(CoordinatorStub, "StopJob", pb.StopRequest(job=job, reason="x"))
 
 
 def test_health_needs_no_token(guarded: Cluster, files: Path):

@@ -147,7 +147,7 @@ def test_a_shard_that_loses_the_coordinator_holds_a_clipped_step_up_only_until_i
 ) -> None:
     """Whether its report or the decision was lost: it says again what is undecided."""
     cluster = Cluster(loop_thread, 2)
-    shards = cluster.shards[0].shard.on_norm.__self__
+    shards = cluster.coordinator._fleet
 
     def break_stream() -> None:
         for entry in shards._registered.values():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import ps_worker as ps
 from ps_wire.spec.staleness import Staleness, summarize
 from ps_wire.v1 import shard_pb2
-from ps_worker.stats import gather
+from ps_worker.job.stats import gather
 from tests.component.service import Cluster, run_workers
 from tests.inside import steps_of
 from tests.until import LIMIT_S

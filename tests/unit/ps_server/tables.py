@@ -21,6 +21,7 @@ from ps_server.agreement.attendance import CatchUp, Choose, TableAttendance
 from ps_server.agreement.chooser import Chooser, Sent
 from ps_server.agreement.clipping import Norm, holders
 from ps_server.agreement.gate import gate_of
+from ps_server.agreement.messages import Report
 from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.shard.optimizer.piece_optimizer import (
     KNOWN,
@@ -145,8 +146,7 @@ class Servers:
                 gate=gate_of(consistency),
                 nonfinite=nonfinite,
                 opening=1,
-                report=lambda norm, shard=shard: self.report(shard, norm),  # type: ignore[misc]
-                attend=partial(self.attend, shard),
+                report=partial(self.take, shard),
             )
             for shard in range(num_shards)
         ]
@@ -164,8 +164,15 @@ class Servers:
             shard.started = True
         self.outlets[0].clear()
 
+    def take(self, shard: int, report: Report) -> None:
+        """What the coordinator makes of a report."""
+        if isinstance(report, Norm):
+            self.report(shard, report)
+        else:
+            self.attend(shard, report)
+
     def report(self, shard: int, norm: Norm) -> None:
-        """What the coordinator makes of a norm."""
+        """What it makes of a norm."""
         for made in self.ballots.reported(shard, norm):
             for index in made.shards:
                 self.shards[index].closer.decide(made.order.decide.step, made.order.decide.scale)

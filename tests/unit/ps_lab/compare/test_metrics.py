@@ -1,6 +1,7 @@
 """The figures of a run follow from its records, by arithmetic that a reader can repeat."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.metrics import PARTS, RunFigures, spread
+from ps_lab.compare.outcome import WorkerCounts
 from ps_lab.compare.results import RunData, read_recording, read_runs
 from ps_lab.experiments.experiment import Target
 from ps_wire.errors import UsageError
@@ -187,8 +189,27 @@ def test_a_push_that_was_applied_nowhere_is_no_update(tmp_path: Path):
         for step in steps
     ]
     object.__setattr__(data.recordings[0], "steps", tuple(lost))
+    object.__setattr__(data.outcome, "counts", ())
     one = RunFigures(data, TARGET)
     assert one.updates == 180
     assert one.contribution(0) == 0
     assert one.contribution(1) == pytest.approx(1 / 3)
-    assert one.total("dropped") == 120
+    assert one.dropped == 120
+
+
+def test_what_backup_workers_lose_is_as_the_servers_counted_it(tmp_path: Path):
+    """Whether a push is in its step is not known when it is acknowledged: its record has no tau."""
+    data = read(tmp_path)["bsp quiet"]
+    for recording in data.recordings:
+        unknown = [replace(step, tau=None, version_applied=None) for step in recording.steps]
+        object.__setattr__(recording, "steps", tuple(unknown))
+    counts = [
+        WorkerCounts(worker=worker, received=120, applied=120 - lost, dropped=lost, abstained=0)
+        for worker, lost in enumerate((0, 60, 0, 60))
+    ]
+    object.__setattr__(data.outcome, "counts", tuple(counts))
+    one = RunFigures(data, TARGET)
+    assert one.updates == 60
+    assert [one.contribution(worker) for worker in one.workers] == pytest.approx([1 / 3, 1 / 6, 1 / 3, 1 / 6])
+    assert one.samples == 3 * 60 * 16  # of four workers, two of whom lost half
+    assert one.dropped == 120

@@ -229,6 +229,18 @@ def test_who_missed_the_target_is_not_among_those_that_reached_it(tmp_path: Path
     assert "asp after" not in text
 
 
+def test_where_nothing_measured_the_target_speeds_are_named(tmp_path: Path):
+    """As of a simulation that trains nothing."""
+
+    def change(run, world: World) -> None:
+        world.evaluates = False
+
+    text = short(compared(tmp_path, EXPERIMENT, change))
+    assert "quiet, 4 workers: samples per second, the fastest first: " in text
+    assert "not reached" not in text
+    assert "tests with 5 seeds tell " in text
+
+
 def test_without_a_target_the_fastest_is_named(tmp_path: Path):
     text = short(
         compared(tmp_path, EXPERIMENT.replace('metric = "accuracy"\nat_least = 0.9', "samples = 100"))

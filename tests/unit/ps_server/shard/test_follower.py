@@ -123,8 +123,8 @@ def test_what_is_undecided_is_said_again_over_a_new_stream():
     """It was lost with the stream before, or what followed from it was."""
     it, said = follower(), []
     norm = Norm(job="j", table=0, opening=1, step=3, squares=2.0)
-    it._shard.undecided = lambda: [norm]
-    it._shard.on_norm = said.append
+    it._shard.pending = lambda: [norm]
+    it._shard.reports.connect(said.append)
     granted = pb.Order(granted=pb.Granted(generation=1, coordinator=1))
     asyncio.run(it._receive(granted, asyncio.Queue()))
     assert said == [norm]

@@ -320,7 +320,7 @@ def test_what_the_release_before_has_handed_off_goes_on():
     shard = Shard(index=0, num_shards=2, memory_limit_bytes=None)
     assert hand_off.find(Path(__file__).parent / "data", shard) is not None
     assert {cell.machine.version for cell in shard.table("backup", 0).cells()} == {2}
-    assert [(late.worker, late.clock) for late in shard.unchosen()[0].report.late] == [(3, 1)]
+    assert [(late.worker, late.clock) for late in shard.pending()[0].report.late] == [(3, 1)]
     mapped = shard.table("mapped", 0)
     assert mapped.started
     assert mapped.evict(2, 1, 1, 4) == 2

@@ -45,12 +45,9 @@ def hand_on(servers: Servers, number: int, folder) -> None:
     assert found.inherited is not None
     found.use_up()
     servers.shards[number] = after.table("j", 0)
-    after.on_norm = partial(servers.report, number)
-    after.on_attendance = partial(servers.attend, number)
-    for norm in after.undecided():
-        servers.report(number, norm)
-    for report in after.unchosen():
-        servers.attend(number, report)
+    after.reports.connect(partial(servers.take, number))
+    for report in after.pending():
+        servers.take(number, report)
 
 
 @pytest.mark.parametrize(("num_shards", "num_workers", "seed"), [(1, 3, 1), (2, 3, 5), (3, 4, 2)])

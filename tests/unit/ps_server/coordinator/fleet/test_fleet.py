@@ -33,7 +33,7 @@ class Follower:
     def __init__(self, shards: Fleet) -> None:
         self.shard = Shard(index=1, num_shards=2, memory_limit_bytes=None)
         self.reports: list[object] = []
-        self.shard.on_norm = self.reports.append
+        self.shard.reports.connect(self.reports.append)
         self._shards = shards
         self.outbox: asyncio.Queue[pb.Order | None] | None = None
         self.late: pb.OrderDone | None = None  # an answer that is held back
@@ -148,7 +148,7 @@ def test_a_report_that_was_lost_with_the_stream_is_made_again():
         service.follower.reports.clear()
         service.follower.lose_stream()
         await service.follower.follow()
-        service.follower.reports += service.follower.shard.undecided()
+        service.follower.reports += service.follower.shard.pending()
         service.follower.report()
         assert await service.follower.carry_out() == "decide"
         await service.pulled(0)
@@ -164,7 +164,7 @@ def test_a_decision_that_was_lost_with_the_stream_is_told_again():
         service.follower.report()
         service.follower.lose_stream()  # with the decision in its outbox, or before it was made
         await service.follower.follow()
-        service.follower.reports += service.follower.shard.undecided()
+        service.follower.reports += service.follower.shard.pending()
         service.follower.report()
         assert await service.follower.carry_out() == "decide"
         await service.pulled(0)
@@ -195,7 +195,7 @@ def test_a_decision_for_a_table_that_was_made_again_is_not_taken():
 
     async def steps(service: Service) -> None:
         service.push(0)
-        (norm,) = service.follower.shard.undecided()
+        (norm,) = service.follower.shard.pending()
         for job, opening in (("j", norm.opening + 1), ("k", norm.opening)):
             decide = pb.Decide(job=job, table=0, opening=opening, step=0, scale=1.0)
             assert not execute_order(service.follower.shard, pb.Order(decide=decide)).HasField("refused")

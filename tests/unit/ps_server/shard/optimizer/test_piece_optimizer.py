@@ -193,8 +193,18 @@ def test_the_defaults_of_a_known_one_pass(name):
 
 
 def test_warming_up_leaves_nothing_behind():
-    """It may be done at any time."""
+    """It may be done at any time: nothing global is another one afterwards."""
+    before = (
+        torch.get_default_dtype(),
+        torch.get_rng_state(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+    )
     piece_optimizer.warm_up()
+    dtype, generator, threads, grad = before
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert (torch.get_default_dtype(), torch.get_num_threads()) == (dtype, threads)
+    assert torch.is_grad_enabled() is grad
 
 
 START = (group(lr=0.1, betas=(0.9, 0.99), amsgrad=False, name="x", limit=None),)

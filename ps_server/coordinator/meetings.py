@@ -1,0 +1,166 @@
+"""Meetings of the ranks of groups: who has come, and where rank 0 is reached.
+
+A meeting is of one worker of one job, and complete when all ranks have come. A process asks again and again
+until then; one that has stopped asking makes room for another one with its rank. It must not know members:
+the leader of a group joins when its ranks have met. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ps_wire.errors import ConfigurationRefused, JobMismatch, UsageError, WorkerNumberTaken
+from ps_wire.process.ranks import MAX_SIZE
+from ps_wire.text import one_line
+
+MAX_WORKER = 1 << 16
+MAX_MEETINGS = 1024  # that are kept at once
+MAX_TEXT = 255  # characters of each text that a rank sends
+MEET_S = 2.0  # that a call waits for others; then its process asks again
+SILENT_S = 3 * MEET_S  # one that has not asked for so long has gone
+KEPT_S = 60.0  # a meeting that is complete, for who has not heard of it yet
+MAX_SHOWN = 8  # in one line, of ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """One process that comes to a meeting.
+
+    Attributes:
+        rank: in the group.
+        size: of the group.
+        host: for people.
+        machine: the same on all processes of one machine.
+        process: random, one for each process.
+        address: of rank 0 alone.
+    """
+
+    rank: int
+    size: int
+    host: str
+    machine: str
+    process: str
+    address: str
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.size <= MAX_SIZE:
+            raise UsageError(f"a group has 2 to {MAX_SIZE} ranks, got {self.size}")
+        if not 0 <= self.rank < self.size:
+            raise UsageError(f"rank {self.rank} of a group of {self.size}: ranks are numbered from 0")
+        texts = (self.host, self.machine, self.process, self.address)
+        if any(len(text) > MAX_TEXT for text in texts) or not self.process:
+            raise UsageError(f"a rank says who it is in texts of 1 to {MAX_TEXT} characters")
+        if (self.rank == 0) != bool(self.address):
+            raise UsageError("rank 0 of a group, and no other, says where it is reached")
+
+
+class Meeting:
+    """One meeting: who has come, and when each asked last.
+
+    Attributes:
+        complete: all ranks are there; nothing changes any more.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Nobody has come."""
+        self.complete = asyncio.Event()
+        self._size = size
+        self._guests: dict[int, Guest] = {}
+        self._asked_s: dict[int, float] = {}
+
+    def come(self, guest: Guest, now_s: float) -> None:
+        """A process asks, perhaps again.
+
+        Raises:
+            JobMismatch: it says another size than those who are there.
+            WorkerNumberTaken: a live process has its rank.
+        """
+        self._forget(now_s)
+        if guest.size != self._size:
+            if self._guests:
+                other = min(self._guests.values(), key=lambda it: it.rank)
+                raise JobMismatch(
+                    f"rank {guest.rank} on {one_line(guest.host)} is of a group of {guest.size}, and rank "
+                    f"{other.rank} on {one_line(other.host)} of one of {other.size}: all ranks take the same "
+                    "--group-size",
+                    expected=other.size,
+                    got=guest.size,
+                )
+            self._size = guest.size
+        known = self._guests.get(guest.rank)
+        if known is not None and known.process != guest.process:
+            raise WorkerNumberTaken(
+                f"a live process on {one_line(known.host)} is rank {guest.rank} of this group already: give "
+                "each process a rank of its own",
+                rank=guest.rank,
+            )
+        self._guests[guest.rank], self._asked_s[guest.rank] = guest, now_s
+        if len(self._guests) == self._size:
+            self.complete.set()
+
+    def knows(self, guest: Guest) -> bool:
+        """Whether this very process has come."""
+        known = self._guests.get(guest.rank)
+        return known is not None and known.process == guest.process
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether nobody can be waiting for it any more."""
+        return all(now_s - asked_s > KEPT_S for asked_s in self._asked_s.values())
+
+    @property
+    def guests(self) -> list[Guest]:
+        """Those who are there, by rank."""
+        return [self._guests[rank] for rank in sorted(self._guests)]
+
+    def missing(self) -> str:
+        """Who is, and where those are who came, for people."""
+        absent = [rank for rank in range(self._size) if rank not in self._guests]
+        hosts = [f"rank {guest.rank} on {guest.host}" for guest in self.guests[:MAX_SHOWN]]
+        shown = ", ".join(map(str, absent[:MAX_SHOWN])) + ", ..." * (len(absent) > MAX_SHOWN)
+        here = ", ".join(hosts) + ", ..." * (len(self._guests) > MAX_SHOWN)
+        return one_line(f"rank {shown} of {self._size}; here: {here or 'nobody'}")
+
+    def _forget(self, now_s: float) -> None:
+        for rank in [rank for rank, asked_s in self._asked_s.items() if now_s - asked_s > SILENT_S]:
+            del self._guests[rank], self._asked_s[rank]
+
+
+class Meetings:
+    """The meetings of all groups, by job and worker; bounded in number, size and time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """There is none; `clock` gives seconds."""
+        self._clock = clock
+        self._meetings: dict[tuple[str, int], Meeting] = {}
+
+    async def meet(self, job: str, worker: int, guest: Guest, wait_s: float = MEET_S) -> Meeting:
+        """A process comes, or asks again; returns when all are there, or after a while.
+
+        Raises:
+            UsageError: no worker has such a number.
+            ConfigurationRefused: there are too many meetings.
+            PsError: see `Meeting.come`.
+        """
+        if not 0 <= worker < MAX_WORKER:
+            raise UsageError(f"workers of groups are numbered from 0 to {MAX_WORKER - 1}, got {worker}")
+        now_s, key = self._clock(), (job, worker)
+        self._forget(now_s)
+        meeting = self._meetings.get(key)
+        if meeting is None or (meeting.complete.is_set() and not meeting.knows(guest)):
+            if meeting is None and len(self._meetings) >= MAX_MEETINGS:
+                raise ConfigurationRefused(f"{MAX_MEETINGS} groups are meeting here: come again in a minute")
+            meeting = self._meetings[key] = Meeting(guest.size)
+        if not meeting.complete.is_set():
+            meeting.come(guest, now_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await meeting.complete.wait()
+        return meeting
+
+    def _forget(self, now_s: float) -> None:
+        for key in [key for key, meeting in self._meetings.items() if meeting.is_over(now_s)]:
+            del self._meetings[key]

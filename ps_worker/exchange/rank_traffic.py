@@ -1,0 +1,56 @@
+"""The ranks of a group as a table's exchange sees them: gradients go to their owners, weights come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+Present = Sequence[Sequence[bool]]
+
+
+class Reduced(Protocol):
+    """The mean of one bucket over ranks, which lies in this rank's flat gradients."""
+
+    @property
+    def bucket(self) -> int:
+        """Its number."""
+
+    @property
+    def weight(self) -> float:
+        """Of the push."""
+
+    @property
+    def present(self) -> Present:
+        """By partition, whether a piece had a gradient on any rank."""
+
+
+class RankTraffic(Protocol):
+    """Traffic of one table between ranks; used by the thread that pushes. It waits for other ranks."""
+
+    @property
+    def owns(self) -> bool:
+        """Whether this rank pushes and pulls."""
+
+    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced | None:
+        """Called when a bucket's flat gradients are there; gives the mean to push, on its owner.
+
+        Args:
+            bucket: its number.
+            step: the worker's clock.
+            weight: of the push in a mean.
+            hyper: a checksum of the hyper-parameters, which all ranks have alike.
+            present: by partition, whether a piece had a gradient on this rank.
+        """
+
+    def abstain(self, step: int) -> Sequence[Reduced]:
+        """Called when this rank has nothing in a step; gives what the others have, on their owner."""
+
+    def spread(
+        self,
+        step: int,
+        arrive: Callable[[], Sequence[int]],
+        weights: Callable[[], Sequence[torch.Tensor]],
+    ) -> Sequence[int]:
+        """Called when weights are waited for; `arrive` is called on their owner. Gives their versions."""

@@ -1,0 +1,37 @@
+"""The end of a group: a flag that is set once, with the reason, and frees whoever waits for another rank.
+
+`changed` guards `error`; whoever waits for something else besides waits on it, too.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ps_wire.errors import GroupBroken
+
+
+class Abort:
+    """The flag of one rank.
+
+    Attributes:
+        changed: notified when the flag is set, and by whoever else shares it.
+        error: why the group has ended; None: it has not.
+    """
+
+    def __init__(self) -> None:
+        """Is not set."""
+        self.changed = threading.Condition()
+        self.error: GroupBroken | None = None
+
+    def set(self, reason: str) -> GroupBroken:
+        """The group has ended; the first reason stays, and is given back."""
+        with self.changed:
+            if self.error is None:
+                self.error = GroupBroken(f"{reason}: all ranks of this group end; start it again")
+            self.changed.notify_all()
+            return self.error
+
+    def check(self) -> None:
+        """Raises GroupBroken where the group has ended."""
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,153 @@
+"""The group of this process: its channel, its watch, and what ends it; formed when all ranks have met.
+
+It must not know jobs beyond the name under which its ranks meet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
+
+from ps_wire.errors import GroupBroken
+from ps_wire.process.ranks import Ranks
+from ps_worker.group.abort import Abort
+from ps_worker.group.channel import Channel, Wires
+from ps_worker.group.ending import Ending
+from ps_worker.group.gradient_reduce import REDUCES, GradientReduce
+from ps_worker.group.rendezvous import Met
+from ps_worker.group.watch import Watch
+
+CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+class Group:
+    """The ranks of one worker, as one of them sees them.
+
+    Attributes:
+        ranks: which one this is.
+        channel: to the others.
+        ending: whether all are to end after a step.
+        torch_group: a process group of torch's with these ranks, for scripts; None: the script has others.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        met: Met,
+        *,
+        lease_s: float,
+        reduce: str,
+        asked: Callable[[], bool],
+        torch_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Connects to the other ranks, and waits until they have.
+
+        Args:
+            ranks: which one this is.
+            met: the ranks that are there.
+            lease_s: of the worker.
+            reduce: a row of `REDUCES`.
+            asked: whether this process was told to end.
+            torch_group: that the script has made of these ranks.
+
+        Raises:
+            GroupBroken: a rank has gone meanwhile.
+        """
+        self.ranks = ranks
+        self.ending = Ending(asked)
+        self._reduce = REDUCES[reduce]
+        self._abort = Abort()
+        self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
+        self._made: dist.ProcessGroup | None = None
+        try:
+            # Kept for as long as its thread may wait in it: it must not be freed while it waits.
+            self._wires = _gloo(met.store, ranks)
+            self.torch_group = torch_group or self._make_torch_group(met.store)
+        except RuntimeError as error:
+            raise GroupBroken(
+                f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
+            ) from None
+        self.channel = Channel(
+            ranks,
+            self._wires,
+            self._abort,
+            hosts=met.hosts,
+            on_broken=self._tell,
+            look=self._watch.check_answered,
+        )
+        self._watch.start()
+
+    def reducer(
+        self, table: int, gradients: Sequence[torch.Tensor], pieces: Sequence[Sequence[int]]
+    ) -> GradientReduce:
+        """The way of one table's gradients; see `GradientReduce`."""
+        return self._reduce(self.channel, self.ending, table, gradients, pieces)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing has ended it: then the worker may renew its lease."""
+        return self._abort.error is None
+
+    def broken(self, reason: str) -> GroupBroken:
+        """It ends, on all ranks; the error to raise."""
+        return self.channel.broken(reason)
+
+    def leave(self) -> None:
+        """This rank leaves; in order where nothing has ended the group."""
+        self._watch.leave()
+        self.channel.close()
+        if self._made is not None and self.healthy:
+            dist.destroy_process_group(self._made)
+            self._made = None
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _tell(self, reason: str) -> str | None:
+        said = self._watch.reason()
+        if said is None:
+            self._watch.tell(reason)
+        return said
+
+    def _make_torch_group(self, store: Store) -> dist.ProcessGroup | None:
+        if dist.is_initialized():
+            world = dist.group.WORLD
+            return world if world is not None and dist.get_world_size() == self.ranks.size else None
+        with _on_loopback():
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore("torch", store),
+                rank=self.ranks.rank,
+                world_size=self.ranks.size,
+            )
+        self._made = dist.group.WORLD
+        return self._made
+
+
+def _gloo(store: Store, ranks: Ranks) -> Wires:
+    with _on_loopback():
+        made: Any = ProcessGroupGloo(
+            PrefixStore("ranks", store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
+        )
+    wires: Wires = made
+    return wires
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Gloo takes loopback, unless the environment names an interface."""
+    if INTERFACE in os.environ:
+        yield
+        return
+    os.environ[INTERFACE] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[INTERFACE]

@@ -1,0 +1,68 @@
+"""A worker's presence in its job as the parts of its link see it; `Presence` says what each method does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1.shard_pb2_calls import ShardCalls
+from ps_worker.exchange.exchanges import Exchanges
+from ps_worker.job.job_seat import Asks, Seat
+from ps_worker.transport.connection import Connection
+
+
+class JobPresence(Protocol):
+    """The live incarnation of a worker, and its exchanges; see `Presence` and `RankPresence`."""
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """Of its tables."""
+
+    @property
+    def membership(self) -> Seat:
+        """Of the live incarnation."""
+
+    @property
+    def calls(self) -> Asks:
+        """What the live incarnation asks the coordinator."""
+
+    @property
+    def connections(self) -> Sequence[Connection]:
+        """Of this process, in shard order."""
+
+    @property
+    def num_shards(self) -> int:
+        """Of the service."""
+
+    @property
+    def joined(self) -> pb.Joined:
+        """As whom the live incarnation is in the job."""
+
+    @property
+    def resumed(self) -> bool:
+        """The job has its weights and steps, which this worker takes up."""
+
+    def open(self) -> None:
+        """Checks the servers, joins and connects."""
+
+    def enter(self) -> None:
+        """Joins as a new incarnation."""
+
+    def connect(self) -> None:
+        """Opens a connection to every shard."""
+
+    def abandon(self) -> None:
+        """The live incarnation was evicted."""
+
+    def leave(self, reason: str, clocks: Mapping[int, int]) -> None:
+        """Leaves in order and closes everything."""
+
+    def shard(self, index: int) -> ShardCalls:
+        """Calls to one shard."""
+
+    def can_map(self) -> bool:
+        """Whether every shard takes data over shared memory."""
+
+    def say_wait(self, text: str) -> None:
+        """Says what is waited for, and for whom."""

@@ -1,0 +1,60 @@
+"""A training script for groups of ranks: says what it had in each step, for whoever checks the arithmetic.
+
+Arguments: folder, steps, then words that change what it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+
+import ps_worker as ps
+
+
+def digest(model: torch.nn.Module) -> str:
+    state = b"".join(it.detach().numpy().tobytes() for it in model.parameters())
+    return hashlib.sha256(state).hexdigest()
+
+
+def main() -> None:
+    folder, steps, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    with ps.connect() as worker:
+        me = (worker.rank, worker.group_rank)
+        torch.manual_seed(sum(me))  # the leader of worker 0 starts the job; the others are given its weights
+        width = 40 + (me == (0, 1) and "other model" in words)
+        model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.ReLU(), torch.nn.Linear(width, 3))
+        unused = torch.nn.Parameter(torch.ones(17))
+        model.register_parameter("sometimes", unused)
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
+        print("started", *me, flush=True)
+        rows = [{"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}]
+        generator = torch.Generator().manual_seed(100 * me[0] + me[1])
+        for step in range(steps):
+            if "print" in words:
+                print("step", step, flush=True)
+            if me == (0, 1) and step == 3 and "leaves early" in words:
+                break
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 30, generator=generator)).square().mean()
+            if me[1] == 1:
+                loss = loss + (unused * step).sum()
+            if not (me == (1, 0) and step == 2):  # that rank has nothing in this step
+                loss.backward()
+            given = [None if it.grad is None else it.grad.clone() for it in model.parameters()]
+            optimizer.step()
+            rows.append(
+                {
+                    "gradients": given,
+                    "weights": [it.detach().clone() for it in model.parameters()],
+                    "digest": digest(model),
+                }
+            )
+        worker.finish()
+        rows.append({"digest": digest(model)})
+        torch.save(rows, folder / f"{me[0]}-{me[1]}.pt")
+
+
+main()

@@ -1,0 +1,330 @@
+"""Groups of ranks over real processes: each is one worker, and has the same bytes on all its ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from .groups import SCRIPT, start_groups, start_rank
+from .processes import Process, Start
+from .servers import Servers, fresh_job
+
+pytestmark = pytest.mark.integration
+
+STEPS = 6
+RANKS = [(worker, rank) for worker in range(2) for rank in range(2)]
+
+
+def rows_of(folder: Path) -> dict[tuple[int, int], list[Any]]:
+    """What each rank says of its steps."""
+    return {at: torch.load(folder / f"{at[0]}-{at[1]}.pt") for at in RANKS}
+
+
+def end_all(ranks: list[list[Process]]) -> list[int]:
+    """Exit codes, in order."""
+    return [rank.wait_end() for group in ranks for rank in group]
+
+
+def mean(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """In order, of those that are there."""
+    there = [part for part in parts if part is not None]
+    if not there:
+        return None
+    total = there[0].clone()
+    for part in there[1:]:
+        total += part
+    return total / len(there)
+
+
+def mean_of(contributions: list[list[torch.Tensor | None]]) -> list[torch.Tensor | None]:
+    """Of parameters, over those who have any gradient; one that some of them lack counts as zeros there."""
+    have = [one for one in contributions if any(it is not None for it in one)]
+    made = []
+    for parts in zip(*have, strict=True):
+        like = next((part for part in parts if part is not None), None)
+        filled = [part if part is not None or like is None else torch.zeros_like(like) for part in parts]
+        made.append(mean(filled))
+    return made
+
+
+def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    assert end_all(start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS))) == [0] * 4
+
+    rows = rows_of(tmp_path)
+    weights = [torch.nn.Parameter(it.clone()) for it in rows[0, 0][0]["weights"]]
+    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9)
+    for step in range(1, STEPS + 1):
+        gradients = {at: rows[at][step]["gradients"] for at in RANKS}
+        pushed = [mean_of([gradients[worker, rank] for rank in range(2)]) for worker in range(2)]
+        for parameter, gradient in zip(weights, mean_of(pushed), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        for at in RANKS:
+            for mine, theirs in zip(weights, rows[at][step]["weights"], strict=True):
+                assert torch.equal(mine.detach(), theirs), (step, at)
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
+def test_all_ranks_of_a_group_have_the_same_bytes_at_every_step(
+    spawn: Start, cluster: Servers, tmp_path: Path, consistency: str
+) -> None:
+    ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), consistency=consistency)
+
+    assert end_all(ranks) == [0] * 4
+    rows = rows_of(tmp_path)
+    for worker in range(2):
+        assert [row["digest"] for row in rows[worker, 0]] == [row["digest"] for row in rows[worker, 1]]
+    assert len({rows[at][-1]["digest"] for at in RANKS}) == 1  # the final weights
+
+
+def test_the_job_knows_two_workers_and_no_ranks(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
+    job = fresh_job()
+
+    assert end_all(start_groups(spawn, cluster, SCRIPT, str(tmp_path), "2", job=job)) == [0] * 4
+
+    status = cluster.status(job)
+    assert status is not None
+    assert [(entry.worker, entry.incarnation) for entry in status.workers] == [(0, 1), (1, 1)]
+
+
+def test_ranks_with_different_models_are_refused_by_name_on_all_ranks(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), "2", "other model", groups=1)[0]
+
+    assert [rank.wait_end() for rank in ranks] == [78, 78]
+    for rank in ranks:
+        assert "TableMismatch: rank 1 of this group has another model than rank 0" in rank.text
+
+
+def test_a_rank_that_leaves_its_loop_early_is_named_and_nobody_hangs(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), "9", "leaves early", groups=1)[0]
+
+    assert [rank.wait_end() for rank in ranks] == [75, 75]
+    for rank in ranks:
+        assert "rank 0 is at step 3 of table 0, and rank 1 on" in rank.text
+        assert "at finish()" in rank.text
+
+
+def test_a_rank_that_does_not_come_is_named_with_the_host_of_who_came(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    alone = spawn(
+        *("ps-worker", "--servers", cluster.option, "--job", fresh_job(), "--group-size", "3"),
+        *(SCRIPT, str(tmp_path), "1"),
+        RANK="1",
+        WORLD_SIZE="3",
+        PS_START_LIMIT="0.5",
+    )
+
+    assert alone.wait_end() == 69
+    assert "missing: rank 0, 2 of 3; here: rank 1 on" in alone.text
+
+
+def test_two_processes_with_one_rank_are_refused(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
+    given = {"worker": 0, "rank": 1, "groups": 1, "size": 3, "job": fresh_job()}
+    first = start_rank(spawn, cluster, SCRIPT, str(tmp_path), "1", **given)  # type: ignore[arg-type]
+    first.wait_line("waits for rank 0, 2")
+
+    second = start_rank(spawn, cluster, SCRIPT, str(tmp_path), "1", **given)  # type: ignore[arg-type]
+
+    assert second.wait_end() == 78
+    assert "is rank 1 of this group already" in second.text
+
+
+DATA = """
+import json, sys, torch, ps_worker as ps
+from torch.utils.data import TensorDataset
+folder, size = sys.argv[1], int(sys.argv[2])
+with ps.connect() as worker:
+    model = torch.nn.Linear(1, 1)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
+    loader = worker.loader(TensorDataset(torch.arange(size).float()[:, None]), batch_size=4, seed=3)
+    seen = []
+    for epoch in worker.epochs(2):
+        for (batch,) in loader:
+            seen.append((epoch, batch.flatten().int().tolist()))
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    worker.finish()
+    with open(f"{folder}/{worker.rank}-{worker.group_rank}.json", "w") as out:
+        json.dump(seen, out)
+"""
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+@pytest.mark.parametrize("size", [53, 16, 5])
+def test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches(
+    spawn: Start, cluster: Servers, tmp_path: Path, consistency: str, size: int
+) -> None:
+    script = tmp_path / "data.py"
+    script.write_text(DATA)
+
+    ranks = start_groups(spawn, cluster, str(script), str(tmp_path), str(size), consistency=consistency)
+
+    assert end_all(ranks) == [0] * 4
+    seen = {at: json.loads((tmp_path / f"{at[0]}-{at[1]}.json").read_text()) for at in RANKS}
+    for epoch in range(2):
+        drawn = [one for at in RANKS for number, batch in seen[at] if number == epoch for one in batch]
+        assert sorted(drawn) == list(range(size))
+    for worker in range(2):
+        assert len(seen[worker, 0]) == len(seen[worker, 1])
+        for (_, first), (_, second) in zip(seen[worker, 0], seen[worker, 1], strict=True):
+            assert abs(len(first) - len(second)) <= 1
+            assert first
+            assert second
+
+
+REFUSED = """
+import torch, ps_worker as ps
+from ps_wire.errors import UsageError
+with ps.connect() as worker:
+    model = torch.nn.Linear(2, 2)
+    made = lambda: torch.optim.SGD(model.parameters(), lr=0.1)
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+    calls = {
+        "overlap": lambda: worker.wrap(made(), model, overlap=True),
+        "views": lambda: worker.wrap(made(), model, gradient_as_bucket_view=True),
+        "clip": lambda: worker.wrap(made(), model, clip_grad_norm=1.0),
+        "table": lambda: worker.table({"a": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0)),
+        "all_reduce": lambda: worker.all_reduce(1.0),
+        "broadcast": lambda: worker.broadcast(1.0),
+        "barrier": lambda: worker.barrier(),
+        "stream": lambda: worker.loader(Stream()),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except UsageError as error:
+            assert "group" in error.message, error
+            print("refused", name, flush=True)
+    optimizer = worker.wrap(made(), model)
+    if worker.group_rank:
+        for name, call in {"state": optimizer.state_dict, "stats": worker.stats}.items():
+            try:
+                call()
+            except UsageError as error:
+                print("refused", name, flush=True)
+    else:
+        state = optimizer.state_dict()
+        worker.stats()
+    torch.distributed.barrier(worker.group)
+    optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    worker.finish()
+    print("trained", flush=True)
+"""
+
+
+def test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    script = tmp_path / "refused.py"
+    script.write_text(REFUSED)
+
+    ranks = start_groups(spawn, cluster, str(script), groups=1, consistency="asp")[0]
+
+    assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
+    names = ["overlap", "views", "clip", "table", "all_reduce", "broadcast", "barrier", "stream"]
+    said = [[line for line in rank.lines if line.startswith("refused")] for rank in ranks]
+    assert said[0] == [f"refused {name}" for name in names]
+    assert said[1] == [f"refused {name}" for name in [*names, "state", "stats"]]
+
+
+MPI = """
+import torch, torch.distributed as dist, ps_worker as ps
+with ps.connect() as worker:
+    group, rank, size = worker.group, worker.group_rank, worker.group_size
+    mine = torch.full((4,), float(rank + 1))
+    def same(got, want):
+        assert torch.equal(torch.as_tensor(got), torch.as_tensor(want)), (got, want)
+    one = mine.clone(); dist.broadcast(one, group_src=1, group=group); same(one, torch.full((4,), 2.0))
+    parts = [torch.full((2,), float(it)) for it in range(size)] if rank == 0 else None
+    got = torch.zeros(2); dist.scatter(got, parts, group_src=0, group=group)
+    same(got, torch.full((2,), float(rank)))
+    into = [torch.zeros(4) for _ in range(size)] if rank == 0 else None
+    dist.gather(mine, into, group_dst=0, group=group)
+    assert rank or [float(it[0]) for it in into] == [1.0, 2.0]
+    into = [torch.zeros(4) for _ in range(size)]; dist.all_gather(into, mine, group=group)
+    assert [float(it[0]) for it in into] == [1.0, 2.0]
+    into = torch.zeros(2); dist.all_to_all_single(into, mine[:2].contiguous(), group=group)
+    same(into, [1.0, 2.0])
+    one = mine.clone(); dist.reduce(one, group_dst=0, group=group)
+    assert rank or torch.equal(one, torch.full((4,), 3.0))
+    one = mine.clone(); dist.all_reduce(one, group=group); same(one, torch.full((4,), 3.0))
+    into = torch.zeros(2); dist.reduce_scatter_tensor(into, mine.clone(), group=group); same(into, [3.0, 3.0])
+    dist.barrier(group)
+    print("all", rank, worker.local_rank, worker.is_first, flush=True)
+"""
+
+
+def test_calls_of_torch_distributed_reach_the_ranks_of_the_group(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    script = tmp_path / "mpi.py"
+    script.write_text(MPI)
+
+    ranks = start_groups(spawn, cluster, str(script), groups=1)[0]
+
+    assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
+    assert "all 0 0 True" in ranks[0].lines
+    assert "all 1 1 False" in ranks[1].lines
+
+
+def test_one_command_starts_all_ranks_of_its_groups(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
+    started = spawn(
+        *("ps-worker", "--servers", cluster.option, "--job", fresh_job()),
+        *("--nproc", "4", "--group-size", "2", SCRIPT, str(tmp_path), "3"),
+    )
+
+    assert started.wait_end() == 0, started.text
+    rows = rows_of(tmp_path)
+    assert len({rows[at][-1]["digest"] for at in RANKS}) == 1
+
+
+def test_a_process_group_of_the_scripts_own_is_the_worker(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist, ps_worker as ps\n"
+        "os.environ['GLOO_SOCKET_IFNAME'] = 'lo'\n"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 2)\n"
+        "rank = int(os.environ['RANK'])\n"
+        "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
+        "with ps.connect(process_group=dist.group.WORLD) as worker:\n"
+        "    assert worker.group is dist.group.WORLD\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    worker.finish()\n"
+        "    print('trained', worker.group_rank, worker.group_size)\n"
+        "dist.barrier()\n"  # it is the script's still
+    )
+    job = fresh_job()
+
+    ranks = [
+        spawn(
+            *("ps-worker", "--servers", cluster.option, "--job", job, "--worker", "0"),
+            str(script),
+            RANK=str(rank),
+            WORLD_SIZE="2",
+        )
+        for rank in range(2)
+    ]
+
+    assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
+    assert [f"trained {rank} 2" in ranks[rank].lines for rank in range(2)] == [True, True]

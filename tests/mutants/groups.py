@@ -1,0 +1,170 @@
+"""Faults of groups of ranks: how they meet, what they reduce, and what ends them together."""
+
+from .mutant import Mutant
+
+UNIT = "tests/unit/ps_worker/group"
+REDUCE, CHANNEL, WATCH = f"{UNIT}/test_gradient_reduce.py", f"{UNIT}/test_channel.py", f"{UNIT}/test_watch.py"
+RANKS = f"{UNIT}/test_ranks.py"
+MEETINGS = "tests/unit/ps_server/coordinator/test_meetings.py"
+GROUPS, FAULTS = "tests/integration/test_groups.py", "tests/faults/test_groups.py"
+
+MUTANTS = (
+    Mutant(
+        name="groups: the sum of ranks is not divided",
+        file="ps_worker/group/gradient_reduce.py",
+        text="            total.div_(len(self._there))\n",
+        fault="            pass\n",
+        tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
+    ),
+    Mutant(
+        name="groups: ranks are added from the last",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        for rank in self._there:\n            if rank == 0:",
+        fault="        for rank in reversed(self._there):\n            if rank == 0:",
+        tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
+    ),
+    Mutant(
+        name="groups: a rank without a gradient counts in the mean",
+        file="ps_worker/group/gradient_reduce.py",
+        text='            self._there = [rank for rank, one in enumerate(said) if one.get("there")]\n',
+        fault="            self._there = list(range(len(said)))\n",
+        tests=(f"{REDUCE}::test_where_no_rank_has_a_gradient_nothing_is_pushed",),
+    ),
+    Mutant(
+        name="groups: sixteen bits are added in sixteen bits",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        narrow = mean.dtype in NARROW\n",
+        fault="        narrow = False\n",
+        tests=(f"{REDUCE}::test_sixteen_bits_are_added_in_float32_and_rounded_once",),
+    ),
+    Mutant(
+        name="groups: a parameter is there only if rank 0 has used it",
+        file="ps_worker/group/gradient_reduce.py",
+        text="                union = [list(map(or_, *both)) for both in zip(union, theirs, strict=True)]\n",
+        fault="",
+        tests=(f"{REDUCE}::test_a_parameter_is_there_if_one_rank_has_used_it",),
+    ),
+    Mutant(
+        name="groups: hyper-parameters of ranks are not compared",
+        file="ps_worker/group/gradient_reduce.py",
+        text='            if len({said[rank].get("hyper") for rank in self._there}) > 1:\n',
+        fault="            if False:\n",
+        tests=(f"{REDUCE}::test_ranks_with_other_hyper_parameters_end_together",),
+    ),
+    Mutant(
+        name="groups: what lay in flat memory of all ranks is taken for zeros",
+        file="ps_worker/optimizer/bucket_gradients.py",
+        text="            self._zeros.clear()\n",
+        fault="            pass\n",
+        tests=(f"{GROUPS}::test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit",),
+    ),
+    Mutant(
+        name="groups: SIGTERM of one rank is not passed on",
+        file="ps_worker/group/gradient_reduce.py",
+        text='            self._ending.heard(any(one.get("ends") for one in said))\n',
+        fault='            self._ending.heard(bool(mine["ends"]))\n',
+        tests=(f"{REDUCE}::test_one_rank_that_is_to_end_ends_all_at_the_same_step",),
+    ),
+    Mutant(
+        name="groups: a rank ends at SIGTERM before its group has agreed",
+        file="ps_worker/process/stopping.py",
+        text="        if self.asked and all(groups):\n",
+        fault="        if self.asked:\n",
+        tests=(f"{FAULTS}::test_sigterm_of_one_rank_ends_all_ranks_of_its_group_at_the_same_step",),
+    ),
+    Mutant(
+        name="groups: what ranks are about to do is not compared",
+        file="ps_worker/group/channel.py",
+        text='        if said.fields.get("what") != what:\n',
+        fault="        if False:\n",
+        tests=(f"{CHANNEL}::test_ranks_that_do_different_things_end_together_and_both_are_named",),
+    ),
+    Mutant(
+        name="groups: an error of the leader's question is its own",
+        file="ps_worker/group/channel.py",
+        text='            self.tell({"error": [type(error).__name__, error.message, facts_to_json(error)]})\n',
+        fault="            self.tell({})\n",
+        tests=(f"{CHANNEL}::test_an_error_of_the_leaders_question_is_raised_on_all_ranks",),
+    ),
+    Mutant(
+        name="groups: who waits for a rank does not hear of the group's end",
+        file="ps_worker/group/abort.py",
+        text="            self.changed.notify_all()\n            return self.error\n",
+        fault="            return self.error\n",
+        tests=(f"{CHANNEL}::test_the_end_of_the_group_frees_who_waits_though_nothing_comes",),
+        survives="who waits looks again twice a second: it is freed later, and no test measures that",
+    ),
+    Mutant(
+        name="groups: a silent rank is not missed",
+        file="ps_worker/group/watch.py",
+        text="            elif now_s - since_s > self._silent_s:\n",
+        fault="            elif False:\n",
+        tests=(f"{WATCH}::test_a_rank_that_is_silent_for_half_a_lease_ends_the_group_and_is_named",),
+    ),
+    Mutant(
+        name="groups: a rank that left in order is missed",
+        file="ps_worker/group/watch.py",
+        text="                self._gone.add(rank)\n",
+        fault="                pass\n",
+        tests=(f"{WATCH}::test_a_rank_that_has_left_in_order_is_not_missed",),
+        survives="its last word stays in the store, and is looked at again each time: that costs, and changes nothing",
+    ),
+    Mutant(
+        name="groups: a store that hangs is waited for",
+        file="ps_worker/group/watch.py",
+        text="        if silent_s > self._silent_s and not self._closed.is_set():\n",
+        fault="        if False:\n",
+        tests=(f"{WATCH}::test_a_store_that_does_not_answer_ends_who_waits_and_is_asked_no_more",),
+    ),
+    Mutant(
+        name="groups: two live processes may have one rank",
+        file="ps_server/coordinator/meetings.py",
+        text="        if known is not None and known.process != guest.process:\n",
+        fault="        if False:\n",
+        tests=(f"{MEETINGS}::test_two_live_processes_with_one_rank_are_refused_and_the_first_is_named",),
+    ),
+    Mutant(
+        name="groups: one that has gone keeps its rank in a meeting",
+        file="ps_server/coordinator/meetings.py",
+        text="        self._forget(now_s)\n        if guest.size",
+        fault="        if guest.size",
+        tests=(f"{MEETINGS}::test_one_that_has_stopped_asking_makes_room",),
+    ),
+    Mutant(
+        name="groups: a rank of another job's token may meet",
+        file="ps_server/coordinator/service.py",
+        text="        gatekeeper.check_job(request.job)\n        check_protocol(request.protocol)\n",
+        fault="        check_protocol(request.protocol)\n",
+        tests=(
+            "tests/component/connections/test_access.py::test_the_token_of_one_job_opens_nothing_of_another",
+        ),
+    ),
+    Mutant(
+        name="groups: a launcher's processes need not divide into groups",
+        file="ps_wire/process/ranks.py",
+        text="        if count % size:\n",
+        fault="        if False:\n",
+        tests=(f"{RANKS}::test_what_does_not_fit_is_refused_with_its_variable",),
+    ),
+    Mutant(
+        name="groups: each rank hands out whole batches",
+        file="ps_worker/data/index_share.py",
+        text="            first, last = (size * part // self._parts for part in (self._part, self._part + 1))\n",
+        fault="            first, last = 0, size\n",
+        tests=(f"{GROUPS}::test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches",),
+    ),
+    Mutant(
+        name="groups: a last batch may be smaller than the group",
+        file="ps_worker/data/index_share.py",
+        text="            if 0 < rest < self.least:  # a rank would have none of the last batch\n",
+        fault="            if False:\n",
+        tests=(f"{GROUPS}::test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches",),
+    ),
+    Mutant(
+        name="groups: models of ranks are not compared",
+        file="ps_worker/job/relayed_seat.py",
+        text="                    check_same(spec, theirs)\n",
+        fault="                    pass\n",
+        tests=(f"{GROUPS}::test_ranks_with_different_models_are_refused_by_name_on_all_ranks",),
+    ),
+)

@@ -1,0 +1,88 @@
+"""Messages between ranks: what the leader is answered reaches all; who differs ends the group by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ps_wire.errors import GroupBroken, JobMismatch
+from ps_worker.group.channel import MAX_HEADER_BYTES, Said
+from tests.unit.ps_worker.group.wires import town
+
+
+def test_an_answer_of_the_leader_reaches_all_ranks_with_what_they_brought() -> None:
+    def ask(heard: list[Said]) -> Said:
+        return Said({"sum": sum(one.fields["n"] for one in heard)}, b"".join(one.blob for one in heard))
+
+    with town(3) as group:
+        found = group.run(
+            lambda rank: group.channels[rank].relay("a question", ask, Said({"n": rank}, bytes([rank])))
+        )
+
+    assert [one.fields["sum"] for one in found] == [3, 3, 3]
+    assert [one.blob for one in found] == [b"\x01\x02"] * 3
+
+
+def test_an_error_of_the_leaders_question_is_raised_on_all_ranks() -> None:
+    def ask(_: list[Said]) -> Said:
+        raise JobMismatch("the job has another consistency", expected="bsp")
+
+    with town(3) as group:
+        found = group.run(lambda rank: group.channels[rank].relay("connect()", ask))
+
+    assert [type(error) for error in found] == [JobMismatch] * 3
+    assert {error.message for error in found} == {"the job has another consistency"}
+    assert all(error.facts == {"expected": "bsp"} for error in found)
+
+
+def test_ranks_that_do_different_things_end_together_and_both_are_named() -> None:
+    with town(3) as group:
+        found = group.run(
+            lambda rank: group.channels[rank].relay("finish()" if rank == 2 else "step 7", lambda _: Said())
+        )
+
+    assert all(isinstance(error, GroupBroken) for error in found)
+    assert group.said[0].startswith("rank 0 is at step 7, and rank 2 on host2 at finish()")
+    assert all("rank 2 on host2 at finish()" in str(error) for error in found)
+
+
+def test_who_waits_for_a_rank_that_has_gone_is_told_which() -> None:
+    with town(2) as group:
+        group.cut(1)
+
+        found = group.run(lambda rank: None if rank else group.channels[0].relay("step 1", lambda _: Said()))
+
+    assert isinstance(found[0], GroupBroken)
+    assert "rank 1 on host1 has gone" in found[0].message
+
+
+def test_the_end_of_the_group_frees_who_waits_though_nothing_comes() -> None:
+    with town(2) as group:
+        found = group.run(
+            lambda rank: group.channels[1].hear() if rank else group.aborts[1].set("rank 5 was silent")
+        )
+
+        assert isinstance(found[1], GroupBroken)
+        group.lines[0, 1].put(None)  # the thread that waits in the call ends, too
+
+
+def test_a_message_of_impossible_length_ends_the_group() -> None:
+    with town(2) as group:
+        group.lines[1, 0].put(torch.tensor([MAX_HEADER_BYTES + 1, 0]))
+
+        found = group.run(lambda rank: None if rank else group.channels[0].hear_from(1, "step 1"))
+
+    assert isinstance(found[0], GroupBroken)
+    assert "impossible length" in found[0].message
+
+
+@pytest.mark.parametrize("text", [b"no JSON", b"[1, 2]"])
+def test_what_is_no_message_ends_the_group(text: bytes) -> None:
+    with town(2) as group:
+        for part in (torch.tensor([len(text), 0]), torch.frombuffer(bytearray(text), dtype=torch.uint8)):
+            group.lines[1, 0].put(part)
+
+        found = group.run(lambda rank: None if rank else group.channels[0].hear_from(1, "step 1"))
+
+    assert isinstance(found[0], GroupBroken)
+    assert "no message" in found[0].message

@@ -1,0 +1,189 @@
+"""Law 16: what a group pushes is, bit for bit, the rank-order mean of its ranks' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ps_server.shard.optimizer.mean import Scratch, mean
+from ps_wire.errors import GroupBroken, NonFiniteGradient
+from ps_worker.group.ending import Ending
+from ps_worker.group.gradient_reduce import GradientReduce
+from tests.unit.ps_worker.group.wires import Town, town
+
+SIZES = (1001, 64)  # elements of each bucket
+PIECES = [[2, 1], [1]]  # of parameters in each partition of each
+ALL = [[[True, True], [True]], [[True]]]
+
+
+def gradients(rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(size, generator=generator).mul(10.0**rank).to(dtype) for size in SIZES]
+
+
+class Table:
+    """One table on all ranks of a group.
+
+    Attributes:
+        flat: gradients by rank.
+    """
+
+    def __init__(self, group: Town, dtype: torch.dtype = torch.float32) -> None:
+        ranks = range(len(group.channels))
+        self.flat = [gradients(rank, dtype) for rank in ranks]
+        self.asked = [False for _ in ranks]
+        self.endings = [Ending(lambda rank=rank: self.asked[rank]) for rank in ranks]  # type: ignore[misc]
+        self.reduces = [
+            GradientReduce(group.channels[rank], self.endings[rank], 0, self.flat[rank], PIECES)
+            for rank in ranks
+        ]
+
+    def push(self, rank: int, *, step: int = 0, hyper: int = 1, present: Sequence[Any] = ALL) -> list[Any]:
+        reduce = self.reduces[rank]
+        return [
+            reduce.push(bucket, step=step, weight=1.0, hyper=hyper, present=there)
+            for bucket, there in enumerate(present)
+        ]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_mean_is_that_of_the_servers_to_the_bit(size: int) -> None:
+    with town(size) as group:
+        table = Table(group)
+        wanted = [
+            mean(
+                [gradients(rank, torch.float32)[bucket] for rank in range(size)], [1.0] * size, Scratch()
+            ).values.clone()
+            for bucket in range(len(SIZES))
+        ]
+
+        found = group.run(table.push)
+
+    assert all(torch.equal(got, want) for got, want in zip(table.flat[0], wanted, strict=True))
+    assert [reduced.bucket for reduced in found[0]] == [0, 1]
+    assert [reduced.weight for reduced in found[0]] == [1.0, 1.0]
+    assert found[1:] == [[None, None]] * (size - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+    with town(3) as group:
+        table = Table(group, dtype)
+        parts = [gradients(rank, dtype) for rank in range(3)]
+        wanted = [((a.float() + b.float() + c.float()) / 3).to(dtype) for a, b, c in zip(*parts, strict=True)]
+
+        group.run(table.push)
+
+    assert all(torch.equal(got, want) for got, want in zip(table.flat[0], wanted, strict=True))
+
+
+@pytest.mark.parametrize("idle", [0, 1, 2])
+def test_a_rank_without_a_gradient_is_left_out_of_the_mean(idle: int) -> None:
+    with town(3) as group:
+        table = Table(group)
+        a, b = (gradients(rank, torch.float32) for rank in range(3) if rank != idle)
+        wanted = [(x + y) / 2 for x, y in zip(a, b, strict=True)]
+
+        found = group.run(lambda rank: table.reduces[rank].abstain(0) if rank == idle else table.push(rank))
+
+    assert all(torch.equal(got, want) for got, want in zip(table.flat[0], wanted, strict=True))
+    assert [(reduced.bucket, reduced.present) for reduced in found[0]] == list(enumerate(ALL))
+
+
+def test_where_no_rank_has_a_gradient_nothing_is_pushed() -> None:
+    with town(3) as group:
+        table = Table(group)
+
+        assert group.run(lambda rank: table.reduces[rank].abstain(0)) == [[], [], []]
+        assert group.run(lambda rank: table.reduces[rank].abstain(0)) == [[], [], []]  # again
+
+
+def test_a_parameter_is_there_if_one_rank_has_used_it() -> None:
+    some = [[[[True, False], [False]], [[False]]], [[[False, False], [True]], [[False]]]]
+
+    with town(2) as group:
+        table = Table(group)
+
+        found = group.run(lambda rank: table.push(rank, present=some[rank]))
+
+    assert [reduced.present for reduced in found[0]] == [[[True, False], [True]], [[False]]]
+
+
+def test_ranks_with_other_hyper_parameters_end_together() -> None:
+    with town(2) as group:
+        table = Table(group)
+
+        found = group.run(lambda rank: table.push(rank, hyper=rank))
+
+    assert all(isinstance(error, GroupBroken) and "param_groups" in error.message for error in found)
+
+
+def test_a_rank_a_step_ahead_of_another_is_named() -> None:
+    with town(2) as group:
+        table = Table(group)
+
+        found = group.run(lambda rank: table.push(rank, step=rank))
+
+    assert all(isinstance(error, GroupBroken) for error in found)
+    assert "rank 1 on host1 at step 1 of table 0" in found[0].message
+
+
+def test_a_step_that_was_broken_off_in_its_middle_ends_the_group() -> None:
+    def script(rank: int) -> object:
+        if rank:
+            return table.push(rank)
+        table.reduces[0].push(0, step=0, weight=1.0, hyper=1, present=ALL[0])
+        return table.reduces[0].abstain(0)
+
+    with town(2) as group:
+        table = Table(group)
+
+        found = group.run(script)
+
+    assert isinstance(found[0], GroupBroken)
+
+
+def test_weights_and_versions_of_the_owner_reach_all_ranks() -> None:
+    def script(rank: int) -> list[int]:
+        mine = weights if rank == 0 else others[rank]
+        return table.reduces[rank].spread(1, lambda: [3, 3, 4], lambda: mine)
+
+    with town(3) as group:
+        table = Table(group)
+        weights = [torch.randn(size) for size in SIZES]
+        others = {rank: [torch.zeros(size) for size in SIZES] for rank in (1, 2)}
+
+        found = group.run(script)
+
+    assert found == [[3, 3, 4]] * 3
+    assert all(torch.equal(x, y) for rank in (1, 2) for x, y in zip(others[rank], weights, strict=True))
+
+
+def test_an_error_in_place_of_weights_is_raised_on_all_ranks() -> None:
+    def fail() -> list[int]:
+        raise NonFiniteGradient("a gradient held NaN")
+
+    with town(2) as group:
+        table = Table(group)
+
+        found = group.run(lambda rank: table.reduces[rank].spread(1, fail, list))
+
+    assert [type(error) for error in found] == [NonFiniteGradient] * 2
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_one_rank_that_is_to_end_ends_all_at_the_same_step(asked: int) -> None:
+    def step(rank: int, number: int) -> bool:
+        table.push(rank, step=number)
+        table.reduces[rank].spread(number + 1, lambda: [0], list)
+        return table.endings[rank].agreed
+
+    with town(2) as group:
+        table = Table(group)
+
+        assert group.run(lambda rank: step(rank, 0)) == [False, False]
+        table.asked[asked] = True
+        assert group.run(lambda rank: step(rank, 1)) == [True, True]
