@@ -195,7 +195,7 @@ def _qualities(comparison: Comparison) -> Iterator[Picture]:
         panel.set_xlabel("seconds")
         panel.set_xlim(left=0)
     panels[0].set_ylabel(comparison.metric)
-    cut = _near_target(panels[0], comparison)
+    cut = _near_target(panels, comparison)
     _legend(figure, *panels)
     yield Picture(
         name="quality",
@@ -206,20 +206,20 @@ def _qualities(comparison: Comparison) -> Iterator[Picture]:
     )
 
 
-def _near_target(panel: Any, comparison: Comparison) -> bool:
-    """Shows what lies around the target, where most of the axis is far from it; whether it cuts off some."""
+def _near_target(panels: Sequence[Any], comparison: Comparison) -> bool:
+    """Shows what lies around the target, where most values are far from it; whether that cuts off some."""
     target = comparison.experiment.stop.target
     if target is None:
         return False
-    low, high = panel.get_ylim()
+    low = min(panel.dataLim.intervaly[0] for panel in panels)
+    high = max(panel.dataLim.intervaly[1] for panel in panels)
     beyond = high - target.value if target.larger_is_better else target.value - low
-    room = NEAR * beyond
-    if beyond <= 0 or room >= high - low:
+    if beyond <= 0 or NEAR * beyond >= high - low:
         return False
     if target.larger_is_better:
-        panel.set_ylim(bottom=target.value - room)
+        panels[0].set_ylim(target.value - NEAR * beyond, high + beyond / 3)
     else:
-        panel.set_ylim(top=target.value + room)
+        panels[0].set_ylim(low - beyond / 3, target.value + NEAR * beyond)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Asks servers to drop a job."""
+"""Asks servers to drop a job, or to stop one."""
 
 from __future__ import annotations
 
@@ -21,5 +21,20 @@ def drop(coordinator: str, job: str, access: Access, *, force: bool) -> pb.DropR
     with calling(coordinator, access) as channel:
         reply: pb.DropReply = CoordinatorStub(channel).Drop(
             pb.DropRequest(job=job, force=force), timeout=LIMIT_S, metadata=access.metadata
+        )
+    return reply
+
+
+def stop(coordinator: str, job: str, access: Access, *, reason: str) -> pb.EpochReply:
+    """Has the workers of a job end after the same epoch.
+
+    Raises:
+        JobUnknown: there is none of that name.
+        ConfigurationRefused: it has ended already.
+        PsError: the server does not answer, or refuses.
+    """
+    with calling(coordinator, access) as channel:
+        reply: pb.EpochReply = CoordinatorStub(channel).StopJob(
+            pb.StopRequest(job=job, reason=reason), timeout=LIMIT_S, metadata=access.metadata
         )
     return reply

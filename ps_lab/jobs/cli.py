@@ -11,13 +11,14 @@ import typer
 from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
 from ps_wire.errors import UsageError
 from ps_wire.spec.address import check_job_name, parse_servers
+from ps_wire.text import one_line
 
-app = typer.Typer(name="job", help="End what servers keep of a job.", no_args_is_help=True)
+app = typer.Typer(name="job", help="Stop a job, or end what servers keep of it.", no_args_is_help=True)
 
 
 @app.callback()
 def group() -> None:
-    """End what servers keep of a job."""
+    """Stop a job, or end what servers keep of it."""
 
 
 @app.command()
@@ -64,3 +65,36 @@ def drop(
         typer.confirm(f"Drop job {job} ({what})? It cannot be undone.", abort=True)
     for line in dropped_lines(job, what, drop_one(addresses[0], job, access, force=force)):
         print(line)
+
+
+@app.command()
+def stop(
+    job: Annotated[str, typer.Argument(envvar="PS_JOB", help="The job.", show_default=False)],
+    servers: Annotated[
+        str,
+        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
+    ] = "127.0.0.1:50051",
+    reason: Annotated[str, typer.Option(help="Which all workers are told.")] = "ps-lab job stop",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar=TOKEN_FILE, help="Holds the token of the service, or the job's.", show_default=False
+        ),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
+    ] = None,
+) -> None:
+    """Ask the workers of JOB to end after the epoch that the furthest of them has begun, and to finish.
+
+    As if a worker had called stop_job: loops over worker.epochs end, and loaders hand out nothing of a later
+    epoch. A script with loops of its own over data of its own goes on.
+
+    Exit codes: 0 they were told, or the job was stopped before; 1 there is no such job, 69 a server does not
+    answer, 78 the job has ended already.
+    """
+    from ps_lab.jobs.calls import stop as stop_one  # noqa: PLC0415 - heavy: not for --help
+
+    access = read(token_file=token_file, tls_dir=tls_dir, job=check_job_name(job), complain=typer.echo)
+    print(one_line(stop_one(parse_servers(servers)[0], job, access, reason=reason).why))

@@ -16,6 +16,19 @@ def top(
         str,
         typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
     ] = "127.0.0.1:50051",
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Not on the terminal, but as a web page there; 0: any free port.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="With --serve: address to listen on. The page has no login.")
+    ] = "127.0.0.1",
     token_file: Annotated[
         Path | None,
         typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service.", show_default=False),
@@ -29,17 +42,21 @@ def top(
         typer.Option(envvar="PS_JOB", help="Shows this one alone; the token may be this job's."),
     ] = None,
 ) -> None:
-    """Watch jobs on a terminal: workers as lanes, who waits for whom, servers, staleness, events.
+    """Watch jobs live: workers as lanes, who waits for whom, servers, staleness, events.
+
+    On the terminal, or with --serve as a web page that this command serves until Ctrl-C.
 
     It looks once a second, and less often where a look takes longer than 10 ms.
 
-    Exit codes: 64 stdout is no terminal, 69 a server does not answer the first time, 78 the list has the
-    wrong length or order, or a server wants other certificates or another token; 130 Ctrl-C.
+    Exit codes: 64 stdout is no terminal, 69 a server does not answer the first time or the port of --serve is
+    taken, 78 the list has the wrong length or order, or a server wants other certificates or another token;
+    130 Ctrl-C.
     """
     from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.status.observer import Observer  # noqa: PLC0415
     from ps_lab.status.status import Status  # noqa: PLC0415
     from ps_lab.top.live import show, views  # noqa: PLC0415
+    from ps_lab.top.web import serve as serve_page  # noqa: PLC0415
 
     access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
     addresses = parse_servers(servers)
@@ -49,4 +66,8 @@ def top(
             answer = observer.look()
             return answer if job is None else answer.only(job)
 
-        show(make_console(), views(look, ", ".join(addresses)))
+        moments = views(look, ", ".join(addresses))
+        if serve is None:
+            show(make_console(), moments)
+        else:
+            serve_page(moments, host, serve, say=lambda url: print(url, flush=True))

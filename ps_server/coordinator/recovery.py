@@ -89,7 +89,7 @@ class Recovery:
         self._on_restored = on_restored
         self._scheduler = scheduler
         self._went_to: dict[str, str] = {}  # job -> snapshot
-        self._too_large: dict[str, MemoryLimitExceeded] = {}  # jobs whose snapshot did not fit; nobody knows
+        self._refused: dict[str, PsError] = {}  # jobs whose snapshot cannot be used here; nobody knows them
         self._lost: set[int] = set()
         self._pending: set[str] = set()
         self._current = ""  # the job that goes back now
@@ -106,7 +106,7 @@ class Recovery:
     def absent(self) -> dict[str, str]:
         """Jobs that have snapshots and are not held by the servers yet: name -> what becomes of it."""
         going_back = self._pending | ({self._current} if self._current else set())
-        asleep = self._asleep | self._too_large.keys()
+        asleep = self._asleep | self._refused.keys()
         states = dict.fromkeys(asleep, "asleep") | dict.fromkeys(going_back, "going back")
         return {name: states[name] for name in sorted(states.keys() - self._runners.keys())}
 
@@ -118,10 +118,12 @@ class Recovery:
             JobFull: there are too many jobs for another one.
             MemoryLimitExceeded: its snapshot did not fit into the servers; it is tried again for the next
                 one who comes.
+            SnapshotUnusable: its snapshots are of another number of servers, and parts of them are not here;
+                the same.
         """
-        if (too_large := self._too_large.pop(job, None)) is not None:
+        if (refused := self._refused.pop(job, None)) is not None:
             self._asleep.add(job)
-            raise too_large
+            raise refused
         if job in self._asleep:
             if len(self._runners) >= MAX_JOBS:
                 raise too_many_jobs(MAX_JOBS)
@@ -157,8 +159,8 @@ class Recovery:
         for runner in self._runners.values():
             runner.loses(shard)
         self._pending |= self._runners.keys()
-        self._asleep |= self._too_large.keys()  # the shard may have come back with more memory
-        self._too_large.clear()
+        self._asleep |= self._refused.keys()  # the shard may have come back with more memory
+        self._refused.clear()
         if self._current:
             self._pending.add(self._current)
         self._start()
@@ -196,11 +198,11 @@ class Recovery:
         self._restores.take(job, self._clock())
         self._went_to.pop(job, None)
         self._asleep.discard(job)
-        self._too_large.pop(job, None)
+        self._refused.pop(job, None)
         self._pending.add(job)
         await asyncio.wait([self._start()])
-        if (too_large := self._too_large.get(job)) is not None:
-            raise too_large
+        if (refused := self._refused.get(job)) is not None:
+            raise refused
         if self._went_to.get(job) != snapshot:
             raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
         return saved.step
@@ -250,6 +252,7 @@ class Recovery:
         await self._scheduler.over(name)
         self._pending.discard(name)  # all that was lost until here it goes back for now
         snapshots = self._saved(name)
+        elsewhere: SnapshotUnusable | None = None
         for _ in range(TRIES):
             saved = await asyncio.to_thread(next, snapshots, None)
             if saved is None:
@@ -270,17 +273,32 @@ class Recovery:
                     **error.facts,
                 )
                 logger.error("%s", too_large.message)
-                self._too_large[name] = too_large
+                self._refused[name] = too_large
                 await self._give_up(name, too_large)
                 return
             except PsError as error:
                 logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)
+                elsewhere = elsewhere or self._of_others(saved, error)
                 continue
             if name in self._pending:  # a shard that had read its part has lost it while others still read
                 return
             self._go_on(runner or self._runner_of(saved.job), saved, floor)
             return
+        if elsewhere is not None and runner is None:  # it is not to begin anew beside what was trained
+            self._refused[name] = elsewhere
         await self._give_up(name)
+
+    def _of_others(self, saved: SavedJob, error: PsError) -> SnapshotUnusable | None:
+        """What to do where a snapshot lacks parts that other servers than these have written."""
+        if saved.num_shards in (0, self._fleet.num_shards) or not isinstance(error, SnapshotUnusable):
+            return None
+        return SnapshotUnusable(
+            f"snapshot {saved.snapshot} of job {saved.job.name} is of {saved.num_shards} servers, here are "
+            f"{self._fleet.num_shards}, and not all of it can be read: {error.message}. "
+            f"Start {saved.num_shards} servers, or give all servers one --snapshot-dir that has all parts; "
+            "to begin anew, take another --job",
+            snapshot=saved.snapshot,
+        )
 
     def _saved(self, name: str) -> Iterator[SavedJob]:
         """One after the other, on another thread: each may be large."""

@@ -19,6 +19,7 @@ from ps_server.coordinator.drops import Drops
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs import member as members
 from ps_server.coordinator.jobs.collectives import Part
+from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.meetings import Guest, Meetings
@@ -196,6 +197,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _check_member(self, key: pb.StateKey) -> None:
         self._member(key.job, key.worker, key.incarnation)
 
+    def _known(self, job: str) -> JobRunner:
+        """The job that a person means."""
+        gatekeeper.check_job(job)
+        runner = self._runners.get(job)
+        if runner is None:
+            raise JobUnknown(f"there is no job {job[:64]!r} to stop: ps-lab status lists them", job=job[:64])
+        if runner.job.state is JobState.ENDED:
+            raise ConfigurationRefused(f"job {job} has ended already: ps-lab job drop frees what it holds")
+        return runner
+
     def _member(self, job: str, worker: int, incarnation: int) -> tuple[JobRunner, members.Member]:
         gatekeeper.check_job(job)
         if (gone := self._drops.over(job, incarnation)) is not None:
@@ -254,9 +265,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """The job ends, for all workers after the same epoch."""
-        runner, member = self._member(request.job, request.worker, request.incarnation)
         reason = one_line(request.reason, MAX_REASON)
-        runner.do(runner.job.stop(member, reason))
+        if request.incarnation:
+            runner, member = self._member(request.job, request.worker, request.incarnation)
+            runner.do(runner.job.stop(member, reason))
+        else:
+            runner = self._known(request.job)
+            runner.do(runner.job.stop(None, reason))
         return pb.EpochReply(last=runner.job.loops.last, why=runner.job.loops.stopped)
 
     async def Collect(self, request: pb.CollectRequest, context: grpc.aio.ServicerContext) -> pb.CollectReply:

@@ -193,6 +193,7 @@ class Server:
         """What the process before this one has handed off, put into the shard; it is not used up yet."""
         if self._options.state_dir is None:
             return None
+        await asyncio.to_thread(hand_off.check_writable, self._options.state_dir, self._options.shard)
         found = await asyncio.to_thread(hand_off.find, self._options.state_dir, self._shard)
         if found is not None and found.inherited is not None:
             self._inherited = found.inherited

@@ -17,7 +17,9 @@ the coordinator: what that hands off is passed through.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +42,8 @@ from ps_wire.snapshot.writing import sync_folder, write_durably
 from ps_wire.v1 import spec_pb2
 
 FORMAT = 3
+TRIAL_BYTES = 4096
+FULL = (errno.ENOSPC, errno.EDQUOT)
 FACTS = "hand-off"
 OTHER = "other"  # of a tensor's name: the half that holds the version before
 KEPT = "kept"  # likewise: weights of an older version, which a late worker works on
@@ -70,6 +74,28 @@ class Inherited:
 def file_of(folder: Path, shard: int) -> Path:
     """Where a shard's hand-off lies."""
     return folder / f"hand-off-{shard}.safetensors"
+
+
+def check_writable(folder: Path, shard: int) -> None:
+    """Whether something can be handed off there at the end, which is too late to hear that nothing can.
+
+    On a full disk the server serves, and the log says so: room may be made while it does.
+
+    Raises:
+        ConfigurationRefused: nobody can write there; the folder is named.
+    """
+    trial = folder / f"trial-{shard}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            trial.write_bytes(bytes(TRIAL_BYTES))
+        finally:
+            trial.unlink(missing_ok=True)
+    except OSError as error:
+        why = f"--state-dir {folder}: {error.strerror}: this server could not hand on what it holds"
+        if error.errno not in FULL:
+            raise ConfigurationRefused(f"{why}; name a folder, or a volume, that it can write to") from None
+        logger.warning("%s; make room there", why)
 
 
 def write(folder: Path, shard: Shard, inherited: Inherited) -> None:

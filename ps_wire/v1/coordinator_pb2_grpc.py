@@ -175,7 +175,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """A worker wants the job to end, for all after the same epoch.
+        """A worker, or a person, wants the job to end, for all after the same epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

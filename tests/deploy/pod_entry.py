@@ -43,4 +43,4 @@ def install() -> None:
                 mount("none", str(above), "tmpfs", 0)
                 covered.add(above)
             path.mkdir(parents=True)
-        mount(source, target, None, MS_BIND)
+        mount(source, target, None, MS_BIND | MS_REC)

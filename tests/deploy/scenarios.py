@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from ps_lab.cluster.certificate_authority import make_certificates
 from ps_lab.cluster.cluster import command_path
+from tests.faults.links import Disk
 from tests.integration.processes import LIMIT_S, Process, Zygote
 from tests.until import until
 
@@ -263,6 +264,48 @@ def counts(cluster: Cluster) -> None:
     assert "2/2" in process.lines[-1]
 
 
+def other_count(cluster: Cluster) -> None:
+    """Volumes of two shards, each with its part of the snapshots, under one server: nobody begins anew."""
+    service = Service(cluster, overlay("local"))
+    service.processes["ps-server-0"].wait_line(SNAPSHOT)
+    for process in service.processes.values():
+        process.kill()
+    objects = overlay("local")
+    one(objects, "StatefulSet", "ps-server")["spec"]["replicas"] = 1
+    (shard,) = [
+        it
+        for it in containers(one(objects, "StatefulSet", "ps-server"))[0]["env"]
+        if it["name"] == "PS_SHARD"
+    ]
+    shard["value"] = "$(POD_INDEX)/1"
+    one(objects, "ConfigMap", "ps-job")["data"]["PS_SERVERS"] = "ps-server-0.ps-server:50051"
+    again = Service(cluster, objects)
+    for name in again.names["worker"]:
+        worker = again.processes[name]
+        assert worker.wait_end() == 65, worker.text
+        assert "is of 2 servers, here are 1" in worker.lines[-1]
+        assert "Start 2 servers" in worker.lines[-1]
+    assert after(again.job, 65) == "FailIndex"
+
+
+def volumes(cluster: Cluster) -> None:
+    """A shard's volume cannot be written to, or is full."""
+    objects = overlay("local")
+    shard = next(pod for pod in pods(objects) if pod.name == "ps-server-1")
+    volume = cluster.folder / "volumes" / shard.name / "state"
+    volume.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(volume)], check=True)
+    refused = cluster.start(shard, cluster.node())
+    assert refused.wait_end() == 78, refused.text
+    assert "--state-dir /var/lib/ps/state: Read-only file system" in refused.lines[-1]
+    subprocess.run(["umount", str(volume)], check=True)
+    with Disk(volume / "state") as disk:
+        disk.fill()
+        warned = cluster.start(shard, cluster.node())
+        warned.wait_line("WARNING.*--state-dir /var/lib/ps/state: No space left on device.*make room there")
+        warned.kill()
+
+
 SCENARIOS: dict[str, Callable[[Cluster], object]] = {
     "moved": moved,
     "rescheduled": rescheduled,
@@ -274,6 +317,8 @@ SCENARIOS: dict[str, Callable[[Cluster], object]] = {
     "one-pod": one_pod,
     "bad token": bad_token,
     "counts": counts,
+    "volumes": volumes,
+    "other count": other_count,
 }
 
 

@@ -127,6 +127,18 @@ def start(*command: str, environment: Mapping[str, str] | None = None) -> Proces
     return Process(" ".join(command), process.pid, process.stdout, process.wait)
 
 
+def run(*command: str) -> Process:
+    """A program that is not ours; it dies with the test run."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", TETHER, str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    return Process(" ".join(command), process.pid, process.stdout, process.wait)
+
+
 class Zygote:
     """Starts the project's commands by forking; see `zygote.py`."""
 

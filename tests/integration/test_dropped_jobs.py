@@ -71,3 +71,49 @@ def test_live_workers_are_named_and_end_where_it_is_forced(
     assert code == 1
     assert line.startswith(f"ps-worker: JobDropped: job {job} was dropped (ps-lab job drop): ")
     assert cluster.status(job) is None
+
+
+EPOCHS = """
+import torch, ps_worker as ps
+from torch.utils.data import TensorDataset
+
+model = torch.nn.Linear(2, 1)
+with ps.connect() as worker:
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
+    loader = worker.loader(TensorDataset(torch.arange(96.0).reshape(48, 2)), batch_size=4)
+    last = -1
+    for last in worker.epochs(1_000_000):
+        print('epoch', last, flush=True)
+        for (x,) in loader:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    worker.finish()
+    print('last', last, flush=True)
+"""
+
+
+def test_a_job_that_is_stopped_by_a_person_ends_for_all_after_the_same_epoch(
+    cluster: Servers, spawn: Start, tmp_path: Path
+) -> None:
+    """And they finish: it has ended then, and cannot be stopped again."""
+    job, script = fresh_job(), tmp_path / "epochs.py"
+    script.write_text(EPOCHS)
+    run = ("ps-worker", "--servers", cluster.option, "--job", job, "--num-workers", "2", str(script))
+    workers = [spawn(*run) for _ in range(2)]
+    for worker in workers:
+        worker.wait_line(r"epoch 0")
+    stop = ("ps-lab", "job", "stop", job, "--servers", cluster.option, "--reason", "it is good enough")
+    code, line = ended(spawn(*stop))
+    assert (code, "a person has stopped the job after epoch" in line) == (0, True)
+    assert line.endswith("it is good enough")
+    assert [worker.wait_end() for worker in workers] == [0, 0]
+    epochs = {worker.lines[-1] for worker in workers}
+    assert epochs == {"last " + line.split("epoch ")[1].split(":")[0]}
+    code, line = ended(spawn(*stop))
+    assert (code, "has ended already" in line, "ps-lab job drop" in line) == (78, True, True)
+
+
+def test_a_job_that_is_not_there_cannot_be_stopped(cluster: Servers, spawn: Start) -> None:
+    code, line = ended(spawn("ps-lab", "job", "stop", "nobody", "--servers", cluster.option))
+    assert (code, "'nobody'" in line) == (1, True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,7 +20,7 @@ from ps_lab.cluster.cluster import free_ports
 from ps_wire.metrics.families import COORDINATOR, SHARD, WORKER, Family
 from tests.until import LIMIT_S, until
 
-from .processes import TETHER, Process, Start, ended
+from .processes import Start, ended, run
 from .servers import Servers, fresh_job
 
 pytestmark = pytest.mark.integration
@@ -191,18 +188,6 @@ class Prometheus:
         except urllib.error.URLError:
             return []
         return answer["data"]["result"]
-
-
-def run(*command: str) -> Process:
-    """A program that is not ours; it dies with the test run."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", TETHER, str(os.getpid()), *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    return Process(" ".join(command), process.pid, process.stdout, process.wait)
 
 
 def queries() -> Iterator[tuple[str, str]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from ps_lab.status.observer import Observer, ask
 from ps_wire.errors import ServerUnreachable, ShardMismatch
 from tests.until import LIMIT_S, until
 
-from .processes import ENVIRONMENT, TETHER, Start, ended
+from .processes import ENVIRONMENT, TETHER, Start, ended, run
 from .servers import Servers, fresh_job
 
 pytestmark = pytest.mark.integration
@@ -131,3 +134,39 @@ def test_a_look_that_failed_begins_with_new_channels(cluster: Servers):
 def test_servers_in_the_wrong_order_are_named(cluster: Servers):
     with pytest.raises(ShardMismatch, match="stands in place 0"):
         ask(tuple(reversed(cluster.addresses)))
+
+
+def test_the_page_shows_the_lanes_in_a_browser(cluster: Servers, spawn: Start, tmp_path: Path):
+    """A real one, without a window; the page's title says what it has drawn of the events."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser is installed (Debian: chromium)")
+    job = fresh_job()
+    script, end = tmp_path / "train.py", tmp_path / "end"
+    script.write_text(TRAIN)
+    worker = spawn(
+        "ps-worker",
+        *("--servers", cluster.option, "--job", job, "--consistency", "ssp:2"),
+        *(str(script), str(end)),
+    )
+    worker.wait_line("data goes over")
+    top = spawn("ps-lab", "top", "--servers", cluster.option, "--job", job, "--serve", "0")
+    url = top.wait_line(r"http://\S+")[0]
+    shown = run(
+        browser,
+        *("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"),
+        *(f"--user-data-dir={tmp_path / 'profile'}", url),
+    )
+    port = shown.wait_line(r"DevTools listening on ws://[^:]+:(\d+)")[1]
+
+    def titles() -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=LIMIT_S) as reply:
+            return [page["title"] for page in json.load(reply)]
+
+    until(lambda: "1 workers, 1 jobs, 2 servers" in titles(), "what came as an event is drawn", pause_s=0.2)
+    shown.kill()
+    top.signal(signal.SIGINT)
+    assert top.wait_end() == 130
+    assert "Traceback" not in top.text
+    end.touch()
+    assert worker.wait_end() == 0

@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(
         name="recovery: who comes again to a job that did not fit begins it anew",
         file="ps_server/coordinator/recovery.py",
-        text="            self._asleep.add(job)\n            raise too_large\n",
-        fault="            raise too_large\n",
+        text="            self._asleep.add(job)\n            raise refused\n",
+        fault="            raise refused\n",
         tests=(GOING_BACK,),
     ),
     Mutant(

@@ -129,7 +129,7 @@ MUTANTS = (
         name="statistics: an interval does not know how many pairs it is of",
         file="ps_lab/compare/statistics.py",
         text="for value in values) / (count - 1) / count)",
-        fault="for value in values) / (count - 1) / count / 4)",
+        fault="for value in values) / (count - 1) / count / 100)",
         tests=("tests/unit/ps_lab/compare/test_the_instrument.py",),
     ),
     Mutant(

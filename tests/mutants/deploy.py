@@ -91,6 +91,27 @@ MUTANTS = (
         tests=("tests/deploy/test_rules.py::test_every_overlay_keeps_every_rule",),
     ),
     Mutant(
+        name="a job begins anew beside snapshots of which another number of servers has the parts",
+        file="ps_server/coordinator/recovery.py",
+        text="            self._refused[name] = elsewhere\n",
+        fault="            pass\n",
+        tests=("tests/deploy/test_executed.py",),
+    ),
+    Mutant(
+        name="that a state directory is read-only is said when all is lost",
+        file="ps_server/shard/hand_off.py",
+        text="        if error.errno not in FULL:\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_server/shard/test_hand_off.py",),
+    ),
+    Mutant(
+        name="a server on a full disk does not serve",
+        file="ps_server/shard/hand_off.py",
+        text="FULL = (errno.ENOSPC, errno.EDQUOT)",
+        fault="FULL = ()",
+        tests=("tests/unit/ps_server/shard/test_hand_off.py",),
+    ),
+    Mutant(
         name="a server that is not ready is healthy",
         file="ps_lab/status/observer.py",
         text="    if reply.status != health_pb2.HealthCheckResponse.SERVING:\n",

@@ -143,4 +143,50 @@ MUTANTS = (
         fault="    if False:\n",
         tests=("tests/integration/test_top.py::test_servers_in_the_wrong_order_are_named",),
     ),
+    Mutant(
+        name="top: any page reads the views through a browser",
+        file="ps_lab/top/web.py",
+        text="        if not self._is_meant():\n",
+        fault="        if False:\n",
+        tests=(f"{TOP}/test_web.py::test_a_browser_that_was_led_here_by_another_name_gets_nothing",),
+    ),
+    Mutant(
+        name="top: as many browsers follow as come",
+        file="ps_lab/top/web.py",
+        text="        if not self.places.acquire(blocking=False):\n",
+        fault="        if self.places.acquire(blocking=False) and False:\n",
+        tests=(f"{TOP}/test_web.py::test_one_browser_too_many_is_told_so_and_a_place_is_free_again",),
+    ),
+    Mutant(
+        name="top: a loss that is no number stops the page",
+        file="ps_lab/top/web.py",
+        text='json.dumps(_finite(view.to_json()), separators=(",", ":"), allow_nan=False)',
+        fault='json.dumps(view.to_json(), separators=(",", ":"))',
+        tests=(f"{TOP}/test_web.py::test_a_loss_that_is_no_number_is_json",),
+    ),
+    Mutant(
+        name="top: who follows is held for ever",
+        file="ps_lab/top/web.py",
+        text="            if self._over:\n                return None\n",
+        fault="",
+        tests=(f"{TOP}/test_web.py::test_who_follows_is_let_go_at_the_end",),
+    ),
+    Mutant(
+        name="stop: who is no member stops any job of the service",
+        file="ps_server/coordinator/service.py",
+        text='        """The job that a person means."""\n        gatekeeper.check_job(job)\n',
+        fault='        """The job that a person means."""\n',
+        tests=(
+            "tests/component/connections/test_access.py::test_the_token_of_a_job_does_not_stop_another_one",
+        ),
+    ),
+    Mutant(
+        name="stop: a job that has ended is stopped",
+        file="ps_server/coordinator/service.py",
+        text='        if runner.job.state is JobState.ENDED:\n            raise ConfigurationRefused(f"job {job} has ended',
+        fault='        if False:\n            raise ConfigurationRefused(f"job {job} has ended',
+        tests=(
+            "tests/integration/test_dropped_jobs.py::test_a_job_that_is_stopped_by_a_person_ends_for_all_after_the_same_epoch",
+        ),
+    ),
 )

@@ -424,10 +424,8 @@ MUTANTS = (
     Mutant(
         name="recovery: a job goes back to a snapshot that cannot be used",
         file=RECOVERY,
-        text='logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)\n'
-        "                continue\n",
-        fault='logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)\n'
-        "                break\n",
+        text="                elsewhere = elsewhere or self._of_others(saved, error)\n                continue\n",
+        fault="                elsewhere = elsewhere or self._of_others(saved, error)\n                break\n",
         tests=("tests/component/snapshots/test_going_back.py", "tests/component/snapshots/test_rollback.py"),
     ),
     Mutant(

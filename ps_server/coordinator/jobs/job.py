@@ -499,9 +499,9 @@ class Job:
 
     # -- loops over epochs -----------------------------------------------------------------------------
 
-    def stop(self, member: Member, reason: str) -> list[Action]:
-        """A worker wants the job to end, for all after the newest epoch that one of them has begun."""
-        if not self.loops.stop(member.holder, reason):
+    def stop(self, member: Member | None, reason: str) -> list[Action]:
+        """A worker, or a person, wants the job to end, after the newest epoch that a worker has begun."""
+        if not self.loops.stop("a person" if member is None else member.holder, reason):
             return []
         notice = pb.Notice(text=self.loops.stopped)
         return [tell(other, notice=notice) for other in self.roster.here() if other is not member]

@@ -24,6 +24,7 @@ class SavedJob:
         shares: what epochs of loaders had come to.
         states: what workers keep outside tables: name -> bytes, as in the `StateStore`.
         ended: all had finished.
+        num_shards: that wrote it; 0: not known.
     """
 
     snapshot: str
@@ -34,6 +35,7 @@ class SavedJob:
     shares: tuple[SavedEpoch, ...] = ()
     states: Mapping[str, bytes] = field(default_factory=dict)
     ended: bool = False
+    num_shards: int = 0
 
     @property
     def step(self) -> int:

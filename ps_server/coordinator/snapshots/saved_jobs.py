@@ -60,6 +60,7 @@ class SavedJobs:
             shares=manifest.shares,
             states={key: self._blob(job, name, record) for key, record in blobs.items()},
             ended=manifest.ended,
+            num_shards=manifest.num_shards,
         )
 
     def _blob(self, job: str, snapshot: str, record: FileRecord) -> bytes:

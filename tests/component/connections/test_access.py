@@ -250,6 +250,14 @@ def test_the_token_of_a_job_makes_no_shard(strangers_calls: Calls):
         strangers_calls(CoordinatorStub, "Follow", iter([register]))
 
 
+def test_the_token_of_a_job_does_not_stop_another_one(guarded: Cluster, strangers_calls: Calls):
+    """As a person would, who is no member; the service's token does."""
+    job = fresh_name()
+    joined(guarded, job=job)
+    with pytest.raises(TokenRefused):
+        strangers_calls(CoordinatorStub, "StopJob", pb.StopRequest(job=job, reason="x"))
+
+
 def test_health_needs_no_token(guarded: Cluster, files: Path):
     tls = read(token_file=None, tls_dir=files / "ours" / "worker", complain=print)
     assert all(is_serving(address, tls, timeout_s=LIMIT_S) for address in guarded.servers.split(","))

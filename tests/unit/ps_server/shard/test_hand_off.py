@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import struct
@@ -324,3 +325,27 @@ def test_what_the_release_before_has_handed_off_goes_on():
     assert mapped.started
     assert mapped.evict(2, 1, 1, 4) == 2
     assert not shard.table("fresh", 0).cells()[0].loaded
+
+
+def test_a_folder_in_which_nothing_can_be_handed_off_is_refused_at_the_start(tmp_path: Path):
+    """Not when the server is stopped, with all that it holds; and the trial leaves nothing behind."""
+    hand_off.check_writable(tmp_path / "state", 0)
+    assert [*(tmp_path / "state").iterdir()] == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ConfigurationRefused, match=r"file/state: Not a directory: .*that it can write to"
+    ) as refused:
+        hand_off.check_writable(tmp_path / "file" / "state", 0)
+    assert refused.value.exit_code == 78
+
+
+def test_on_a_full_disk_a_server_serves_and_says_so(tmp_path: Path, monkeypatch, caplog):
+    """Room may be made while it does."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    hand_off.check_writable(tmp_path, 0)
+    assert "No space left on device" in caplog.text
+    assert "make room there" in caplog.text
